@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo`, `make test`. Each sets up its own .venv first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench soak clean
+
+demo: $(READY)
+	$(BIN)/python examples/stock.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	PYTHONPATH=tests $(BIN)/python bench/speed.py
+	PYTHONPATH=tests $(BIN)/python bench/renewals.py
+	PYTHONPATH=tests $(BIN)/python bench/memory.py
+
+soak: $(READY)
+	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -n auto -q || exit 1; done
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(WITH)
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

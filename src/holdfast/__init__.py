@@ -1,0 +1,76 @@
+"""Distributed locks on Redis and Valkey that tell their holder the truth.
+
+    import holdfast
+
+    client = holdfast.Client()  # or a URL, or your redis-py or valkey-py client
+    with client.lock("invoice:42") as lease:
+        save(invoice, fence=lease.fence)
+
+Names are imported when they are first used: `import holdfast` alone costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.core.events import Event
+    from holdfast.errors import (
+        AcquireTimeout,
+        ConfigurationError,
+        HoldfastError,
+        LeaseLost,
+        NodeUnavailable,
+        NotHeld,
+        OutcomeUnknown,
+        WouldDeadlock,
+    )
+    from holdfast.faces.async_client import AsyncClient, AsyncLease, AsyncLock
+    from holdfast.faces.client import Client, Lease, Lock
+    from holdfast.holder import Holder
+
+__all__ = [
+    "AcquireTimeout",
+    "AsyncClient",
+    "AsyncLease",
+    "AsyncLock",
+    "Client",
+    "ConfigurationError",
+    "Event",
+    "Holder",
+    "HoldfastError",
+    "Lease",
+    "LeaseLost",
+    "Lock",
+    "NodeUnavailable",
+    "NotHeld",
+    "OutcomeUnknown",
+    "WouldDeadlock",
+]
+
+_HOMES = {
+    "AsyncClient": "holdfast.faces.async_client",
+    "AsyncLease": "holdfast.faces.async_client",
+    "AsyncLock": "holdfast.faces.async_client",
+    "Client": "holdfast.faces.client",
+    "Event": "holdfast.core.events",
+    "Holder": "holdfast.holder",
+    "Lease": "holdfast.faces.client",
+    "Lock": "holdfast.faces.client",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - as late as the rest
+
+    value = getattr(import_module(_HOMES.get(name, "holdfast.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

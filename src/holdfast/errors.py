@@ -1,0 +1,78 @@
+"""Every way an operation can end badly, each with its own type.
+
+An error carries the name of the lock it is about, is also the built-in error its readers already
+catch (`TimeoutError`, `ConnectionError`, `ValueError`), and survives pickling. The split follows
+who must act: `ConfigurationError` is for whoever wrote the call, `NodeUnavailable` for whoever runs
+the server, `AcquireTimeout` and `LeaseLost` for the program itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from holdfast.holder import Holder
+
+LossReason = Literal["expired", "taken", "unreachable"]
+"""Why a lease was lost: its time ran out, another took it, or the server could not be reached."""
+
+
+class HoldfastError(Exception):
+    """The root of every error raised by holdfast; `lock` is the name of the lock concerned."""
+
+    def __init__(self, message: str, *, lock: str = "") -> None:
+        super().__init__(message)
+        self.lock = lock
+
+
+class AcquireTimeout(HoldfastError, TimeoutError):
+    """The lock was held by somebody else for as long as the caller was ready to wait.
+
+    `holder` says by whom, as last heard from the server.
+    """
+
+    def __init__(self, message: str, *, lock: str = "", holder: Holder | None = None) -> None:
+        super().__init__(message, lock=lock)
+        self.holder = holder
+
+
+class LeaseLost(HoldfastError):
+    """The lease is over although nobody released it; work done since may not have been alone.
+
+    `reason` is "expired", "taken" or "unreachable"; `fence` is the number of the lost lease.
+    """
+
+    def __init__(
+        self, message: str, *, lock: str = "", reason: LossReason = "expired", fence: int = 0
+    ) -> None:
+        super().__init__(message, lock=lock)
+        self.reason = reason
+        self.fence = fence
+
+
+class NotHeld(HoldfastError):
+    """This process never held the lease: it was left twice, or taken before a fork."""
+
+
+class WouldDeadlock(HoldfastError):
+    """The holder asked again for a lock that is not reentrant, and would wait for itself."""
+
+
+class NodeUnavailable(HoldfastError, ConnectionError):
+    """The server could not be reached, did not answer, or refused to work; nothing is held."""
+
+    def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
+        super().__init__(message, lock=lock)
+        self.node = node
+
+
+class OutcomeUnknown(HoldfastError):
+    """A command was sent and its answer never came: it may have been carried out, or not."""
+
+    def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
+        super().__init__(message, lock=lock)
+        self.node = node
+
+
+class ConfigurationError(HoldfastError, ValueError):
+    """What was asked for cannot work as written; the message says what to write instead."""
