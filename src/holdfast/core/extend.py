@@ -1,0 +1,44 @@
+"""Extending: set what is left of a lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.release import check
+from holdfast.core.spec import check_ttl
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.scripts import RENEW
+
+if TYPE_CHECKING:
+    from holdfast.core.hold import Hold
+    from holdfast.core.session import Session
+
+
+async def extend(session: Session, hold: Hold, ttl: float) -> None:
+    """Have `ttl` seconds left from now on, more or fewer than before.
+
+    Interrupted or unanswered, it leaves the deadline where it was. The server's expiry only ever
+    grows; fewer seconds are the holder's own resolution.
+
+    Raises:
+        LeaseLost: it was no longer ours, or the answer came after the deadline.
+        NotHeld: it was released, or belongs to the process this one was forked from.
+        OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
+    """
+    check_ttl(ttl, lock=hold.spec.name)
+    check(session, hold)
+    port = session.port
+    asked_at = port.now()
+    hold.longest_ttl = max(hold.longest_ttl, ttl)
+    request = hold.renewal(ttl)
+    try:
+        kept = await port.call(RENEW, *request, hold.spec.command_timeout)
+    except (OutcomeUnknown, NodeUnavailable):
+        check(session, hold)
+        kept = await port.call(RENEW, *request, hold.spec.command_timeout)
+    check(session, hold)
+    if not kept:
+        hold.lose("taken")
+        raise hold.loss()
+    hold.prolong(asked_at, ttl, port.now(), exactly=True)
+    session.renewer.watch(hold, hold.next_due())

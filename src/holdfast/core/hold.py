@@ -1,0 +1,169 @@
+"""The life of one holding of a lock, from the grant to its end.
+
+    HELD ──release──▶ RELEASING ──answered──▶ RELEASED
+      └──deadline passed, or learnt from the server──▶ LOST
+
+The rules, which everything else relies on:
+
+1. A hold is believed in only while HELD, before its deadline, in the process that acquired it. The
+   deadline needs nobody to notice it: `alive` compares it with the clock.
+2. The deadline is counted from a moment before the first sending of the request that the server
+   granted, never from its answer.
+3. The deadline moves only by an answer that arrives while the hold is alive. LOST is final.
+4. Nothing here talks to a server. Verbs (`acquire`, `release`, `extend`) and the renewer do.
+
+Several threads touch a hold: its user, and the renewer. No lock guards it. Each field is written
+whole, every deadline ever written was confirmed by the server, so any order of writes is safe; and
+the watchers are taken off a list by `pop`, which gives each to exactly one thread.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from holdfast.core.spec import FENCE_LIFE_MS, RENEWALS_A_TTL, TOMBSTONE_MS, to_ms, validity_of
+from holdfast.errors import LeaseLost, LossReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+    from holdfast.port import Signal
+
+_WHY: dict[LossReason, str] = {
+    "expired": "its time ran out",
+    "taken": "the server says that it is no longer ours",
+    "unreachable": "it could not be renewed in time, because the server did not answer",
+}
+
+
+class State(Enum):
+    """Where a hold is in its life; the module's docstring draws it."""
+
+    HELD = "held"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+HELD, RELEASING, RELEASED, LOST = State
+
+
+class Hold:
+    """One holding of one lock. Shared by all levels of a re-entered lock."""
+
+    state = HELD
+    reason: LossReason | None = None
+    levels = 1
+    unanswered = False
+    """The last renewal got no answer."""
+    unsure = False
+    """A release was sent and not answered: the server may have carried it out."""
+    due = 0.0
+    """When the renewer will look at this. Written by the renewer alone."""
+    settled: Signal | None = None
+    """Set by the renewer when a renewal that was under way at the release has ended."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what is known of a grant, all at once, and often
+        self,
+        spec: LockSpec,
+        token: str,
+        tombstone: bytes,
+        fence: int,
+        asked_at: float,
+        actor: object,
+        session: Session,
+        tainted: bool,  # noqa: FBT001 - as above
+    ) -> None:
+        self.spec = spec
+        self.token = token
+        self.tombstone = tombstone
+        self.fence = fence
+        self.actor = actor
+        self.pid = session.pid
+        self.tainted = tainted
+        """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
+        self.asked_at = asked_at
+        """When the request that last prolonged this was sent."""
+        self.deadline = asked_at + spec.validity
+        self.longest_ttl = spec.ttl
+        """The most that was ever asked for: so long the server may keep it at worst."""
+        self.renewing = spec.renew
+        self.renew_until = asked_at + spec.max_hold
+        self._watchers: list[Callable[[Hold], object]] = [session.lost]
+
+    def alive(self, now: float, pid: int) -> bool:
+        """Whether its holder may believe in it at this moment."""
+        return self.state is HELD and now < self.deadline and self.pid == pid
+
+    @property
+    def live(self) -> bool:
+        """Whether the renewer still has to care for it."""
+        return self.state is HELD
+
+    def next_due(self) -> float:
+        """When the renewer has something to do: renew it, end its renewal, or declare it lost."""
+        if not self.renewing:
+            return self.deadline
+        third = (self.deadline - self.asked_at) / RENEWALS_A_TTL
+        return min(self.asked_at + third, self.renew_until)
+
+    def prolong(self, asked_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
+        """Take in the server's word that a request sent at `asked_at` keeps it for `ttl` more.
+
+        The deadline only grows, unless it is to be `exactly` this one. Returns False, and changes
+        nothing, when the word came too late to be believed.
+        """
+        if self.state is not HELD or now >= self.deadline:
+            return False
+        deadline = asked_at + validity_of(ttl)
+        self.asked_at = asked_at
+        self.deadline = deadline if exactly else max(deadline, self.deadline)
+        self.unanswered = False
+        return True
+
+    def lose(self, reason: LossReason) -> None:
+        """End it: it is over, and its watchers are told, each once."""
+        if self.state is HELD or self.state is RELEASING:
+            self.reason = reason
+            self.state = LOST
+            self._tell()
+
+    def overdue(self) -> LossReason:
+        """Why it is lost when its deadline passes now."""
+        return "unreachable" if self.unanswered else "expired"
+
+    def watch(self, watcher: Callable[[Hold], object]) -> None:
+        """Call `watcher`, which must not block, when it is lost; at once when it is already."""
+        self._watchers.append(watcher)
+        if self.state is LOST:
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._watchers:
+            try:
+                watcher = self._watchers.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            watcher(self)
+
+    def loss(self) -> LeaseLost:
+        """Make the error that says that and why it was lost."""
+        reason = self.reason or self.overdue()
+        return LeaseLost(
+            f"the lease of {self.spec.name!r} (fence {self.fence}) was lost: {_WHY[reason]}",
+            lock=self.spec.name,
+            reason=reason,
+            fence=self.fence,
+        )
+
+    def surrender(self) -> tuple[tuple[bytes, bytes], tuple[str, str]]:
+        """Keys and arguments of the script that gives it back."""
+        life = TOMBSTONE_MS if self.tainted else "0"
+        return (self.spec.key, self.tombstone), (self.token, life)
+
+    def renewal(self, ttl: float) -> tuple[tuple[bytes, bytes], tuple[str, str, str]]:
+        """Keys and arguments of the script that keeps it for `ttl` more."""
+        return (self.spec.key, self.spec.fence_key), (self.token, to_ms(ttl), FENCE_LIFE_MS)

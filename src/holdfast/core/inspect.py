@@ -1,0 +1,34 @@
+"""Looking at a lock without touching it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.token import read_holder
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.scripts import INSPECT
+
+if TYPE_CHECKING:
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+    from holdfast.holder import Holder
+
+
+async def holder(session: Session, spec: LockSpec) -> Holder | None:
+    """Say who holds the lock at this moment, if anybody does.
+
+    Raises:
+        NodeUnavailable: the server does not answer.
+        ConfigurationError: the server will not say.
+    """
+    call = session.port.call
+    request = INSPECT, (spec.key, spec.fence_key), (), spec.command_timeout
+    try:
+        reply = await call(*request)
+    except (OutcomeUnknown, NodeUnavailable):
+        try:
+            reply = await call(*request)
+        except OutcomeUnknown as error:
+            message = f"nobody can say who holds {spec.name!r}: {error}"
+            raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
+    return read_holder(*reply) if reply else None

@@ -1,0 +1,122 @@
+"""Releasing: one script and one round trip; the lock is free before it returns.
+
+A release whose answer was lost is not a lost lease. The token is kept until the outcome is known,
+so that releasing can be tried again, here and by the caller; and "not ours" in answer to a second
+try means that the first one did it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.acquire import take_back
+from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
+from holdfast.errors import HoldfastError, NodeUnavailable, NotHeld, OutcomeUnknown
+from holdfast.scripts import RELEASE
+
+if TYPE_CHECKING:
+    from holdfast.core.hold import Hold
+    from holdfast.core.session import Session
+
+TRIES = 2
+
+
+def check(session: Session, hold: Hold) -> None:
+    """Raise unless the hold may be believed in.
+
+    Raises:
+        LeaseLost: it is over, or its deadline has passed.
+        NotHeld: it was released, or belongs to the process this one was forked from.
+    """
+    port = session.port
+    if hold.alive(port.now(), port.pid()):
+        return
+    if hold.pid != port.pid():
+        raise NotHeld(
+            f"the lease of {hold.spec.name!r} belongs to process {hold.pid}, which this one was "
+            "forked from: acquire the lock here",
+            lock=hold.spec.name,
+        )
+    if hold.state is HELD:
+        hold.lose(hold.overdue())
+    if hold.state is LOST:
+        raise hold.loss()
+    raise NotHeld(f"the lease of {hold.spec.name!r} was released", lock=hold.spec.name)
+
+
+async def release(session: Session, hold: Hold) -> None:
+    """Leave one level of the hold, and give the lock back with the last one.
+
+    Raises:
+        LeaseLost: it was no longer ours.
+        NotHeld: it belongs to the process this one was forked from.
+        OutcomeUnknown, NodeUnavailable: the server was not heard. It is tried again in the
+            background, and may be tried again by the caller.
+    """
+    if not _begin(session, hold):
+        return None
+    port, spec, request = session.port, hold.spec, hold.surrender()
+    failure: HoldfastError | None = None
+    try:
+        if hold in session.renewer.under_way:
+            await session.renewer.let_go(hold, port)
+        for _ in range(TRIES):
+            try:
+                released = await port.call(RELEASE, *request, spec.command_timeout)
+            except OutcomeUnknown as error:  # noqa: PERF203 - it is tried twice, not often
+                hold.unsure = True
+                failure = error
+            except NodeUnavailable as error:
+                failure = failure or error
+            else:
+                return _end(hold, released=bool(released), now=port.now())
+    except (GeneratorExit, HoldfastError):
+        raise
+    except BaseException:
+        hold.unsure = True
+        await port.shielded(_finish(session, hold))
+        raise
+    session.renewer.clean_up(spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
+    raise _unheard(hold, failure) from failure
+
+
+def _begin(session: Session, hold: Hold) -> bool:
+    """Say whether the lock is to be given back now, and end its being held if so."""
+    if hold.state is RELEASED:
+        return False
+    if hold.state is RELEASING:
+        hold.unsure = True  # an earlier try failed, or another thread's is under way
+        return True
+    check(session, hold)
+    if hold.levels > 1:
+        hold.levels -= 1
+        return False
+    hold.state = RELEASING
+    if hold.reason is not None:  # lost in the same instant: lost is final
+        hold.state = LOST
+        raise hold.loss()
+    session.forget(hold)
+    return True
+
+
+def _end(hold: Hold, *, released: bool, now: float) -> None:
+    if not released and not hold.unsure:
+        hold.lose("taken" if now < hold.deadline else "expired")
+    if hold.state is LOST:
+        raise hold.loss()
+    hold.state = RELEASED
+
+
+def _unheard(hold: Hold, failure: HoldfastError | None) -> HoldfastError:
+    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
+    return kind(
+        f"{hold.spec.name!r} may stay locked for up to {hold.longest_ttl} s: {failure}; releasing "
+        "it is tried again in the background",
+        lock=hold.spec.name,
+        node=getattr(failure, "node", ""),
+    )
+
+
+async def _finish(session: Session, hold: Hold) -> None:
+    await take_back(session, hold.spec, hold.token)
+    hold.state = RELEASED

@@ -1,0 +1,220 @@
+"""The renewer: the one background job of a client, which keeps its leases alive.
+
+It owns time. A heap says which hold is due next, and for what: to be renewed, to have its renewal
+ended by `max_hold`, or to be declared lost because its deadline has come. It also carries out
+clean-ups that an interrupted operation could not finish. The rules:
+
+1. Everything due within a short window is renewed in one pipeline.
+2. A deadline is declared the moment it comes, also while answers are outstanding: a hung server
+   must not make a loss known late.
+3. A renewal without an answer is tried again until the strict deadline.
+4. A hold that is being released is not renewed any more, and `let_go` returns only when a renewal
+   that was already on its way has ended.
+5. With nothing to watch the job ends; the next `watch` starts it.
+
+Callers hand things in through a set, whose `add`, `discard` and `pop` need no lock, and wake the
+job only when what they hand in is due before it would wake by itself. A lease that is released
+sooner is taken out again, so that short holdings never cost the job anything. The two sides meet
+in the order "hand in, then look whether it sleeps" against "say that I wake, then look what was
+handed in": whichever comes first, one of them sees the other.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from holdfast.core.events import Event
+from holdfast.core.hold import Hold
+from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.errors import HoldfastError
+from holdfast.scripts import RELEASE, RENEW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.spec import LockSpec
+    from holdfast.port import Background, Port, Reply, Request
+
+WINDOW = 0.05
+"""Seconds by which a renewal may come early, to share a pipeline with others."""
+
+BATCH = 1000
+"""Requests in one pipeline, so that its answers come well within a command's timeout."""
+
+SLACK = 1000
+"""Entries the heap may have beyond twice what was alive when it was last cleared of dead ones."""
+
+
+class Cleanup:
+    """The taking back of a token whose fate on the server is unknown."""
+
+    __slots__ = ("deadline", "due", "fence", "live", "spec", "token")
+
+    def __init__(self, spec: LockSpec, token: str, *, now: float, fence: int, ttl: float) -> None:
+        self.spec = spec
+        self.token = token
+        self.fence = fence
+        self.live = True
+        self.due = now
+        self.deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
+
+
+class Renewer:
+    """Keeps the leases of one client, in one process, and tells when one is lost."""
+
+    def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
+        self._background = background
+        self._report = report
+        self._handed_in: set[Hold | Cleanup] = set()
+        self._heap: list[tuple[float, int, Hold | Cleanup]] = []
+        self._order = count()
+        self._compact_at = SLACK
+        self._ready: list[Hold | Cleanup] = []
+        self.under_way: set[Hold | Cleanup] = set()
+        """What was sent and has no answer yet; `let_go` waits for it."""
+        self._wake_at = math.inf
+        self._closed = False
+
+    def watch(self, hold: Hold, due: float) -> None:
+        """Care for the hold from now on, or look again at one whose next due time has changed."""
+        self._handed_in.add(hold)
+        if due < self._wake_at:
+            self._background.rouse(self)
+
+    def forget(self, hold: Hold) -> None:
+        """Care no more for a hold that has ended."""
+        self._handed_in.discard(hold)
+
+    def clean_up(self, spec: LockSpec, token: str, *, fence: int = 0, ttl: float = 0) -> None:
+        """See to it, for as long as it matters, that `token` does not hold the lock."""
+        now = self._background.now()
+        self._handed_in.add(Cleanup(spec, token, now=now, fence=fence, ttl=max(ttl, spec.ttl)))
+        self._background.rouse(self)
+
+    async def let_go(self, hold: Hold, port: Port) -> None:
+        """Return when no renewal of this hold is under way; it must not be HELD any more."""
+        hold.settled = port.signal()
+        if hold in self.under_way:
+            await port.wait(hold.settled, hold.spec.command_timeout)
+
+    def close(self) -> None:
+        """Renew nothing from now on; deadlines are still watched."""
+        self._closed = True
+
+    async def run(self) -> None:
+        """Work until nothing is watched any more."""
+        while True:
+            self._wake_at = math.inf
+            wake_at = self._advance()
+            if self._ready:
+                await self._work()
+                continue
+            if wake_at is None:
+                return
+            self._wake_at = wake_at
+            if not self._handed_in:
+                await self._background.rest(wake_at)
+
+    def _schedule(self, item: Hold | Cleanup, due: float) -> None:
+        item.due = due
+        heappush(self._heap, (due, next(self._order), item))
+
+    def _take_in(self) -> None:
+        while self._handed_in:
+            try:
+                item = self._handed_in.pop()
+            except KeyError:  # the last one was just released
+                break
+            if item.live:
+                self._schedule(item, item.next_due() if isinstance(item, Hold) else item.due)
+        if len(self._heap) > self._compact_at:
+            self._heap = [
+                (due, order, item)
+                for due, order, item in self._heap
+                if item.live and item.due == due
+            ]
+            heapify(self._heap)
+            self._compact_at = 2 * len(self._heap) + SLACK
+
+    def _advance(self) -> float | None:
+        """Declare what is over, collect what is to be sent, and say when the next thing is due."""
+        self._take_in()
+        now = self._background.now()
+        while self._heap:
+            due, _, item = self._heap[0]
+            if not item.live or item.due != due:
+                heappop(self._heap)
+                continue
+            if due > now + (WINDOW if due < item.deadline else 0.0):
+                return due
+            heappop(self._heap)
+            if now >= item.deadline:
+                self._give_up(item)
+                continue
+            # Its deadline stays watched while it waits to be sent and to be answered.
+            self._schedule(item, item.deadline)
+            if not isinstance(item, Hold) or self._may_renew(item, due):
+                self._ready.append(item)
+        return None
+
+    def _give_up(self, item: Hold | Cleanup) -> None:
+        if isinstance(item, Hold):
+            item.lose(item.overdue())
+            return
+        item.live = False
+        detail = "the server could not be told to forget it; it expires by itself"
+        self._report(Event("cleanup_failed", item.spec.name, item.fence, detail))
+
+    def _may_renew(self, hold: Hold, due: float) -> bool:
+        if due >= hold.renew_until and hold.renewing:
+            hold.renewing = False
+            detail = f"held for max_hold={hold.spec.max_hold} s: it is not renewed any more"
+            self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
+        return hold.renewing and not self._closed
+
+    async def _work(self) -> None:
+        batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
+        # Under way first, looked at second: a release does these two in the other order.
+        self.under_way.update(batch)
+        batch = [item for item in batch if item.live]
+        if batch:
+            asked_at = self._background.now()
+            timeout = min(item.spec.command_timeout for item in batch)
+            replies = await self._background.call_many(
+                [_request(item) for item in batch], timeout, self._advance
+            )
+            for item, reply in zip(batch, replies, strict=True):
+                if item.live:
+                    self._answered(item, asked_at, reply)
+        done, self.under_way = self.under_way, set()
+        for item in done:
+            if isinstance(item, Hold) and item.settled is not None:
+                item.settled.set()
+
+    def _answered(self, item: Hold | Cleanup, asked_at: float, reply: Reply) -> None:
+        now = self._background.now()
+        if isinstance(reply, HoldfastError):
+            if isinstance(item, Hold) and not item.unanswered:
+                item.unanswered = True
+                self._report(Event("renewal_failed", item.spec.name, item.fence, str(reply)))
+            self._schedule(item, min(now + item.spec.command_timeout / 2, item.deadline))
+        elif not isinstance(item, Hold):
+            item.live = False
+        elif reply != 1:
+            item.lose("taken")
+        elif item.prolong(asked_at, item.spec.ttl, now):
+            self._schedule(item, item.next_due())
+
+
+def _request(item: Hold | Cleanup) -> Request:
+    if isinstance(item, Hold):
+        return (RENEW, *item.renewal(item.spec.ttl))
+    return (RELEASE, *taking_back(item.spec, item.token))
+
+
+def taking_back(spec: LockSpec, token: str) -> tuple[tuple[bytes, bytes], tuple[str, str]]:
+    """Keys and arguments of the script that ends a token for good, wherever it may be."""
+    return (spec.key, spec.tombstone_prefix + token.encode()), (token, TOMBSTONE_MS)

@@ -1,0 +1,51 @@
+"""What is written in a lock's key: a value nobody else ever writes, that also names its holder.
+
+    hf1:<client>:<number>:<host>:<pid>:<thread or task>:<label>
+
+Client and number make it unique; the rest is for the operator who looks at the key. Each part is
+percent-encoded, so that a colon always separates.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from urllib.parse import quote, unquote
+
+from holdfast.holder import Holder
+
+_FORMAT = "hf1"
+_PARTS = 7
+_CLEAR = " -_.!~*'()[]@/+=,<>#"
+
+
+def encode(text: str) -> str:
+    """Make `text` fit to be one part of a token."""
+    return quote(text, safe=_CLEAR, errors="surrogateescape")
+
+
+class Mint:
+    """Draws the tokens of one client in one process."""
+
+    def __init__(self, client: str, host: str, pid: int) -> None:
+        self._head = f"{_FORMAT}:{client}:"
+        self._middle = f":{encode(host)}:{pid}:"
+        self._number = count(1)
+
+    def draw(self, actor: str, label: str) -> str:
+        """Draw a token; `label` has been encoded, once a lock."""
+        if ":" in actor or "%" in actor or not actor.isascii():
+            actor = encode(actor)
+        return f"{self._head}{next(self._number):x}{self._middle}{actor}:{label}"
+
+
+def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:
+    """Say who wrote `token`, given its key's remaining time and the lock's last fence."""
+    text = token.decode("utf-8", "backslashreplace")
+    remaining = None if left_ms < 0 else left_ms / 1000
+    parts = text.split(":")
+    if len(parts) != _PARTS or parts[0] != _FORMAT or not parts[4].isdecimal():
+        return Holder(None, None, None, None, None, remaining, None, text)
+    host, pid, actor, label = (unquote(part, errors="surrogateescape") for part in parts[3:])
+    number = int(fence) if fence else None
+    since = None if number is None else number / 1_000_000
+    return Holder(host, int(pid), label or None, since, number, remaining, actor, text)

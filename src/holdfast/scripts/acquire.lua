@@ -1,0 +1,43 @@
+-- acquire: take the lock if it is free, and number the taking, in one step.
+--
+-- KEYS  1 lock  2 fence counter  3 tombstone of this token
+-- ARGV  1 token  2 ttl (ms)  3 life of the fence counter (ms)
+--
+-- Returns  fence (integer > 0)          the lock is the caller's, now or since an earlier sending
+--          0                            the token was given up before this request arrived
+--          {holder's token, left (ms)}  somebody else holds it; left is -1 for a key without expiry
+--
+-- The fence is written before the lock: whatever fails on the way leaves nothing held.
+-- TIME in µs floors the counter, so that fences keep growing when the counter is lost.
+
+local token, ttl = ARGV[1], tonumber(ARGV[2])
+if not ttl or ttl < 1 then
+  return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[3]) > 0 then
+  if redis.call('EXISTS', KEYS[3]) == 1 then
+    return 0
+  end
+  local holder, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
+  if holder ~= token then
+    return {holder, left}
+  end
+  -- A retry. Its expiry is written even when unchanged, and never shortened.
+  ttl = math.max(left, ttl)
+  redis.call('PEXPIRE', KEYS[1], ttl)
+  local fence = redis.call('GET', KEYS[2])
+  if fence then
+    return tonumber(fence)
+  end
+end
+
+local time = redis.call('TIME')
+local fence = time[1] .. string.format('%06d', time[2])
+local last = redis.call('SET', KEYS[2], fence, 'PX', ARGV[3], 'GET')
+if last and tonumber(last) >= tonumber(fence) then
+  fence = string.format('%.0f', tonumber(last) + 1)
+  redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
+end
+redis.call('SET', KEYS[1], token, 'PX', ttl)
+return tonumber(fence)
