@@ -1,0 +1,14 @@
+"""Who this process is, in the tokens it draws."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+from holdfast.core.token import Mint
+from holdfast.wire.process import pid
+
+
+def new_mint() -> Mint:
+    """Make the mint of one client in this process; its tokens are never drawn anywhere else."""
+    return Mint(secrets.token_hex(8), socket.gethostname(), pid())

@@ -1,0 +1,141 @@
+"""The port over threads: every method blocks, none ever suspends.
+
+So an operation of the core is one `coroutine.send(None)`, which `run` does. The background job is
+a daemon thread that exists only while there is something to watch; it does not keep the process
+alive, and a forked child simply does not have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from holdfast.adapters.identity import new_mint
+from holdfast.wire.clock import now
+from holdfast.wire.process import pid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from holdfast.errors import HoldfastError
+    from holdfast.port import Job, Reply, Request, Signal
+    from holdfast.scripts import Script
+    from holdfast.wire.blocking import BlockingWire
+
+T = TypeVar("T")
+
+LONGEST_REST = 1.0
+"""Seconds after which a resting job looks at the clock: waits do not count a machine's sleep."""
+
+PAUSE_AFTER_FAILURE = 0.1
+
+
+def run(operation: Coroutine[Any, Any, T]) -> T:
+    """Carry out an operation of the core in this thread."""
+    try:
+        operation.send(None)
+    except StopIteration as done:
+        return cast("T", done.value)
+    operation.close()
+    raise RuntimeError("an operation over threads suspended: the core awaited outside its port")
+
+
+class ThreadsPort:
+    """`holdfast.port.Port` for the threads of one client."""
+
+    now = staticmethod(now)
+    pid = staticmethod(pid)
+    actor = staticmethod(threading.current_thread)
+    jitter = staticmethod(random.random)
+
+    def __init__(self, wire: BlockingWire) -> None:
+        self._wire = wire
+        self._mint = new_mint()
+        self._mint_pid = pid()
+
+    def draw_token(self, actor: threading.Thread, label: str) -> str:
+        """Draw a token that names the thread."""
+        if self._mint_pid != pid():
+            self._mint, self._mint_pid = new_mint(), pid()
+        return self._mint.draw(actor.name, label)
+
+    async def call(
+        self,
+        script: Script,
+        keys: tuple[bytes, ...],
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> Reply:
+        """Run a script on this thread's own connection."""
+        return self._wire.call(script, keys, args, timeout)
+
+    async def sleep(self, seconds: float) -> None:
+        """Block for `seconds`."""
+        time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this adapter is for
+
+    async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
+        """Run the operation: nothing cancels a thread."""
+        await operation
+
+    def signal(self) -> threading.Event:
+        """Make an event."""
+        return threading.Event()
+
+    async def wait(self, signal: Signal, timeout: float) -> None:
+        """Block until the event is set."""
+        cast("threading.Event", signal).wait(timeout)
+
+
+class BackgroundThread:
+    """`holdfast.port.Background`: one daemon thread, started when it is needed."""
+
+    now = staticmethod(now)
+
+    def __init__(self, wire: BlockingWire, name: str) -> None:
+        self._wire = wire
+        self._name = name
+        self._mutex = threading.Lock()
+        self._roused = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def call_many(
+        self,
+        requests: Sequence[Request],
+        timeout: float,
+        meanwhile: Callable[[], float | None],
+    ) -> list[Reply | HoldfastError]:
+        """Run scripts in one pipeline on the thread's own connection."""
+        return self._wire.call_many(requests, timeout, meanwhile)
+
+    def rouse(self, job: Job) -> None:
+        """Wake the thread, or start it."""
+        with self._mutex:
+            self._roused.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, args=(job,), name=self._name, daemon=True
+                )
+                self._thread.start()
+
+    async def rest(self, until: float) -> None:
+        """Sleep until then, or until roused."""
+        self._roused.wait(min(max(0.0, until - now()), LONGEST_REST))
+        self._roused.clear()
+
+    def _work(self, job: Job) -> None:
+        while True:
+            self._roused.clear()
+            try:
+                run(job.run())
+            except Exception:
+                logging.getLogger("holdfast").exception("the renewer failed, and starts again")
+                self._roused.set()
+                time.sleep(PAUSE_AFTER_FAILURE)
+            self._wire.drop()
+            with self._mutex:
+                if not self._roused.is_set():
+                    self._thread = None
+                    return

@@ -1,0 +1,241 @@
+"""The connection for an event loop: one, which all its tasks share.
+
+Requests are written together, once a turn of the loop, or as soon as `FLUSH` of them have come
+together, so that the server works on the first while the last are still being made. Answers come
+in the order of the requests: a deque matches them. A caller that was cancelled leaves its place in
+the deque, and the late answer is dropped there.
+
+redis-py opens the connection (TLS, passwords, unix sockets); then this object takes its transport
+over. When the connection ends, everything without an answer fails as `OutcomeUnknown`, and the
+next request opens a new one. A request whose time is up ends the connection: an answer that was
+lost on the way would give every later one to the wrong caller.
+
+As in `wire.blocking`, a server on this machine is not slept for: for `SPIN` seconds after a write
+the loop is kept turning, if answers have been quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
+from holdfast.wire.clock import now
+from holdfast.wire.packing import by_sha, by_text, pack
+from holdfast.wire.process import pid
+from holdfast.wire.refusals import denial, is_denial, probes, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from holdfast.port import Reply, Request
+    from holdfast.scripts import Script
+    from holdfast.wire.target import Target
+
+FLUSH = 16
+"""Requests that are written without waiting for the end of the loop's turn."""
+
+Future = asyncio.Future
+
+
+class Multiplexer(asyncio.Protocol):
+    """One node's connection on one event loop."""
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        self._target = target
+        self._timeout = timeout
+        self.loop = asyncio.get_running_loop()
+        self.pid = pid()
+        self.closed = False
+        self._opening: asyncio.Task[None] | None = None
+        self._explaining: set[asyncio.Task[None]] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._writer: Any = None
+        self._reader = hiredis.Reader()
+        self._unsent: list[bytes] = []
+        self._unanswered: deque[tuple[Future[Reply], float, Request | None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = math.inf
+        self._sent_at = 0.0
+        self._spinning = self._quick = False
+
+    # The connection's life
+
+    async def _open(self) -> None:
+        """Connect, once for all who wait for it; a caller that gives up does not stop it."""
+        if self.closed:
+            raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
+        if self._opening is None or self._opening.done():
+            self._opening = self.loop.create_task(self._connect())
+            self._opening.add_done_callback(_seen)
+        await asyncio.shield(self._opening)
+
+    async def _connect(self) -> None:
+        if self._target.prepare is not None:
+            await self.loop.run_in_executor(None, self._target.prepare)
+        connection = await self._target.connect_async(self._timeout)
+        # redis-py has no public name for it; the oldest and newest supported both have this one.
+        self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
+        connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
+        transport: asyncio.Transport = self._writer.transport
+        transport.set_protocol(self)
+        self._transport = transport
+        if self.closed:
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail, as unknown, whatever has no answer."""
+        self._fail(error or ConnectionResetError("the connection was closed"))
+
+    def _fail(self, error: Exception) -> None:
+        unanswered = self._unanswered
+        if self._timer is not None:
+            self._timer.cancel()
+        self._begin()
+        for future, _, _ in unanswered:
+            if not future.done():
+                future.set_exception(self._unknown(error))
+
+    def _give_up(self, error: Exception) -> None:
+        if self._transport is not None:
+            self._transport.set_protocol(asyncio.Protocol())
+            self._transport.abort()
+        self._fail(error)
+
+    def _unknown(self, error: object) -> OutcomeUnknown:
+        node = self._target.node
+        return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
+
+    def close(self) -> None:
+        """Close the connection; requests under way end as unknown."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests
+
+    def call(
+        self, script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], timeout: float
+    ) -> Awaitable[Reply]:
+        """Run a script on the node, once; as `Port.call`."""
+        if self._transport is None:
+            return self._call_first(script, keys, args, timeout)
+        return self._send(by_sha(script, keys, args), now() + timeout, (script, keys, args))
+
+    async def _call_first(
+        self,
+        script: Script,
+        keys: tuple[bytes, ...],
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> Reply:
+        await self._open()
+        if self._transport is None:
+            raise NodeUnavailable(f"{self._target.node} hung up", node=self._target.node)
+        return await self.call(script, keys, args, timeout)
+
+    def _send(
+        self,
+        packed: bytes,
+        give_up: float,
+        request: Request | None,
+        future: Future[Reply] | None = None,
+    ) -> Future[Reply]:
+        if future is None:
+            future = Future(loop=self.loop)
+        self._unanswered.append((future, give_up, request))
+        if not self._unsent:
+            self.loop.call_soon(self._flush)
+        self._unsent.append(packed)
+        if len(self._unsent) >= FLUSH:
+            self._flush()
+        if give_up < self._look_at:
+            self._look(give_up)
+        return future
+
+    def _flush(self) -> None:
+        if not self._unsent or self._transport is None:
+            return
+        packed, self._unsent = self._unsent, []
+        self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
+        self._sent_at = now()
+        if self._quick and not self._spinning:
+            self._spinning = True
+            self.loop.call_soon(self._spin)
+
+    def _spin(self) -> None:
+        if self._unanswered and now() < self._sent_at + SPIN:
+            self.loop.call_soon(self._spin)
+        else:
+            self._spinning = False
+
+    # Answers
+
+    def data_received(self, data: bytes) -> None:
+        """Hand each answer to the one whose turn it is."""
+        gets, next_in_turn = self._reader.gets, self._unanswered.popleft
+        self._reader.feed(data)
+        try:
+            while (reply := gets()) is not False:
+                future, give_up, request = next_in_turn()
+                if future.done():
+                    continue
+                if isinstance(reply, hiredis.ReplyError) and request is not None:
+                    self._refused(str(reply), future, give_up, request)
+                else:
+                    future.set_result(reply)
+        except (hiredis.HiredisError, IndexError) as error:
+            self._give_up(error)
+            return
+        self._quick = CAN_SPIN and now() - self._sent_at < QUICK
+
+    def _refused(self, text: str, future: Future[Reply], give_up: float, request: Request) -> None:
+        if text.startswith("NOSCRIPT"):
+            self._send(by_text(*request), give_up, request, future)
+        elif is_denial(text):
+            task = self.loop.create_task(self._explain(text, future, give_up, request[1]))
+            self._explaining.add(task)
+            task.add_done_callback(self._explaining.discard)
+        else:
+            future.set_exception(refusal(text, self._target.node))
+
+    async def _explain(
+        self, text: str, future: Future[Reply], give_up: float, keys: tuple[bytes, ...]
+    ) -> None:
+        asked = [self._send(pack(probe), give_up, None) for probe in probes(keys)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        if not future.done():
+            future.set_exception(denial(text, answers, keys, self._target.node))
+
+    # Answers that do not come
+
+    def _look(self, at: float) -> None:
+        """See to it that requests without an answer are looked at no later than `at`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = at
+        self._timer = self.loop.call_later(at - now(), self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer, self._look_at = None, math.inf
+        if not self._unanswered:
+            return
+        soonest = min(give_up for _, give_up, _ in self._unanswered)
+        if soonest > now():
+            self._look(soonest)
+        else:
+            self._give_up(TimeoutError("no answer in time"))
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Take note of a failed connect that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
