@@ -1,0 +1,333 @@
+"""The face for asyncio. `faces.client` is its twin; a test keeps the two in step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from typing_extensions import Self
+
+from holdfast.adapters.tasks import TasksPort, tell
+from holdfast.adapters.threads import BackgroundThread
+from holdfast.core.acquire import acquire
+from holdfast.core.extend import extend
+from holdfast.core.inspect import holder
+from holdfast.core.release import release
+from holdfast.core.session import Session
+from holdfast.core.spec import check_timeout, describe
+from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError, NotHeld
+from holdfast.faces.events import Herald, guarded
+from holdfast.faces.facts import UNSET, LeaseFacts, LockFacts, Unset, checked_command_timeout
+from holdfast.wire.blocking import BlockingWire
+from holdfast.wire.target import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+
+    from holdfast.core.events import Event
+    from holdfast.core.spec import LockSpec
+    from holdfast.holder import Holder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound="AsyncClient")
+
+
+class AsyncClient:
+    """Makes locks on one server, and keeps their leases alive.
+
+    `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
+    connection settings are taken over, or nothing: then HOLDFAST_URL, else a server of this
+    machine's own that starts by itself. Making a client talks to nobody. It may be shared by all
+    tasks, and survives a fork: the child connects anew and holds nothing.
+
+    Args:
+        target: the server.
+        command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
+            waits less, a quarter of it.
+        on_event: called, in a thread of its own, with each `Event`.
+
+    Raises:
+        ConfigurationError: `target` is not a server.
+    """
+
+    def __init__(
+        self,
+        target: object = None,
+        *,
+        command_timeout: float = 1.0,
+        on_event: Callable[[Event], object] | None = None,
+    ) -> None:
+        self._command_timeout = checked_command_timeout(command_timeout)
+        where = target_of(target)
+        self._port = TasksPort(where, self._command_timeout)
+        self._wire = BlockingWire(where, self._command_timeout)
+        self._session = Session(
+            self._port,
+            lambda: BackgroundThread(self._wire, "holdfast-renewer"),
+            Herald(on_event).report,
+        )
+
+    def lock(  # noqa: PLR0913 - the settings of a lock, all optional
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        key: str | None = None,
+        label: str | None = None,
+    ) -> AsyncLock:
+        """Describe a lock. Costs nothing and talks to nobody.
+
+        Args:
+            name: what is locked. All who give this name exclude one another.
+            ttl: seconds the server keeps the lock without news of its holder.
+            timeout: seconds that acquiring waits; None for ever, 0 not at all.
+            renew: keep the lease alive until it is released.
+            max_hold: seconds after which it is renewed no more, with an event and a warning.
+            reentrant: the task that holds it may take it again.
+            key: the exact key on the server, to exclude other lock clients that use it.
+            label: shown to whoever asks who holds the lock.
+
+        Raises:
+            ConfigurationError: a setting cannot work, and the message says what to write.
+        """
+        spec = describe(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            reentrant=reentrant,
+            key=key,
+            label=label,
+            command_timeout=self._command_timeout,
+        )
+        return AsyncLock(self, spec)
+
+    async def close(self) -> None:
+        """Close all connections and stop renewing.
+
+        A lease that is still held is not released: it runs out, and is reported lost.
+        """
+        self._session.renewer.close()
+        self._wire.close()
+        await self._port.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncLock(LockFacts):
+    """A lock: its name and its settings. Immutable, and may be shared by tasks.
+
+    Use it as a context manager, as a decorator, or through `acquire`.
+    """
+
+    __slots__ = ("_client", "_entered", "_session")
+
+    def __init__(self, client: AsyncClient, spec: LockSpec) -> None:
+        self._client = client
+        self._session = client._session  # noqa: SLF001 - one face, one file
+        self._spec = spec
+        self._entered: dict[asyncio.Task[Any], list[_Body]] = {}
+
+    async def acquire(self, *, timeout: float | Unset | None = UNSET) -> AsyncLease:
+        """Take the lock and return the lease.
+
+        Cancelled at any moment, it leaves nothing held.
+
+        Args:
+            timeout: seconds to wait instead of the lock's own `timeout`.
+
+        Raises:
+            AcquireTimeout: others held it all the while; the error says who.
+            WouldDeadlock: the caller holds it, and it is not reentrant.
+            NodeUnavailable: the server does not answer, or refuses to work.
+            ConfigurationError: the server will never grant it.
+        """
+        if timeout is UNSET:
+            timeout = self._spec.timeout
+        else:
+            check_timeout(timeout, lock=self._spec.name)
+        return AsyncLease(self._client, await acquire(self._session, self._spec, timeout))
+
+    async def try_acquire(self) -> AsyncLease | None:
+        """Take the lock if it is free, without waiting; None if somebody holds it.
+
+        Raises:
+            NodeUnavailable: the server does not answer, or refuses to work.
+            ConfigurationError: the server will never grant it.
+        """
+        try:
+            return await self.acquire(timeout=0)
+        except AcquireTimeout:
+            return None
+
+    async def locked(self) -> bool:
+        """Say whether anybody holds the lock.
+
+        Raises:
+            NodeUnavailable: the server does not answer.
+        """
+        return await self.holder() is not None
+
+    async def holder(self) -> Holder | None:
+        """Say who holds the lock; None when nobody does.
+
+        Raises:
+            NodeUnavailable: the server does not answer.
+        """
+        return await holder(self._session, self._spec)
+
+    async def __aenter__(self) -> AsyncLease:
+        lease = await self.acquire()
+        body = _Body(lease)
+        self._entered.setdefault(body.task, []).append(body)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task = self._session.port.actor()
+        entered = self._entered.get(task)
+        if not entered:
+            raise NotHeld(
+                f"{self.name!r} was not entered by this task: to release it elsewhere, call "
+                "lock.acquire() and lease.release()",
+                lock=self.name,
+            )
+        body = entered.pop()
+        if not entered:
+            del self._entered[task]
+        ours = await body.leave(error)
+        try:
+            await body.lease.release()
+        except HoldfastError as failure:
+            if ours:
+                raise failure from error
+            if error is None:
+                raise
+
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Hold the lock whenever `function` runs: `@lock` above it.
+
+        Raises:
+            ConfigurationError: calling and awaiting it does not run it (it is no coroutine
+                function).
+        """
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"{getattr(function, '__name__', function)} is not a coroutine function: decorate "
+                "it with a lock of holdfast.Client",
+                lock=self.name,
+            )
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self:
+                return await function(*args, **kwargs)
+
+        return locked
+
+
+class AsyncLease(LeaseFacts):
+    """One holding of a lock: what `acquire` returns, and the truth about it."""
+
+    __slots__ = ()
+
+    _lost: asyncio.Event | None
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set at the deadline, or when the loss is learnt: wait for it, or look at it."""
+        if self._lost is None:
+            event = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            self._hold.watch(lambda _: tell(loop, event.set))
+            self._lost = event
+        return self._lost
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        """Have `callback()` called, on this event loop, when the lease is lost."""
+        loop = asyncio.get_running_loop()
+        self._hold.watch(lambda _: tell(loop, functools.partial(guarded, callback)))
+
+    async def extend(self, ttl: float) -> None:
+        """Have `ttl` seconds left, counted from now, more or fewer than before.
+
+        Cancelled, it leaves the lease as it was.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was released, or was taken by the process this one was forked from.
+            OutcomeUnknown: the server did not answer; the old deadline stands.
+            NodeUnavailable: the server cannot be reached; the old deadline stands.
+        """
+        self.check()
+        await extend(self._session, self._hold, ttl)
+
+    async def release(self) -> None:
+        """Give the lock back. Once it has succeeded, calling it again does nothing.
+
+        Cancelled, it still gives the lock back before the cancellation is passed on.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was taken by the process this one was forked from.
+            OutcomeUnknown: the server did not answer; it is tried again in the background, and
+                may be tried again here.
+            NodeUnavailable: the server cannot be reached; likewise.
+        """
+        if not self._left:
+            await release(self._session, self._hold)
+            self._left = True
+
+
+class _Body:
+    """The body of an `async with`: cancelled when its lease is lost."""
+
+    __slots__ = ("_cancelled", "_cancelling", "_left", "lease", "task")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - its acquire has just drawn a token for it
+        self.lease = lease
+        self.task = task
+        self._cancelling = task.cancelling() if hasattr(task, "cancelling") else 0
+        self._cancelled = self._left = False
+        loop = asyncio.get_running_loop()
+        lease._hold.watch(lambda _: tell(loop, self._cancel))  # noqa: SLF001 - one face, one file
+
+    def _cancel(self) -> None:
+        if not self._left:
+            self._cancelled = True
+            self.task.cancel()
+
+    async def leave(self, error: BaseException | None) -> bool:
+        """End the watch; say whether `error` is our own cancellation and nobody else's."""
+        self._left = True
+        if not self._cancelled:
+            return False
+        if not isinstance(error, asyncio.CancelledError):
+            # Our cancellation has not been delivered: it must not strike after the body.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        # Before Python 3.11 nobody can tell one cancellation from two.
+        others = self.task.uncancel() if hasattr(self.task, "uncancel") else 0
+        return isinstance(error, asyncio.CancelledError) and others <= self._cancelling

@@ -1,0 +1,306 @@
+"""The face for threads. `faces.async_client` is its twin; a test keeps the two in step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from typing_extensions import Self
+
+from holdfast.adapters.threads import BackgroundThread, ThreadsPort, run
+from holdfast.core.acquire import acquire
+from holdfast.core.extend import extend
+from holdfast.core.inspect import holder
+from holdfast.core.release import release
+from holdfast.core.session import Session
+from holdfast.core.spec import check_timeout, describe
+from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError, NotHeld
+from holdfast.faces.events import Herald
+from holdfast.faces.facts import UNSET, LeaseFacts, LockFacts, Unset, checked_command_timeout
+from holdfast.wire.blocking import BlockingWire
+from holdfast.wire.target import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from holdfast.core.events import Event
+    from holdfast.core.hold import Hold
+    from holdfast.core.spec import LockSpec
+    from holdfast.holder import Holder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound="Client")
+
+
+class Client:
+    """Makes locks on one server, and keeps their leases alive.
+
+    `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
+    connection settings are taken over, or nothing: then HOLDFAST_URL, else a server of this
+    machine's own that starts by itself. Making a client talks to nobody. It may be shared by all
+    threads, and survives a fork: the child connects anew and holds nothing.
+
+    Args:
+        target: the server.
+        command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
+            waits less, a quarter of it.
+        on_event: called, in a thread of its own, with each `Event`.
+
+    Raises:
+        ConfigurationError: `target` is not a server.
+    """
+
+    def __init__(
+        self,
+        target: object = None,
+        *,
+        command_timeout: float = 1.0,
+        on_event: Callable[[Event], object] | None = None,
+    ) -> None:
+        self._command_timeout = checked_command_timeout(command_timeout)
+        self._wire = BlockingWire(target_of(target), self._command_timeout)
+        self._herald = Herald(on_event)
+        self._session = Session(
+            ThreadsPort(self._wire),
+            lambda: BackgroundThread(self._wire, "holdfast-renewer"),
+            self._herald.report,
+        )
+
+    def lock(  # noqa: PLR0913 - the settings of a lock, all optional
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        key: str | None = None,
+        label: str | None = None,
+    ) -> Lock:
+        """Describe a lock. Costs nothing and talks to nobody.
+
+        Args:
+            name: what is locked. All who give this name exclude one another.
+            ttl: seconds the server keeps the lock without news of its holder.
+            timeout: seconds that acquiring waits; None for ever, 0 not at all.
+            renew: keep the lease alive until it is released.
+            max_hold: seconds after which it is renewed no more, with an event and a warning.
+            reentrant: the thread that holds it may take it again.
+            key: the exact key on the server, to exclude other lock clients that use it.
+            label: shown to whoever asks who holds the lock.
+
+        Raises:
+            ConfigurationError: a setting cannot work, and the message says what to write.
+        """
+        spec = describe(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            reentrant=reentrant,
+            key=key,
+            label=label,
+            command_timeout=self._command_timeout,
+        )
+        return Lock(self, spec)
+
+    def close(self) -> None:
+        """Close all connections and stop renewing.
+
+        A lease that is still held is not released: it runs out, and is reported lost.
+        """
+        self._session.renewer.close()
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Lock(LockFacts):
+    """A lock: its name and its settings. Immutable, and may be shared by threads.
+
+    Use it as a context manager, as a decorator, or through `acquire`.
+    """
+
+    __slots__ = ("_client", "_entered", "_session")
+
+    def __init__(self, client: Client, spec: LockSpec) -> None:
+        self._client = client
+        self._session = client._session  # noqa: SLF001 - one face, one file
+        self._spec = spec
+        self._entered: dict[threading.Thread, list[Lease]] = {}
+
+    def acquire(self, *, timeout: float | Unset | None = UNSET) -> Lease:
+        """Take the lock and return the lease.
+
+        Interrupted at any moment, it leaves nothing held.
+
+        Args:
+            timeout: seconds to wait instead of the lock's own `timeout`.
+
+        Raises:
+            AcquireTimeout: others held it all the while; the error says who.
+            WouldDeadlock: the caller holds it, and it is not reentrant.
+            NodeUnavailable: the server does not answer, or refuses to work.
+            ConfigurationError: the server will never grant it.
+        """
+        if timeout is UNSET:
+            timeout = self._spec.timeout
+        else:
+            check_timeout(timeout, lock=self._spec.name)
+        hold: Hold | None = None
+        try:
+            hold = run(acquire(self._session, self._spec, timeout))
+            return Lease(self._client, hold)
+        except BaseException:
+            if hold is not None:
+                run(release(self._session, hold))
+            raise
+
+    def try_acquire(self) -> Lease | None:
+        """Take the lock if it is free, without waiting; None if somebody holds it.
+
+        Raises:
+            NodeUnavailable: the server does not answer, or refuses to work.
+            ConfigurationError: the server will never grant it.
+        """
+        try:
+            return self.acquire(timeout=0)
+        except AcquireTimeout:
+            return None
+
+    def locked(self) -> bool:
+        """Say whether anybody holds the lock.
+
+        Raises:
+            NodeUnavailable: the server does not answer.
+        """
+        return self.holder() is not None
+
+    def holder(self) -> Holder | None:
+        """Say who holds the lock; None when nobody does.
+
+        Raises:
+            NodeUnavailable: the server does not answer.
+        """
+        return run(holder(self._session, self._spec))
+
+    def __enter__(self) -> Lease:
+        lease: Lease | None = None
+        try:
+            lease = self.acquire()
+            self._entered.setdefault(threading.current_thread(), []).append(lease)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered = self._entered.get(threading.current_thread())
+        if not entered:
+            raise NotHeld(
+                f"{self.name!r} was not entered by this thread: to release it elsewhere, call "
+                "lock.acquire() and lease.release()",
+                lock=self.name,
+            )
+        lease = entered.pop()
+        if not entered:
+            del self._entered[threading.current_thread()]
+        try:
+            lease.release()
+        except HoldfastError:
+            if error is None:
+                raise
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Hold the lock whenever `function` runs: `@lock` above it.
+
+        Raises:
+            ConfigurationError: calling it does not run it (a coroutine or generator function).
+        """
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__name__} is a coroutine function: decorate it with a lock of "
+                "holdfast.AsyncClient",
+                lock=self.name,
+            )
+        if inspect.isgeneratorfunction(function):
+            raise ConfigurationError(
+                f"{function.__name__} is a generator function, whose body runs after the call: "
+                "write 'with lock:' inside it",
+                lock=self.name,
+            )
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return locked
+
+
+class Lease(LeaseFacts):
+    """One holding of a lock: what `acquire` returns, and the truth about it."""
+
+    __slots__ = ()
+
+    _client: Client
+    _lost: threading.Event | None
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set at the deadline, or when the loss is learnt: wait for it, or look at it."""
+        if self._lost is None:
+            event = threading.Event()
+            self._hold.watch(lambda _: event.set())
+            self._lost = event
+        return self._lost
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        """Have `callback()` called, in a thread of its own, when the lease is lost."""
+        self._hold.watch(lambda _: self._client._herald.call(callback))  # noqa: SLF001 - one face
+
+    def extend(self, ttl: float) -> None:
+        """Have `ttl` seconds left, counted from now, more or fewer than before.
+
+        Interrupted, it leaves the lease as it was.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was released, or was taken by the process this one was forked from.
+            OutcomeUnknown: the server did not answer; the old deadline stands.
+            NodeUnavailable: the server cannot be reached; the old deadline stands.
+        """
+        self.check()
+        run(extend(self._session, self._hold, ttl))
+
+    def release(self) -> None:
+        """Give the lock back. Once it has succeeded, calling it again does nothing.
+
+        Interrupted, it still gives the lock back before the interruption is passed on.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was taken by the process this one was forked from.
+            OutcomeUnknown: the server did not answer; it is tried again in the background, and
+                may be tried again here.
+            NodeUnavailable: the server cannot be reached; likewise.
+        """
+        if not self._left:
+            run(release(self._session, self._hold))
+            self._left = True

@@ -1,0 +1,120 @@
+"""What both faces have in common: a lease's facts, none of which needs a server."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.core.release import check
+from holdfast.errors import ConfigurationError, NotHeld
+
+if TYPE_CHECKING:
+    from holdfast.core.hold import Hold
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+
+
+class Unset(Enum):
+    """The absence of an argument for which None has a meaning."""
+
+    UNSET = "the lock's own setting"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET = Unset.UNSET
+
+
+def checked_command_timeout(seconds: object) -> float:
+    """Refuse a command timeout that is no length of time."""
+    if isinstance(seconds, (int, float)) and 0 < seconds < float("inf"):
+        return float(seconds)
+    raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
+
+
+class HasSession(Protocol):
+    """A client, of either face."""
+
+    _session: Session
+
+
+class LeaseFacts:
+    """What is known of a lease without asking anybody."""
+
+    __slots__ = ("_client", "_hold", "_left", "_lost", "_session")
+
+    def __init__(self, client: HasSession, hold: Hold) -> None:
+        self._client = client
+        self._session = client._session  # noqa: SLF001 - one face in several classes
+        self._hold = hold
+        self._left = False
+        self._lost: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._hold.spec.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing number: greater than that of every lease of this lock granted before.
+
+        Send it along with each write, and let the resource refuse a number below the highest it
+        has seen: then even a holder that was paused past its deadline can do no harm.
+        """
+        return self._hold.fence
+
+    @property
+    def token(self) -> str:
+        """The unique value that stands in the lock's key while this lease holds it."""
+        return self._hold.token
+
+    @property
+    def deadline(self) -> float:
+        """The moment after which this lease is never believed in, unless it is renewed.
+
+        In seconds on the clock that also runs while the machine sleeps (CLOCK_BOOTTIME on Linux).
+        """
+        return self._hold.deadline
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is certainly ours at this moment. Turns False by itself."""
+        port = self._session.port
+        return not self._left and self._hold.alive(port.now(), port.pid())
+
+    def remaining(self) -> float:
+        """Return the seconds until the deadline, 0.0 when the lease is over."""
+        return self._hold.deadline - self._session.port.now() if self.held else 0.0
+
+    def check(self) -> None:
+        """Do nothing while the lease is held.
+
+        Raises:
+            LeaseLost: it was lost.
+            NotHeld: it was released, or was taken by the process this one was forked from.
+        """
+        if self._left:
+            raise NotHeld(f"the lease of {self.name!r} was released", lock=self.name)
+        check(self._session, self._hold)
+
+    def __repr__(self) -> str:
+        state = f"{self.remaining():.3f} s left" if self.held else "over"
+        return f"<{type(self).__name__} of {self.name!r}, fence {self.fence}, {state}>"
+
+
+class LockFacts:
+    """What is known of a lock without asking anybody."""
+
+    __slots__ = ("_spec",)
+
+    _spec: LockSpec
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._spec.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}, ttl {self._spec.ttl} s>"
