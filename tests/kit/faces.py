@@ -1,0 +1,175 @@
+"""Both faces under one suite: a story is written once, in `async def`, and told twice.
+
+For asyncio a story is run as it is. For threads the same story is driven without a loop, its
+client wrapped so that every method the async face awaits can be awaited here too, and blocks. What
+a story must do on its own (run beside others, wait for a loss) goes through the face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import holdfast
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_AWAITED = {"acquire", "try_acquire", "locked", "holder", "extend", "release", "close"}
+_LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
+
+
+class Lifted:
+    """An object of the threads face, with its blocking methods awaitable."""
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - any of the face's classes
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the face has there
+        value = getattr(self.inner, name)
+        if name in _AWAITED:
+
+            async def awaited(*args: object, **kwargs: object) -> object:
+                return _lift(value(*args, **kwargs))
+
+            return awaited
+        if name == "lock":
+            return lambda *args, **kwargs: _lift(value(*args, **kwargs))
+        return value
+
+    async def __aenter__(self) -> object:
+        return _lift(self.inner.__enter__())
+
+    async def __aexit__(self, *error: object) -> object:
+        return self.inner.__exit__(*error)
+
+    def __call__(self, function: Any) -> Any:  # noqa: ANN401 - a decorated coroutine function
+        def blocking(*args: object) -> object:
+            return drive(function(*args))
+
+        locked = self.inner(blocking)
+
+        async def awaited(*args: object) -> object:
+            return locked(*args)
+
+        return awaited
+
+
+def _lift(value: object) -> object:
+    return Lifted(value) if isinstance(value, _LIFTED) else value
+
+
+def drive(story: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - what the story returns
+    """Run a story that never suspends."""
+    try:
+        story.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("a story over threads must not suspend")
+
+
+class Face:
+    """One of the two ways to use holdfast, and to tell a story about it."""
+
+    name: str
+    error: type[BaseException]
+    """What interrupts an operation of this face from outside."""
+
+    def __init__(self) -> None:
+        self._clients: list[Any] = []
+
+    def connect(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+        """Make a client that is closed when the story ends."""
+        client = self._make(target, **settings)
+        self._clients.append(client)
+        return client
+
+    async def told(self, story: Coroutine[Any, Any, None]) -> None:
+        """Tell the story and close what it opened."""
+        try:
+            await story
+        finally:
+            for client in self._clients:
+                await client.close()
+
+    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+        raise NotImplementedError
+
+
+class Threads(Face):
+    """`holdfast.Client`."""
+
+    name = "threads"
+    error = KeyboardInterrupt
+
+    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+        return Lifted(holdfast.Client(target, **settings))
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        drive(self.told(story))
+
+    async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Tell stories at once, each in a thread of its own; the first error is raised."""
+        results: list[Any] = [None] * len(stories)
+
+        def tell(number: int, story: Coroutine[Any, Any, Any]) -> None:
+            try:
+                results[number] = drive(story)
+            except BaseException as error:  # noqa: BLE001 - raised by the one who asked
+                results[number] = error
+
+        threads = [
+            threading.Thread(target=tell, args=(number, story))
+            for number, story in enumerate(stories)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    async def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)
+
+    async def eventually(self, check: Any, *, within: float = 5.0) -> None:  # noqa: ANN401
+        """Wait until the awaited `check()` is true."""
+        end = time.monotonic() + within
+        while not await check():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.005)  # noqa: ASYNC251 - this face blocks
+
+
+class Tasks(Face):
+    """`holdfast.AsyncClient`."""
+
+    name = "asyncio"
+    error = asyncio.CancelledError
+
+    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+        return holdfast.AsyncClient(target, **settings)
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(self.told(story))
+
+    async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Tell stories at once, each in a task of its own; the first error is raised."""
+        return await asyncio.gather(*stories)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def eventually(self, check: Any, *, within: float = 5.0) -> None:  # noqa: ANN401
+        """Wait until the awaited `check()` is true."""
+        end = time.monotonic() + within
+        while not await check():
+            assert time.monotonic() < end, "it did not happen in time"
+            await asyncio.sleep(0.005)
