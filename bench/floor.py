@@ -21,6 +21,7 @@ from holdfast.core.spec import FENCE_LIFE_MS
 from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
+from holdfast.wire.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +33,8 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     tombstone = f"{lock}:gone:{token}"
     keys = (lock, f"{lock}:fence", tombstone)
-    yield hiredis.pack_command(("EVALSHA", ACQUIRE.sha, 3, *keys, token, 30000, FENCE_LIFE_MS))
-    yield hiredis.pack_command(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, 0))
+    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, 30000, FENCE_LIFE_MS))
+    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, 0))
 
 
 class BareSocket:
@@ -49,7 +50,7 @@ class BareSocket:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         for script in (ACQUIRE, RELEASE):
-            self.exchange(hiredis.pack_command(("SCRIPT", "LOAD", script.text)))
+            self.exchange(pack(("SCRIPT", "LOAD", script.text)))
 
     def exchange(self, packed: bytes) -> Any:  # noqa: ANN401 - whatever the server answers
         """Send one request and return its answer."""
@@ -60,7 +61,7 @@ class BareSocket:
                 os.sched_yield()
         while (reply := self._reader.gets()) is False:
             size = self._sock.recv_into(self._buffer)
-            self._reader.feed(self._buffer, 0, size)
+            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
         return reply
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from kit.faces import Face, Tasks, Threads
 from kit.proxy import Proxy
 from kit.servers import Server, programs
@@ -24,7 +25,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    face = pyfuncitem.funcargs["face"]
+    face: Any = pyfuncitem.funcargs["face"]
     face.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
@@ -58,7 +59,7 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.fixture
-def client(face: Face, server: Server) -> Any:  # noqa: ANN401 - a client of either face
+def client(face: Face, server: Server) -> Any:
     """A client of the face under test."""
     return face.connect(server.url)
 

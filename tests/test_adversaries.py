@@ -6,16 +6,17 @@ network is a proxy that loses, doubles, delays and cuts what goes through it.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kit.servers import commands_processed
-from kit.waiting import eventually
 
 import holdfast
+from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
+from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -26,7 +27,7 @@ KEY = "holdfast:{a}"
 
 
 @pytest.fixture
-def far(face: Face, proxy: Proxy, server: Server) -> Any:  # noqa: ANN401 - a client
+def far(face: Face, proxy: Proxy, server: Server) -> Any:
     """A client behind the proxy, on a server that knows all scripts."""
     for script in _scripts():
         server.command("SCRIPT", "LOAD", script)
@@ -34,8 +35,6 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:  # noqa: ANN401 - a cl
 
 
 def _scripts() -> list[bytes]:
-    from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
-
     return [script.text for script in (ACQUIRE, INSPECT, RELEASE, RENEW)]
 
 
@@ -91,13 +90,11 @@ async def test_s3_a_lease_ends_on_time_although_the_server_hangs(
 def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
     server: Server,
 ) -> None:
-    import asyncio
-
     async def story() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             kept = await client.lock("kept", ttl=0.5).acquire()
             gone = await client.lock("gone", ttl=0.5, renew=False).acquire()
-            time.sleep(1.2)  # noqa: ASYNC251 - blocking the loop is the point
+            time.sleep(1.2)
             assert kept.held
             assert not gone.held
             await kept.release()
@@ -184,7 +181,7 @@ async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
     close: bool,
     far: Any,
     proxy: Proxy,
-    server: Server,  # noqa: FBT001 - a parameter
+    server: Server,
 ) -> None:
     proxy.swallow_reply(k, close=close)
     fences = []
@@ -311,7 +308,7 @@ async def test_s16_a_request_executed_after_it_was_given_up_takes_nothing(
 
 
 async def test_s16_a_busy_answer_after_an_abandoned_request_still_cleans_up(
-    face: Face, far: Any, proxy: Proxy, server: Server
+    far: Any, proxy: Proxy, server: Server
 ) -> None:
     server.command("SET", KEY, "somebody", "PX", 60_000)
     late = proxy.hold_request(1)
@@ -336,8 +333,6 @@ async def test_s17_a_ttl_that_rounds_to_nothing_is_refused_by_client_and_script(
         with pytest.raises(holdfast.ConfigurationError):
             await lease.extend(ttl)
     assert lease.held
-    from holdfast.scripts import ACQUIRE, RENEW
-
     for ttl_ms in (0, -5, "x"):
         with pytest.raises(RuntimeError, match="ttl"):
             server.command("EVAL", RENEW.text, 2, KEY, f"{KEY}:fence", lease.token, ttl_ms, 1000)
@@ -416,13 +411,8 @@ async def test_a_waiter_sits_out_a_short_outage(
         await face.eventually(asked)
         proxy.refuse()
         proxy.cut()
-
-        async def noticed() -> bool:
-            return commands_processed(server).get("get", 0) >= 0
-
-        await face.eventually(noticed)
-        proxy.accept()
         await held.release()
+        proxy.accept()
 
     fence, _ = await face.together(wait(), outage())
     assert fence > held.fence
@@ -448,9 +438,7 @@ async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_serv
     assert own_server.command("EXISTS", KEY, "holdfast:{b}", "holdfast:{c}") == 0
 
 
-async def test_a_renewal_that_fails_is_tried_again_until_it_works(
-    face: Face, proxy: Proxy, server: Server
-) -> None:
+async def test_a_renewal_that_fails_is_tried_again_until_it_works(face: Face, proxy: Proxy) -> None:
     events: list[holdfast.Event] = []
     client = face.connect(proxy.url, command_timeout=0.3, on_event=events.append)
     lease = await client.lock("a", ttl=3).acquire()

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kit.servers import commands_processed
 
 import holdfast
+from kit.servers import commands_processed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +120,7 @@ async def test_a_failed_second_acquire_leaves_the_holder_its_lease(
 async def test_a_decorated_function_runs_under_the_lock(client: Any) -> None:
     lock = client.lock("a")
 
-    @lock
+    @lock  # type: ignore[untyped-decorator]  # of either face
     async def guarded(value: int) -> tuple[int, bool]:
         return value, await lock.locked()
 
@@ -191,7 +191,7 @@ async def test_a_foreign_holder_is_known_by_its_token_alone(
     holder = await client.lock("a").holder()
     assert holder is not None
     assert (holder.pid, holder.host, holder.fence, holder.remaining) == (None, None, None, None)
-    assert holder.token == "somebody\\xff"
+    assert holder.token == "somebody" + r"\xff"
     with pytest.raises(holdfast.AcquireTimeout, match="another client, without expiry"):
         await client.lock("a").acquire(timeout=0)
 
@@ -290,9 +290,7 @@ async def test_losing_while_the_body_runs_is_never_silent(
             lease.check()
 
 
-async def test_a_bodys_own_error_is_never_replaced_by_the_loss(
-    face: Face, client: Any, server: Server
-) -> None:
+async def test_a_bodys_own_error_is_never_replaced_by_the_loss(client: Any, server: Server) -> None:
     with pytest.raises(ZeroDivisionError):
         async with client.lock("a", ttl=0.3):
             server.command("SET", "holdfast:{a}", "thief")
@@ -338,7 +336,7 @@ async def test_reentry_is_for_the_same_thread_or_task_alone(face: Face, client: 
         assert result is None
 
 
-async def test_loss_is_seen_at_every_level(face: Face, client: Any, server: Server) -> None:
+async def test_loss_is_seen_at_every_level(face: Face, client: Any) -> None:
     lock = client.lock("a", ttl=0.3, renew=False, reentrant=True)
     outer = await lock.acquire()
     inner = await lock.acquire()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import holdfast
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 _AWAITED = {"acquire", "try_acquire", "locked", "holder", "extend", "release", "close"}
 _LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
@@ -24,10 +25,10 @@ _LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
 class Lifted:
     """An object of the threads face, with its blocking methods awaitable."""
 
-    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - any of the face's classes
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the face has there
+    def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
         if name in _AWAITED:
 
@@ -45,7 +46,7 @@ class Lifted:
     async def __aexit__(self, *error: object) -> object:
         return self.inner.__exit__(*error)
 
-    def __call__(self, function: Any) -> Any:  # noqa: ANN401 - a decorated coroutine function
+    def __call__(self, function: Any) -> Any:
         def blocking(*args: object) -> object:
             return drive(function(*args))
 
@@ -61,7 +62,7 @@ def _lift(value: object) -> object:
     return Lifted(value) if isinstance(value, _LIFTED) else value
 
 
-def drive(story: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - what the story returns
+def drive(story: Coroutine[Any, Any, Any]) -> Any:
     """Run a story that never suspends."""
     try:
         story.send(None)
@@ -70,7 +71,7 @@ def drive(story: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - what the st
     raise AssertionError("a story over threads must not suspend")
 
 
-class Face:
+class Face(ABC):
     """One of the two ways to use holdfast, and to tell a story about it."""
 
     name: str
@@ -80,7 +81,7 @@ class Face:
     def __init__(self) -> None:
         self._clients: list[Any] = []
 
-    def connect(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+    def connect(self, target: object, **settings: Any) -> Any:
         """Make a client that is closed when the story ends."""
         client = self._make(target, **settings)
         self._clients.append(client)
@@ -94,8 +95,27 @@ class Face:
             for client in self._clients:
                 await client.close()
 
-    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self, target: object, **settings: Any) -> Any:
+        """Make a client of this face."""
+
+    @abstractmethod
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        """Tell a story from beginning to end."""
+
+    @abstractmethod
+    async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Tell stories at once, each in a thread or task of its own; the first error is raised."""
+
+    @abstractmethod
+    async def wait(self, event: Any, seconds: float) -> bool:
+        """Wait for an event of this face; say whether it came."""
+
+    @abstractmethod
+    async def eventually(
+        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+    ) -> None:
+        """Wait until the awaited `check()` is true."""
 
 
 class Threads(Face):
@@ -104,14 +124,13 @@ class Threads(Face):
     name = "threads"
     error = KeyboardInterrupt
 
-    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+    def _make(self, target: object, **settings: Any) -> Any:
         return Lifted(holdfast.Client(target, **settings))
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         drive(self.told(story))
 
     async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Tell stories at once, each in a thread of its own; the first error is raised."""
         results: list[Any] = [None] * len(stories)
 
         def tell(number: int, story: Coroutine[Any, Any, Any]) -> None:
@@ -136,12 +155,13 @@ class Threads(Face):
     async def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
 
-    async def eventually(self, check: Any, *, within: float = 5.0) -> None:  # noqa: ANN401
-        """Wait until the awaited `check()` is true."""
+    async def eventually(
+        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+    ) -> None:
         end = time.monotonic() + within
         while not await check():
             assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.005)  # noqa: ASYNC251 - this face blocks
+            time.sleep(0.005)
 
 
 class Tasks(Face):
@@ -150,14 +170,13 @@ class Tasks(Face):
     name = "asyncio"
     error = asyncio.CancelledError
 
-    def _make(self, target: object, **settings: Any) -> Any:  # noqa: ANN401 - a client
+    def _make(self, target: object, **settings: Any) -> Any:
         return holdfast.AsyncClient(target, **settings)
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self.told(story))
 
     async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Tell stories at once, each in a task of its own; the first error is raised."""
         return await asyncio.gather(*stories)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
@@ -167,8 +186,9 @@ class Tasks(Face):
             return False
         return True
 
-    async def eventually(self, check: Any, *, within: float = 5.0) -> None:  # noqa: ANN401
-        """Wait until the awaited `check()` is true."""
+    async def eventually(
+        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+    ) -> None:
         end = time.monotonic() + within
         while not await check():
             assert time.monotonic() < end, "it did not happen in time"

@@ -28,6 +28,7 @@ from holdfast.errors import (
 from holdfast.scripts import ACQUIRE, RELEASE
 
 if TYPE_CHECKING:
+    from holdfast.core.hold import Grip
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
@@ -40,8 +41,8 @@ LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
 
 
-async def acquire(session: Session, spec: LockSpec, timeout: float | None) -> Hold:
-    """Take the lock, waiting up to `timeout` seconds for it (None: for ever, 0: not at all).
+async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> None:
+    """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
 
     Raises:
         AcquireTimeout: it was held by others all the while.
@@ -51,7 +52,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None) -> Ho
     """
     mine = session.mine(spec)
     if mine is not None and (spec.reentrant or timeout != 0):
-        return _reenter(mine, spec)
+        return _reenter(mine, spec, grip)
     port = session.port
     actor = port.actor()
     token = port.draw_token(actor, spec.encoded_label)
@@ -68,9 +69,9 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None) -> Ho
             now = port.now()
             if isinstance(reply, int) and now < asked_at + spec.validity:
                 tainted = attempt is not None and attempt.abandoned
-                hold = Hold(spec, token, tombstone, reply, asked_at, actor, session, tainted)
-                session.took(hold)
-                return hold
+                hold = Hold(spec, token, tombstone, reply, asked_at, actor, session, grip, tainted)
+                grip._hold = hold
+                return session.took(hold)
             if attempt is None:
                 attempt = _Attempt(spec, timeout, asked_at)
             wait = attempt.in_vain(reply, now, port.jitter())
@@ -95,10 +96,11 @@ async def _undo(session: Session, spec: LockSpec, token: str, attempt: _Attempt 
         await session.port.shielded(take_back(session, spec, token))
 
 
-def _reenter(hold: Hold, spec: LockSpec) -> Hold:
+def _reenter(hold: Hold, spec: LockSpec, grip: Grip) -> None:
     if spec.reentrant:
-        hold.levels += 1
-        return hold
+        grip._hold = hold
+        hold.grips.add(grip)
+        return
     raise WouldDeadlock(
         f"{spec.name!r} is held by this very thread or task, which would wait for itself: "
         "give the lock reentrant=True, or release it first",

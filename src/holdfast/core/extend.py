@@ -10,11 +10,11 @@ from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import RENEW
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Hold
+    from holdfast.core.hold import Grip
     from holdfast.core.session import Session
 
 
-async def extend(session: Session, hold: Hold, ttl: float) -> None:
+async def extend(session: Session, grip: Grip, ttl: float) -> None:
     """Have `ttl` seconds left from now on, more or fewer than before.
 
     Interrupted or unanswered, it leaves the deadline where it was. The server's expiry only ever
@@ -25,8 +25,8 @@ async def extend(session: Session, hold: Hold, ttl: float) -> None:
         NotHeld: it was released, or belongs to the process this one was forked from.
         OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
     """
+    hold = check(session, grip)
     check_ttl(ttl, lock=hold.spec.name)
-    check(session, hold)
     port = session.port
     asked_at = port.now()
     hold.longest_ttl = max(hold.longest_ttl, ttl)
@@ -34,9 +34,9 @@ async def extend(session: Session, hold: Hold, ttl: float) -> None:
     try:
         kept = await port.call(RENEW, *request, hold.spec.command_timeout)
     except (OutcomeUnknown, NodeUnavailable):
-        check(session, hold)
+        check(session, grip)
         kept = await port.call(RENEW, *request, hold.spec.command_timeout)
-    check(session, hold)
+    check(session, grip)
     if not kept:
         hold.lose("taken")
         raise hold.loss()

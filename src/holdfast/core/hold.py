@@ -51,12 +51,26 @@ class State(Enum):
 HELD, RELEASING, RELEASED, LOST = State
 
 
+class Grip:
+    """One caller's grip on a hold: what a lease of either face is to the core.
+
+    It exists before the lock is asked for. So whoever is interrupted, at whatever moment, can tell
+    from it what there is to give back.
+    """
+
+    __slots__ = ("_hold",)
+
+    _hold: Hold | None
+
+    def __init__(self) -> None:
+        self._hold = None
+
+
 class Hold:
-    """One holding of one lock. Shared by all levels of a re-entered lock."""
+    """One holding of one lock, shared by the grips of all levels of a re-entered lock."""
 
     state = HELD
     reason: LossReason | None = None
-    levels = 1
     unanswered = False
     """The last renewal got no answer."""
     unsure = False
@@ -75,8 +89,10 @@ class Hold:
         asked_at: float,
         actor: object,
         session: Session,
+        grip: Grip,
         tainted: bool,  # noqa: FBT001 - as above
     ) -> None:
+        self.grips = {grip}
         self.spec = spec
         self.token = token
         self.tombstone = tombstone

@@ -15,22 +15,24 @@ from holdfast.errors import HoldfastError, NodeUnavailable, NotHeld, OutcomeUnkn
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Hold
+    from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
 
 TRIES = 2
 
 
-def check(session: Session, hold: Hold) -> None:
-    """Raise unless the hold may be believed in.
+def check(session: Session, grip: Grip) -> Hold:
+    """Return the hold that the grip is on, if it may be believed in.
 
     Raises:
         LeaseLost: it is over, or its deadline has passed.
         NotHeld: it was released, or belongs to the process this one was forked from.
     """
-    port = session.port
-    if hold.alive(port.now(), port.pid()):
-        return
+    port, hold = session.port, grip._hold
+    if hold is None:
+        raise NotHeld("this lease never held anything")
+    if hold.alive(port.now(), port.pid()) and grip in hold.grips:
+        return hold
     if hold.pid != port.pid():
         raise NotHeld(
             f"the lease of {hold.spec.name!r} belongs to process {hold.pid}, which this one was "
@@ -44,8 +46,8 @@ def check(session: Session, hold: Hold) -> None:
     raise NotHeld(f"the lease of {hold.spec.name!r} was released", lock=hold.spec.name)
 
 
-async def release(session: Session, hold: Hold) -> None:
-    """Leave one level of the hold, and give the lock back with the last one.
+async def release(session: Session, grip: Grip) -> None:
+    """Loosen the grip, and give the lock back if it was the last one on the hold.
 
     Raises:
         LeaseLost: it was no longer ours.
@@ -53,7 +55,8 @@ async def release(session: Session, hold: Hold) -> None:
         OutcomeUnknown, NodeUnavailable: the server was not heard. It is tried again in the
             background, and may be tried again by the caller.
     """
-    if not _begin(session, hold):
+    hold = grip._hold
+    if hold is None or not _begin(session, hold, grip):
         return None
     port, spec, request = session.port, hold.spec, hold.surrender()
     failure: HoldfastError | None = None
@@ -80,16 +83,16 @@ async def release(session: Session, hold: Hold) -> None:
     raise _unheard(hold, failure) from failure
 
 
-def _begin(session: Session, hold: Hold) -> bool:
+def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     """Say whether the lock is to be given back now, and end its being held if so."""
-    if hold.state is RELEASED:
+    if hold.state is RELEASED or (hold.state is HELD and grip not in hold.grips):
         return False
     if hold.state is RELEASING:
         hold.unsure = True  # an earlier try failed, or another thread's is under way
         return True
-    check(session, hold)
-    if hold.levels > 1:
-        hold.levels -= 1
+    check(session, grip)
+    if len(hold.grips) > 1:
+        hold.grips.discard(grip)
         return False
     hold.state = RELEASING
     if hold.reason is not None:  # lost in the same instant: lost is final

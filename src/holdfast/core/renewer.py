@@ -101,8 +101,10 @@ class Renewer:
             await port.wait(hold.settled, hold.spec.command_timeout)
 
     def close(self) -> None:
-        """Renew nothing from now on; deadlines are still watched."""
+        """Renew nothing from now on; the deadlines of what is still held are watched to the end."""
         self._closed = True
+        if self._wake_at < math.inf:
+            self._background.rouse(self)
 
     async def run(self) -> None:
         """Work until nothing is watched any more."""
@@ -130,7 +132,7 @@ class Renewer:
                 break
             if item.live:
                 self._schedule(item, item.next_due() if isinstance(item, Hold) else item.due)
-        if len(self._heap) > self._compact_at:
+        if len(self._heap) > self._compact_at or self._closed:
             self._heap = [
                 (due, order, item)
                 for due, order, item in self._heap

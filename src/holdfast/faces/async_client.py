@@ -160,7 +160,9 @@ class AsyncLock(LockFacts):
             timeout = self._spec.timeout
         else:
             check_timeout(timeout, lock=self._spec.name)
-        return AsyncLease(self._client, await acquire(self._session, self._spec, timeout))
+        lease = AsyncLease(self._client)
+        await acquire(self._session, self._spec, timeout, lease)
+        return lease
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free, without waiting; None if somebody holds it.
@@ -259,14 +261,14 @@ class AsyncLease(LeaseFacts):
         if self._lost is None:
             event = asyncio.Event()
             loop = asyncio.get_running_loop()
-            self._hold.watch(lambda _: tell(loop, event.set))
+            self._held.watch(lambda _: tell(loop, event.set))
             self._lost = event
         return self._lost
 
     def on_lost(self, callback: Callable[[], object]) -> None:
         """Have `callback()` called, on this event loop, when the lease is lost."""
         loop = asyncio.get_running_loop()
-        self._hold.watch(lambda _: tell(loop, functools.partial(guarded, callback)))
+        self._held.watch(lambda _: tell(loop, functools.partial(guarded, callback)))
 
     async def extend(self, ttl: float) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
@@ -279,8 +281,7 @@ class AsyncLease(LeaseFacts):
             OutcomeUnknown: the server did not answer; the old deadline stands.
             NodeUnavailable: the server cannot be reached; the old deadline stands.
         """
-        self.check()
-        await extend(self._session, self._hold, ttl)
+        await extend(self._session, self, ttl)
 
     async def release(self) -> None:
         """Give the lock back. Once it has succeeded, calling it again does nothing.
@@ -294,9 +295,7 @@ class AsyncLease(LeaseFacts):
                 may be tried again here.
             NodeUnavailable: the server cannot be reached; likewise.
         """
-        if not self._left:
-            await release(self._session, self._hold)
-            self._left = True
+        await release(self._session, self)
 
 
 class _Body:
@@ -312,7 +311,7 @@ class _Body:
         self._cancelling = task.cancelling() if hasattr(task, "cancelling") else 0
         self._cancelled = self._left = False
         loop = asyncio.get_running_loop()
-        lease._hold.watch(lambda _: tell(loop, self._cancel))  # noqa: SLF001 - one face, one file
+        lease._held.watch(lambda _: tell(loop, self._cancel))  # noqa: SLF001 - one face, one file
 
     def _cancel(self) -> None:
         if not self._left:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.core.events import Event
-    from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
 
@@ -157,13 +156,12 @@ class Lock(LockFacts):
             timeout = self._spec.timeout
         else:
             check_timeout(timeout, lock=self._spec.name)
-        hold: Hold | None = None
+        lease = Lease(self._client)
         try:
-            hold = run(acquire(self._session, self._spec, timeout))
-            return Lease(self._client, hold)
+            run(acquire(self._session, self._spec, timeout, lease))
+            return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            if hold is not None:
-                run(release(self._session, hold))
+            run(release(self._session, lease))
             raise
 
     def try_acquire(self) -> Lease | None:
@@ -195,15 +193,23 @@ class Lock(LockFacts):
         return run(holder(self._session, self._spec))
 
     def __enter__(self) -> Lease:
-        lease: Lease | None = None
+        lease = Lease(self._client)
+        entered = self._entered.setdefault(threading.current_thread(), [])
         try:
-            lease = self.acquire()
-            self._entered.setdefault(threading.current_thread(), []).append(lease)
+            run(acquire(self._session, self._spec, self._spec.timeout, lease))
+            entered.append(lease)
+            return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            if lease is not None:
-                lease.release()
+            self._leave(lease)
+            run(release(self._session, lease))
             raise
-        return lease
+
+    def _leave(self, lease: Lease) -> None:
+        entered = self._entered.get(threading.current_thread(), [])
+        if lease in entered:
+            entered.remove(lease)
+        if not entered:
+            self._entered.pop(threading.current_thread(), None)
 
     def __exit__(
         self,
@@ -218,9 +224,8 @@ class Lock(LockFacts):
                 "lock.acquire() and lease.release()",
                 lock=self.name,
             )
-        lease = entered.pop()
-        if not entered:
-            del self._entered[threading.current_thread()]
+        lease = entered[-1]
+        self._leave(lease)
         try:
             lease.release()
         except HoldfastError:
@@ -267,13 +272,13 @@ class Lease(LeaseFacts):
         """Set at the deadline, or when the loss is learnt: wait for it, or look at it."""
         if self._lost is None:
             event = threading.Event()
-            self._hold.watch(lambda _: event.set())
+            self._held.watch(lambda _: event.set())
             self._lost = event
         return self._lost
 
     def on_lost(self, callback: Callable[[], object]) -> None:
         """Have `callback()` called, in a thread of its own, when the lease is lost."""
-        self._hold.watch(lambda _: self._client._herald.call(callback))  # noqa: SLF001 - one face
+        self._held.watch(lambda _: self._client._herald.call(callback))  # noqa: SLF001 - one face
 
     def extend(self, ttl: float) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
@@ -286,8 +291,7 @@ class Lease(LeaseFacts):
             OutcomeUnknown: the server did not answer; the old deadline stands.
             NodeUnavailable: the server cannot be reached; the old deadline stands.
         """
-        self.check()
-        run(extend(self._session, self._hold, ttl))
+        run(extend(self._session, self, ttl))
 
     def release(self) -> None:
         """Give the lock back. Once it has succeeded, calling it again does nothing.
@@ -301,6 +305,4 @@ class Lease(LeaseFacts):
                 may be tried again here.
             NodeUnavailable: the server cannot be reached; likewise.
         """
-        if not self._left:
-            run(release(self._session, self._hold))
-            self._left = True
+        run(release(self._session, self))

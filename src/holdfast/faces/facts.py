@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.core.hold import Grip
 from holdfast.core.release import check
 from holdfast.errors import ConfigurationError, NotHeld
 
@@ -39,22 +40,28 @@ class HasSession(Protocol):
     _session: Session
 
 
-class LeaseFacts:
+class LeaseFacts(Grip):
     """What is known of a lease without asking anybody."""
 
-    __slots__ = ("_client", "_hold", "_left", "_lost", "_session")
+    __slots__ = ("_client", "_lost", "_session")
 
-    def __init__(self, client: HasSession, hold: Hold) -> None:
+    def __init__(self, client: HasSession) -> None:
+        self._hold = None
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face in several classes
-        self._hold = hold
-        self._left = False
         self._lost: Any = None
+
+    @property
+    def _held(self) -> Hold:
+        """The hold, which every lease that was handed out has."""
+        if self._hold is None:
+            raise NotHeld("this lease was never acquired: lock.acquire() makes leases")
+        return self._hold
 
     @property
     def name(self) -> str:
         """The name of the lock."""
-        return self._hold.spec.name
+        return self._held.spec.name
 
     @property
     def fence(self) -> int:
@@ -63,12 +70,12 @@ class LeaseFacts:
         Send it along with each write, and let the resource refuse a number below the highest it
         has seen: then even a holder that was paused past its deadline can do no harm.
         """
-        return self._hold.fence
+        return self._held.fence
 
     @property
     def token(self) -> str:
         """The unique value that stands in the lock's key while this lease holds it."""
-        return self._hold.token
+        return self._held.token
 
     @property
     def deadline(self) -> float:
@@ -76,17 +83,17 @@ class LeaseFacts:
 
         In seconds on the clock that also runs while the machine sleeps (CLOCK_BOOTTIME on Linux).
         """
-        return self._hold.deadline
+        return self._held.deadline
 
     @property
     def held(self) -> bool:
         """Whether the lock is certainly ours at this moment. Turns False by itself."""
-        port = self._session.port
-        return not self._left and self._hold.alive(port.now(), port.pid())
+        port, hold = self._session.port, self._held
+        return hold.alive(port.now(), port.pid()) and self in hold.grips
 
     def remaining(self) -> float:
         """Return the seconds until the deadline, 0.0 when the lease is over."""
-        return self._hold.deadline - self._session.port.now() if self.held else 0.0
+        return self._held.deadline - self._session.port.now() if self.held else 0.0
 
     def check(self) -> None:
         """Do nothing while the lease is held.
@@ -95,9 +102,7 @@ class LeaseFacts:
             LeaseLost: it was lost.
             NotHeld: it was released, or was taken by the process this one was forked from.
         """
-        if self._left:
-            raise NotHeld(f"the lease of {self.name!r} was released", lock=self.name)
-        check(self._session, self._hold)
+        check(self._session, self)
 
     def __repr__(self) -> str:
         state = f"{self.remaining():.3f} s left" if self.held else "over"

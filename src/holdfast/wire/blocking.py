@@ -201,7 +201,7 @@ class BlockingWire:
         if not is_denial(text):
             return refusal(text, self._target.node)
         answers = [self._exchange(pack(probe), timeout) for probe in probes(keys)]
-        return denial(text, answers, keys, self._target.node)
+        return denial(text, answers, keys, self._target.node, self._target.user)
 
     def call_many(
         self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float | None]

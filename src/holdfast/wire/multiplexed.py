@@ -213,7 +213,8 @@ class Multiplexer(asyncio.Protocol):
         asked = [self._send(pack(probe), give_up, None) for probe in probes(keys)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
-            future.set_exception(denial(text, answers, keys, self._target.node))
+            node, user = self._target.node, self._target.user
+            future.set_exception(denial(text, answers, keys, node, user))
 
     # Answers that do not come
 

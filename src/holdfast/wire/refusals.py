@@ -33,7 +33,6 @@ _NOT_NOW = {
     "CLUSTERDOWN": "its cluster is down",
 }
 _DENIED = re.compile(r"^NOPERM|ACL failure in script|user executing the script can't")
-_USER = re.compile(r"User (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '(\w+)")
 _KEY = re.compile(r"access (?:a|one of the|at least one of the) keys?\b")
 
@@ -68,7 +67,9 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
     ]
 
 
-def denial(text: str, answers: Sequence[object], keys: Sequence[bytes], node: str) -> HoldfastError:
+def denial(
+    text: str, answers: Sequence[object], keys: Sequence[bytes], node: str, user: str
+) -> HoldfastError:
     """Name the exact access rules that are missing, from the answers to the probes."""
     refused = [answer for answer in (text, *map(str, answers)) if is_denial(answer)]
     commands = {found[1].lower() for answer in refused if (found := _COMMAND.search(answer))}
@@ -76,7 +77,6 @@ def denial(text: str, answers: Sequence[object], keys: Sequence[bytes], node: st
     if any(_KEY.search(answer) for answer in refused):
         ours = all(key.startswith(b"holdfast:") for key in keys)
         rules += ["~holdfast:*"] if ours else [f"~{keys[0].decode(errors='replace')} ~holdfast:*"]
-    user = next((found[1] for answer in refused if (found := _USER.search(answer))), "default")
     return ConfigurationError(
         f"{node} denies what a lock needs: run ACL SETUSER {user} {' '.join(rules)} ({text})"
     )

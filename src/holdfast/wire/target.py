@@ -56,6 +56,11 @@ class Target:
     prepare: Callable[[], object] | None = None
     """Called before each connect; may block, and raises when there is nothing to connect to."""
 
+    @property
+    def user(self) -> str:
+        """The user that the server knows us as."""
+        return str(self.settings.get("username") or "default")
+
     def connect(self, timeout: float, *, prepare: bool = True) -> Any:  # noqa: ANN401 - untyped
         """Open a blocking connection, ready for use.
 

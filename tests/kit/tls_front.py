@@ -1,0 +1,80 @@
+"""TLS in front of any server: a real handshake for the client, plain bytes for the server.
+
+The certificate beside this file is for 127.0.0.1 and for these tests alone; its key is no secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
+_KEY = Path(__file__).parent / "tls" / "key.pem"
+
+
+class TlsFront:
+    """Takes TLS connections and passes what is in them on to a server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = host, port
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(CERTIFICATE, _KEY)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=context)
+        self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        await self._stop.wait()
+        server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        inner_reader, inner_writer = await asyncio.open_connection(*self._target)
+        try:
+            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        except asyncio.CancelledError:
+            return
+        finally:
+            for end in (writer, inner_writer):
+                end.transport.abort()
+            self._connections.discard(task)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()

@@ -1,0 +1,377 @@
+"""Interrupted anywhere, an operation leaves nothing behind.
+
+asyncio: cancelled at every single await. Threads: KeyboardInterrupt at every single line of
+holdfast, the way a signal strikes. After each the key is gone, or still held as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from types import FrameType
+
+    from typing_extensions import Self
+
+    from kit.proxy import Proxy
+    from kit.servers import Server
+
+KEY = "holdfast:{a}"
+PACKAGE = str(Path(holdfast.__file__).parent)
+
+
+class CancelAt:
+    """Drives a coroutine as a task would, and cancels it at its n-th suspension."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], at: int) -> None:
+        self._inner = inner
+        self._at = at
+        self.suspensions = 0
+
+    def __await__(self) -> Any:
+        value: Any = None
+        while True:
+            try:
+                future = self._inner.send(value)
+            except StopIteration as done:
+                return done.value
+            self.suspensions += 1
+            if self.suspensions == self._at:
+                if future is not None:
+                    future.cancel()
+                future = self._inner.throw(asyncio.CancelledError())
+            value = yield future
+
+
+async def _cancelled_everywhere(
+    operation: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[None]]
+) -> int:
+    at = 1
+    while True:
+        driven = CancelAt(operation(), at)  # type: ignore[arg-type]
+        try:
+            await driven
+        except asyncio.CancelledError:
+            await then()
+            at += 1
+            continue
+        return at - 1
+
+
+def test_acquire_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
+    async def story() -> None:
+        async def fresh() -> None:
+            assert server.command("EXISTS", KEY) == 0
+
+        async def acquire() -> None:
+            async with holdfast.AsyncClient(server.url) as client:
+                lease = await client.lock("a").acquire()
+                await lease.release()
+
+        points = await _cancelled_everywhere(acquire, fresh)
+        assert points >= 3, "connecting, acquiring and releasing each suspend"
+
+    asyncio.run(story())
+
+
+def test_waiting_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
+    async def story() -> None:
+        async with (
+            holdfast.AsyncClient(server.url) as client,
+            holdfast.AsyncClient(server.url) as b,
+        ):
+            held = await b.lock("a").acquire()
+
+            async def only_the_holder() -> None:
+                assert server.command("GET", KEY).decode() == held.token
+
+            async def wait() -> None:
+                with pytest.raises(holdfast.AcquireTimeout):
+                    await client.lock("a").acquire(timeout=0.05)
+
+            assert await _cancelled_everywhere(wait, only_the_holder) >= 3
+            await held.release()
+            assert server.command("EXISTS", KEY) == 0
+
+    asyncio.run(story())
+
+
+def test_extend_cancelled_at_any_await_leaves_the_lease_as_it_was(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            lease = await client.lock("a", ttl=30, renew=False).acquire()
+            deadline = lease.deadline
+
+            async def as_it_was() -> None:
+                assert lease.held
+                assert lease.deadline == deadline
+
+            async def extend() -> None:
+                await lease.extend(60)
+
+            assert await _cancelled_everywhere(extend, as_it_was) >= 1
+            await lease.release()
+            assert server.command("EXISTS", KEY) == 0
+
+    asyncio.run(story())
+
+
+def test_release_cancelled_at_any_await_still_releases(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            lease: holdfast.AsyncLease | None = None
+
+            async def released() -> None:
+                assert server.command("EXISTS", KEY) == 0
+
+            async def release() -> None:
+                nonlocal lease
+                lease = await client.lock("a").acquire()
+                await lease.release()
+
+            assert await _cancelled_everywhere(release, released) >= 2
+
+    asyncio.run(story())
+
+
+def test_a_body_cancelled_from_outside_stays_cancelled_and_releases(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            inside = asyncio.Event()
+
+            async def body() -> None:
+                async with client.lock("a"):
+                    inside.set()
+                    await asyncio.Event().wait()
+
+            task = asyncio.create_task(body())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert server.command("EXISTS", KEY) == 0
+
+    asyncio.run(story())
+
+
+def test_an_async_body_is_cancelled_at_the_deadline_and_told_why(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            began = time.monotonic()
+            with pytest.raises(holdfast.LeaseLost) as caught:
+                async with client.lock("a", ttl=0.3, renew=False):
+                    await asyncio.sleep(60)
+            assert caught.value.reason == "expired"
+            assert time.monotonic() - began < 30
+            task = asyncio.current_task()
+            assert task is not None
+            if sys.version_info >= (3, 11):
+                assert task.cancelling() == 0
+            await asyncio.sleep(0)  # nothing strikes after the body
+
+    asyncio.run(story())
+
+
+def test_a_body_that_ends_at_the_deadline_is_not_cancelled_afterwards(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            with pytest.raises(holdfast.LeaseLost):
+                async with client.lock("a", ttl=0.1, renew=False) as lease:
+                    time.sleep(0.3)
+                    assert not lease.held
+            await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_callers_late_answer_goes_to_nobody(server: Server, proxy: Proxy) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(proxy.url) as client:
+            await (await client.lock("warm").acquire()).release()
+            held = proxy.hold_reply(1)
+            first = asyncio.create_task(client.lock("first").acquire())
+            await asyncio.to_thread(held.arrived.wait, 5)
+            first.cancel()
+            second = asyncio.create_task(client.lock("second").acquire())
+            await asyncio.sleep(0)
+            held.release()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            lease = await second
+            assert server.command("GET", "holdfast:{second}").decode() == lease.token
+            assert server.command("EXISTS", "holdfast:{first}") == 0
+            await lease.release()
+
+    asyncio.run(story())
+
+
+# A coroutine that was interrupted before its first step warns of never having been awaited.
+interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at the n-th line of holdfast that this thread executes."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.struck: str | None = None
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, *_: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and self.struck is None:
+            self._left -= 1
+            if self._left == 0:
+                self.struck = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+def _interrupted_everywhere(
+    operation: Callable[[], None], then: Callable[[str], None], step: int = 1
+) -> int:
+    """Interrupt `operation` at every line in turn, until it runs through; count the lines."""
+    at = 1
+    while True:
+        interrupt = InterruptAt(at)
+        try:
+            with interrupt:
+                operation()
+        except KeyboardInterrupt:
+            assert interrupt.struck is not None
+            then(interrupt.struck)
+            at += step
+            continue
+        assert interrupt.struck is None, f"{interrupt.struck} swallowed KeyboardInterrupt"
+        return at
+
+
+@interrupted
+def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=60)
+        lock.acquire().release()
+        taken: list[holdfast.Lease] = []
+
+        def acquire() -> None:
+            taken.append(lock.acquire())
+
+        def nothing(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
+
+        assert _interrupted_everywhere(acquire, nothing) > 40
+        taken[0].release()
+
+
+@interrupted
+def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=60)
+        with lock:
+            pass
+
+        def enter() -> None:
+            with lock:
+                sys.settrace(None)
+
+        def nothing(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
+
+        assert _interrupted_everywhere(enter, nothing) > 40
+
+
+@interrupted
+def test_release_interrupted_at_any_line_still_releases_or_can_be_tried_again(
+    server: Server,
+) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=60)
+        leases: list[holdfast.Lease] = [lock.acquire()]
+
+        def release() -> None:
+            leases[-1].release()
+
+        def free(where: str) -> None:
+            leases[-1].release()
+            assert server.command("EXISTS", KEY) == 0, where
+            leases.append(lock.acquire())
+
+        assert _interrupted_everywhere(release, free) > 20
+
+
+@interrupted
+def test_extend_interrupted_at_any_line_leaves_the_lease_usable(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lease = client.lock("a", ttl=60, renew=False).acquire()
+
+        def extend() -> None:
+            lease.extend(90)
+
+        def usable(where: str) -> None:
+            assert lease.held, where
+            assert server.command("GET", KEY).decode() == lease.token
+
+        assert _interrupted_everywhere(extend, usable) > 20
+        lease.release()
+        assert server.command("EXISTS", KEY) == 0
+
+
+def test_a_real_signal_in_the_middle_of_a_blocking_acquire_leaves_nothing(
+    server: Server, proxy: Proxy
+) -> None:
+    with holdfast.Client(proxy.url) as client:
+        client.lock("warm").acquire().release()
+        held = proxy.hold_reply(1)
+
+        def strike() -> None:
+            held.arrived.wait(5)  # the server has granted it; the client is waiting to hear so
+            os.kill(os.getpid(), signal.SIGINT)
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.lock("a", ttl=60).acquire()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        striker.join()
+        held.release()
+        assert server.command("EXISTS", KEY) == 0
+
+
+def test_a_waiting_thread_is_interruptible_and_leaves_nothing(server: Server) -> None:
+    with holdfast.Client(server.url) as holder, holdfast.Client(server.url) as client:
+        lease = holder.lock("a", ttl=60).acquire()
+        killer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        killer.start()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.lock("a", ttl=60).acquire()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        killer.join()
+        lease.release()
+        assert server.command("EXISTS", KEY) == 0

@@ -1,0 +1,247 @@
+"""Real processes: forked, frozen, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kit.servers import Server
+
+KEY = "holdfast:{a}"
+
+# Python warns of forking a process with threads; that a fork is harmless is what is shown here.
+forking = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Fork, run `work` in the child, and fail if it failed there."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:  # noqa: BLE001 - reported by the status
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, "the child failed; its traceback is on stderr"
+
+
+@forking
+def test_s13_a_forked_child_neither_believes_nor_releases_nor_renews(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=30)
+        lease = lock.acquire()
+
+        def child() -> None:
+            assert not lease.held
+            assert lease.remaining() == 0.0
+            for forbidden in (lease.check, lease.release, lambda: lease.extend(60)):
+                with pytest.raises(holdfast.NotHeld, match="forked"):
+                    forbidden()
+            assert lock.try_acquire() is None
+            other = client.lock("b").acquire()
+            assert other.held
+            other.release()
+
+        in_child(child)
+        assert lease.held
+        assert server.command("GET", KEY).decode() == lease.token
+        lease.release()
+
+
+@forking
+def test_s13_parent_and_child_share_no_connection(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a")
+        lock.acquire().release()
+
+        def child() -> None:
+            for _ in range(200):
+                client.lock("child").acquire().release()
+
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child()
+            except BaseException:  # noqa: BLE001 - reported by the status
+                os._exit(1)
+            os._exit(0)
+        fences = []
+        for _ in range(200):
+            lease = lock.acquire()
+            fences.append(lease.fence)
+            lease.release()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert fences == sorted(set(fences))
+
+
+@forking
+def test_s13_a_child_renews_its_own_leases_and_not_its_parents(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        parents = client.lock("parents", ttl=30).acquire()
+
+        def child() -> None:
+            assert [t.name for t in threading.enumerate() if "holdfast" in t.name] == []
+            lease = client.lock("childs", ttl=0.3).acquire()
+            first = lease.deadline
+            eventually(lambda: lease.deadline > first + 0.5)
+            lease.release()
+
+        in_child(child)
+        assert parents.held
+        parents.release()
+
+
+@forking
+def test_s13_tokens_drawn_after_a_fork_differ(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        client.lock("warm").acquire().release()
+        read, write = os.pipe()
+
+        def child() -> None:
+            os.write(write, client.lock("x").acquire().token.encode())
+
+        in_child(child)
+        childs = os.read(read, 1000).decode()
+        os.close(read)
+        os.close(write)
+        assert client.lock("y").acquire().token.split(":")[1] != childs.split(":")[1]
+
+
+@forking
+def test_s13_an_async_client_connects_anew_after_a_fork(server: Server) -> None:
+    async def use(client: holdfast.AsyncClient, name: str) -> None:
+        async with client.lock(name) as lease:
+            assert lease.held
+
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            lease = await client.lock("a").acquire()
+
+            def child() -> None:
+                assert not lease.held
+                asyncio.run(use(client, "b"))
+
+            in_child(child)
+            await use(client, "c")
+            await lease.release()
+
+    asyncio.run(story())
+
+
+def script(server: Server, text: str) -> subprocess.Popen[bytes]:
+    """Start a process that runs `text`, and wait until it prints that it is ready."""
+    head = f"import holdfast, time, sys, os\nclient = holdfast.Client({server.url!r})\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", head + textwrap.dedent(text)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line.strip() == b"ready", child.communicate()[1].decode()
+    return child
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
+
+
+def test_l1_a_killed_holders_lock_is_free_after_its_ttl(server: Server) -> None:
+    child = script(
+        server,
+        """
+        lease = client.lock("a", ttl=1).acquire()
+        print("ready", flush=True)
+        time.sleep(60)
+        """,
+    )
+    end(child)
+    killed_at = time.monotonic()
+    with holdfast.Client(server.url) as client:
+        lease = client.lock("a").acquire(timeout=20)
+        assert time.monotonic() - killed_at < 1 + 5, "1 s of ttl; the rest is for a busy machine"
+        lease.release()
+
+
+def test_s3_a_frozen_holder_wakes_up_knowing_that_it_lost(server: Server) -> None:
+    child = script(
+        server,
+        """
+        lease = client.lock("a", ttl=0.5).acquire()
+        print("ready", flush=True)
+        while lease.held:
+            pass
+        print("fence", lease.fence, "lost", lease.lost.wait(10), flush=True)
+        """,
+    )
+    os.kill(child.pid, signal.SIGSTOP)
+    with holdfast.Client(server.url) as client:
+        ours = client.lock("a").acquire(timeout=20)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.stdout is not None
+        word, fence, *loss = child.stdout.readline().split()
+        assert word == b"fence"
+        assert int(fence) < ours.fence
+        assert loss == [b"lost", b"True"]
+        ours.check()
+        ours.release()
+    end(child)
+
+
+def test_the_renewer_does_not_keep_a_process_alive(server: Server) -> None:
+    child = script(
+        server,
+        """
+        lease = client.lock("a", ttl=60).acquire()
+        print("ready", flush=True)
+        """,
+    )
+    assert child.wait(20) == 0
+    end(child)
+
+
+def test_garbage_collection_releases_nothing(server: Server) -> None:
+    client = holdfast.Client(server.url)
+    client.lock("a", ttl=30).acquire()
+    gc.collect()
+    assert server.command("EXISTS", KEY) == 1
+    client.close()
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    for error in (
+        holdfast.AcquireTimeout("m", lock="a", holder=None),
+        holdfast.LeaseLost("m", lock="a", reason="taken", fence=7),
+        holdfast.NotHeld("m", lock="a"),
+        holdfast.WouldDeadlock("m", lock="a"),
+        holdfast.NodeUnavailable("m", lock="a", node="n"),
+        holdfast.OutcomeUnknown("m", lock="a", node="n"),
+        holdfast.ConfigurationError("m", lock="a"),
+    ):
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+        assert type(copy) is type(error)
+        assert str(copy) == "m"
+        assert vars(copy) == vars(error)

@@ -1,0 +1,163 @@
+"""The public surface: its names, its twins, its types, and what importing it costs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+
+TWINS = [
+    (holdfast.Client, holdfast.AsyncClient),
+    (holdfast.Lock, holdfast.AsyncLock),
+    (holdfast.Lease, holdfast.AsyncLease),
+]
+# Where callbacks run, and what can be decorated, differs in the world and so in words.
+OWN_WORDS = {"on_lost", "__call__"}
+
+
+def names(kind: type) -> set[str]:
+    found = {name for name in dir(kind) if not name.startswith("_")}
+    return found | {name for name in ("__call__", "__init__") if name in vars(kind)}
+
+
+def test_the_exported_names_are_these() -> None:
+    assert holdfast.__all__ == sorted(holdfast.__all__)
+    assert set(holdfast.__all__) == {
+        "AcquireTimeout",
+        "AsyncClient",
+        "AsyncLease",
+        "AsyncLock",
+        "Client",
+        "ConfigurationError",
+        "Event",
+        "Holder",
+        "HoldfastError",
+        "Lease",
+        "LeaseLost",
+        "Lock",
+        "NodeUnavailable",
+        "NotHeld",
+        "OutcomeUnknown",
+        "WouldDeadlock",
+    }
+    for name in holdfast.__all__:
+        assert getattr(holdfast, name).__name__ == name
+    assert set(holdfast.__all__) <= set(dir(holdfast))
+    with pytest.raises(AttributeError, match="nonsense"):
+        holdfast.nonsense  # noqa: B018 - asking for it is the test
+
+
+@pytest.mark.parametrize(("sync", "aio"), TWINS, ids=lambda kind: kind.__name__)
+def test_the_faces_have_the_same_names(sync: type, aio: type) -> None:
+    assert names(sync) == names(aio)
+
+
+@pytest.mark.parametrize(("sync", "aio"), TWINS, ids=lambda kind: kind.__name__)
+def test_the_faces_take_the_same_arguments(sync: type, aio: type) -> None:
+    for name in names(sync) - {"__call__", "__init__"}:
+        ours, theirs = inspect.getattr_static(sync, name), inspect.getattr_static(aio, name)
+        if not inspect.isfunction(ours):
+            continue
+        a, b = inspect.signature(ours), inspect.signature(theirs)
+        assert list(a.parameters) == list(b.parameters), name
+        for one, other in zip(a.parameters.values(), b.parameters.values(), strict=True):
+            assert (one.kind, one.default, one.annotation) == (
+                other.kind,
+                other.default,
+                other.annotation,
+            ), name
+
+
+@pytest.mark.parametrize(("sync", "aio"), TWINS, ids=lambda kind: kind.__name__)
+def test_the_faces_make_the_same_promises(sync: type, aio: type) -> None:
+    for name in names(sync) - OWN_WORDS:
+        ours = inspect.getdoc(inspect.getattr_static(sync, name)) or ""
+        theirs = inspect.getdoc(inspect.getattr_static(aio, name)) or ""
+        assert ours or name == "__init__", f"{sync.__name__}.{name} promises nothing"
+        assert translated(ours) == translated(theirs), name
+    assert translated(inspect.getdoc(sync) or "") == translated(inspect.getdoc(aio) or "")
+
+
+def translated(text: str) -> str:
+    for ours, theirs in (
+        ("Interrupted", "Cancelled"),
+        ("interruption", "cancellation"),
+        ("all\nthreads", "all\ntasks"),
+        ("shared by threads", "shared by tasks"),
+        ("the thread that holds it", "the task that holds it"),
+    ):
+        text = text.replace(ours, theirs)
+    return text
+
+
+@pytest.mark.parametrize("kind", [kind for twins in TWINS for kind in twins])
+def test_every_optional_argument_is_by_keyword_and_typed(kind: type) -> None:
+    for name in names(kind):
+        method = inspect.getattr_static(kind, name)
+        if not inspect.isfunction(method):
+            continue
+        for parameter in inspect.signature(method).parameters.values():
+            if parameter.name in ("self", "target"):
+                continue
+            assert parameter.annotation is not parameter.empty, f"{name}({parameter.name})"
+            if parameter.default is not parameter.empty:
+                assert parameter.kind is parameter.KEYWORD_ONLY, f"{name}({parameter.name})"
+
+
+def imported_by(code: str) -> set[str]:
+    report = f"import sys, json; before = set(sys.modules); {code}; "
+    report += "print(json.dumps(sorted(set(sys.modules) - before)))"
+    output = subprocess.run(
+        [sys.executable, "-c", report], check=True, capture_output=True, text=True
+    ).stdout
+    return set(json.loads(output))
+
+
+def test_importing_holdfast_imports_next_to_nothing() -> None:
+    modules = imported_by("import holdfast")
+    assert not {"asyncio", "redis", "hiredis", "threading", "logging", "typer", "rich"} & modules
+    ours = {module for module in modules if module.startswith("holdfast")}
+    assert ours == {"holdfast"}
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(holdfast.__file__).parent / "py.typed").exists()
+
+
+def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
+    sync = holdfast.Client("redis://127.0.0.1:1").lock("a")
+    aio: Any = holdfast.AsyncClient("redis://127.0.0.1:1").lock("a")
+
+    async def coroutine() -> None: ...
+
+    def generator() -> Any:
+        yield
+
+    def plain() -> None: ...
+
+    with pytest.raises(holdfast.ConfigurationError, match="AsyncClient"):
+        sync(coroutine)
+    with pytest.raises(holdfast.ConfigurationError, match="with lock"):
+        sync(generator)
+    for function in (plain, generator):
+        with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.Client"):
+            aio(function)
+
+
+def test_leaving_a_lock_that_was_not_entered_says_what_to_do() -> None:
+    lock = holdfast.Client("redis://127.0.0.1:1").lock("a")
+    with pytest.raises(holdfast.NotHeld, match=r"lease\.release"):
+        lock.__exit__(None, None, None)
+
+
+def test_things_show_what_they_are() -> None:
+    lock = holdfast.Client("redis://127.0.0.1:1").lock("a", ttl=5)
+    assert repr(lock) == "<Lock 'a', ttl 5.0 s>"
+    assert lock.name == "a"
