@@ -27,6 +27,7 @@ bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/speed.py
 	PYTHONPATH=tests $(BIN)/python bench/renewals.py
 	PYTHONPATH=tests $(BIN)/python bench/memory.py
+	$(BIN)/python bench/imports.py
 
 soak: $(READY)
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -n auto -q || exit 1; done
