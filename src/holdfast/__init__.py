@@ -11,7 +11,7 @@ Names are imported when they are first used: `import holdfast` alone costs next 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost the most
 
 __version__ = "0.1.0"
 

@@ -114,7 +114,8 @@ class BackgroundThread:
         """Wake the thread, or start it."""
         with self._mutex:
             self._roused.set()
-            if self._thread is None:
+            # Not alive: never started, because the one who began to was interrupted.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, args=(job,), name=self._name, daemon=True
                 )
@@ -126,6 +127,9 @@ class BackgroundThread:
         self._roused.clear()
 
     def _work(self, job: Job) -> None:
+        with self._mutex:
+            if self._thread is not threading.current_thread():
+                return
         while True:
             self._roused.clear()
             try:

@@ -202,7 +202,10 @@ class Renewer:
             if isinstance(item, Hold) and not item.unanswered:
                 item.unanswered = True
                 self._report(Event("renewal_failed", item.spec.name, item.fence, str(reply)))
-            self._schedule(item, min(now + item.spec.command_timeout / 2, item.deadline))
+            if isinstance(item, Cleanup) and self._closed:
+                self._give_up(item)
+            else:
+                self._schedule(item, min(now + item.spec.command_timeout / 2, item.deadline))
         elif not isinstance(item, Hold):
             item.live = False
         elif reply != 1:

@@ -329,4 +329,6 @@ class _Body:
                 await asyncio.sleep(0)
         # Before Python 3.11 nobody can tell one cancellation from two.
         others = self.task.uncancel() if hasattr(self.task, "uncancel") else 0
+        if others > self._cancelling and error is None:
+            raise asyncio.CancelledError
         return isinstance(error, asyncio.CancelledError) and others <= self._cancelling

@@ -6,6 +6,7 @@ daemon thread that exists only while there are any.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import deque
@@ -32,14 +33,16 @@ class Herald:
         self._pid = pid()
         self._waiting: deque[Callable[[], object]] = deque()
         self._mutex = threading.Lock()
-        self._running = False
+        self._thread: threading.Thread | None = None
 
     def report(self, event: Event) -> None:
-        """Log the event and pass it on to the listener."""
+        """Log the event and pass it on to the listener, soon."""
+        self.call(functools.partial(self._tell, event))
+
+    def _tell(self, event: Event) -> None:
         _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
-        listener = self._listener
-        if listener is not None:
-            self.call(lambda: listener(event))
+        if self._listener is not None:
+            self._listener(event)
 
     def call(self, callback: Callable[[], object]) -> None:
         """Have `callback` run soon; what it raises is logged."""
@@ -47,10 +50,11 @@ class Herald:
             self._begin()
         self._waiting.append(callback)
         with self._mutex:
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._work, name="holdfast-herald", daemon=True).start()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._work, name="holdfast-herald", daemon=True
+                )
+                self._thread.start()
 
     def _work(self) -> None:
         while True:
@@ -58,7 +62,7 @@ class Herald:
                 guarded(self._waiting.popleft())
             with self._mutex:
                 if not self._waiting:
-                    self._running = False
+                    self._thread = None
                     return
 
 

@@ -162,9 +162,16 @@ class BlockingWire:
     def close(self) -> None:
         """Close every thread's connection; a request under way ends with an error."""
         self.closed = True
-        for link in list(self._links):
+        for link in self._all_links():
             if link.pid == pid():
                 link.close()
+
+    def _all_links(self) -> list[Link]:
+        while True:
+            try:
+                return list(self._links)
+            except RuntimeError:  # noqa: PERF203 - a thread connected just now
+                continue
 
     def _unknown(self, error: BaseException | str) -> OutcomeUnknown:
         node = self._target.node
