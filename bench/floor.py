@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from holdfast.core.spec import FENCE_LIFE_MS
 from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
@@ -33,8 +32,8 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     tombstone = f"{lock}:gone:{token}"
     keys = (lock, f"{lock}:fence", tombstone)
-    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, 30000, FENCE_LIFE_MS))
-    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, 0))
+    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", "3600000", b"1"))
+    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, "0", b"1"))
 
 
 class BareSocket:

@@ -43,8 +43,8 @@ class Port(Protocol):
     def now(self) -> float:
         """Seconds on a clock that never steps and also runs while the machine sleeps."""
 
-    def pid(self) -> int:
-        """The process this runs in; another number after a fork."""
+    def process(self) -> int:
+        """The process this runs in, as a number that is another in every forked child."""
 
     def actor(self) -> Any:  # noqa: ANN401 - a thread, a task, or a simulation's own kind
         """The thread or task this runs in, the same object every time."""

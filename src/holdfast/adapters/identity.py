@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 
 from holdfast.core.token import Mint
-from holdfast.wire.process import pid
 
 
 def new_mint() -> Mint:
     """Make the mint of one client in this process; its tokens are never drawn anywhere else."""
-    return Mint(secrets.token_hex(8), socket.gethostname(), pid())
+    return Mint(secrets.token_hex(8), socket.gethostname(), os.getpid())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import Multiplexer
-from holdfast.wire.process import pid
+from holdfast.wire.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -55,14 +55,14 @@ class TasksPort:
     """`holdfast.port.Port` for the tasks of one client."""
 
     now = staticmethod(now)
-    pid = staticmethod(pid)
+    process = staticmethod(generation)
     jitter = staticmethod(random.random)
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
         self._timeout = timeout
         self._mint = new_mint()
-        self._mint_pid = pid()
+        self._minted_in = generation()
         self._wires: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
         self._last: Multiplexer | None = None
         self._shielded: set[asyncio.Task[None]] = set()
@@ -72,20 +72,18 @@ class TasksPort:
 
     def draw_token(self, actor: asyncio.Task[Any], label: str) -> str:
         """Draw a token that names the task."""
-        if self._mint_pid != pid():
-            self._mint, self._mint_pid = new_mint(), pid()
+        if self._minted_in != generation():
+            self._mint, self._minted_in = new_mint(), generation()
         return self._mint.draw(actor.get_name(), label)
 
     def _wire(self) -> Multiplexer:
-        loop, wire = asyncio.get_running_loop(), self._last
-        if wire is None or wire.loop is not loop or wire.pid != pid():
-            wire = self._wires.get(loop)
-            if wire is None or wire.pid != pid():
-                for gone in [known for known in self._wires if known.is_closed()]:
-                    del self._wires[gone]
-                wire = self._wires[loop] = Multiplexer(self._target, self._timeout)
-                wire.closed = self._closed
-            self._last = wire
+        loop = asyncio.get_running_loop()
+        wire = self._wires.get(loop)
+        if wire is None or wire.generation != generation():
+            for gone in [known for known in self._wires if known.is_closed()]:
+                del self._wires[gone]
+            wire = self._wires[loop] = Multiplexer(self._target, self._timeout)
+            wire.closed = self._closed
         return wire
 
     def call(
@@ -96,7 +94,10 @@ class TasksPort:
         timeout: float,
     ) -> Awaitable[Reply]:
         """Run a script over this loop's connection."""
-        return self._wire().call(script, keys, args, timeout)
+        wire, loop = self._last, asyncio.get_running_loop()
+        if wire is None or wire.loop is not loop or wire.generation != generation():
+            wire = self._last = self._wire()
+        return wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""
@@ -126,7 +127,7 @@ class TasksPort:
         if self._shielded:
             await asyncio.wait(self._shielded, timeout=self._timeout)
         for loop, wire in list(self._wires.items()):
-            if wire.pid != pid():
+            if wire.generation != generation():
                 continue
             if loop is asyncio.get_running_loop():
                 wire.close()

@@ -7,15 +7,17 @@ alive, and a forked child simply does not have it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.wire.clock import now
-from holdfast.wire.process import pid
+from holdfast.wire.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -47,19 +49,19 @@ class ThreadsPort:
     """`holdfast.port.Port` for the threads of one client."""
 
     now = staticmethod(now)
-    pid = staticmethod(pid)
+    process = staticmethod(generation)
     actor = staticmethod(threading.current_thread)
     jitter = staticmethod(random.random)
 
     def __init__(self, wire: BlockingWire) -> None:
         self._wire = wire
         self._mint = new_mint()
-        self._mint_pid = pid()
+        self._minted_in = generation()
 
     def draw_token(self, actor: threading.Thread, label: str) -> str:
         """Draw a token that names the thread."""
-        if self._mint_pid != pid():
-            self._mint, self._mint_pid = new_mint(), pid()
+        if self._minted_in != generation():
+            self._mint, self._minted_in = new_mint(), generation()
         return self._mint.draw(actor.name, label)
 
     async def call(
@@ -90,15 +92,19 @@ class ThreadsPort:
 
 
 class BackgroundThread:
-    """`holdfast.port.Background`: one daemon thread, started when it is needed."""
+    """`holdfast.port.Background`: one daemon thread, started when it is needed.
+
+    It may be roused by a signal handler in the midst of being roused: hence a re-entrant lock, and
+    a queue whose `put` is re-entrant.
+    """
 
     now = staticmethod(now)
 
     def __init__(self, wire: BlockingWire, name: str) -> None:
         self._wire = wire
         self._name = name
-        self._mutex = threading.Lock()
-        self._roused = threading.Event()
+        self._mutex = threading.RLock()
+        self._calls: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def call_many(
@@ -113,7 +119,7 @@ class BackgroundThread:
     def rouse(self, job: Job) -> None:
         """Wake the thread, or start it."""
         with self._mutex:
-            self._roused.set()
+            self._calls.put(None)
             # Not alive: never started, because the one who began to was interrupted.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
@@ -123,23 +129,29 @@ class BackgroundThread:
 
     async def rest(self, until: float) -> None:
         """Sleep until then, or until roused."""
-        self._roused.wait(min(max(0.0, until - now()), LONGEST_REST))
-        self._roused.clear()
+        with contextlib.suppress(Empty):
+            self._calls.get(timeout=min(max(0.0, until - now()), LONGEST_REST))
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._calls.get_nowait()
 
     def _work(self, job: Job) -> None:
         with self._mutex:
             if self._thread is not threading.current_thread():
                 return
         while True:
-            self._roused.clear()
+            self._forget_calls()
             try:
                 run(job.run())
             except Exception:
                 logging.getLogger("holdfast").exception("the renewer failed, and starts again")
-                self._roused.set()
+                self._calls.put(None)
                 time.sleep(PAUSE_AFTER_FAILURE)
             self._wire.drop()
             with self._mutex:
-                if not self._roused.is_set():
+                if self._calls.empty():
                     self._thread = None
                     return

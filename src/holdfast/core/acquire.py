@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.hold import Hold
 from holdfast.core.renewer import taking_back
-from holdfast.core.spec import FENCE_LIFE_MS
 from holdfast.core.token import read_holder
 from holdfast.errors import (
     AcquireTimeout,
+    ConfigurationError,
     HoldfastError,
     NodeUnavailable,
     OutcomeUnknown,
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
 """Seconds between two askings for a held lock: doubled each time, up to the longest."""
+
+TRIES = 3
+"""Sendings of a request before the server counts as away: a connection that was closed while idle
+may cost one, and an answer lost on the way another."""
 
 LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
@@ -57,8 +61,8 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
     actor = port.actor()
     token = port.draw_token(actor, spec.encoded_label)
     tombstone = spec.tombstone_prefix + token.encode()
-    keys, args = (spec.key, spec.fence_key, tombstone), (token, spec.ttl_ms, FENCE_LIFE_MS)
-    attempt = hold = None
+    keys, args = (spec.key, spec.fence_key, tombstone), (token, spec.ttl_ms, spec.fence_life_ms)
+    attempt: _Attempt | None = None
     asked_at, limit = port.now(), spec.command_timeout
     try:
         while True:
@@ -67,7 +71,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             except (OutcomeUnknown, NodeUnavailable) as error:
                 reply = error
             now = port.now()
-            if isinstance(reply, int) and now < asked_at + spec.validity:
+            if isinstance(reply, int) and reply > 0 and now < asked_at + spec.validity:
                 tainted = attempt is not None and attempt.abandoned
                 hold = Hold(spec, token, tombstone, reply, asked_at, actor, session, grip, tainted)
                 grip._hold = hold
@@ -80,19 +84,24 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             asked_at, limit = attempt.ask_again(port.now())
     except GeneratorExit:
         raise
-    except BaseException:
-        if hold is not None:  # interrupted between the grant and its being handed over
-            session.disown(hold)
-        await _undo(session, spec, token, attempt)
+    except BaseException as error:
+        if grip._hold is not None:  # interrupted between the grant and its being handed over
+            session.disown(grip._hold)
+        # A refusal is an answer: that request was not carried out.
+        asking = not isinstance(error, ConfigurationError)
+        await _undo(session, spec, token, attempt, asking=asking)
         raise
 
 
-async def _undo(session: Session, spec: LockSpec, token: str, attempt: _Attempt | None) -> None:
-    if attempt is not None and not attempt.unsettled:
-        return
-    if attempt is not None and attempt.silent:
+async def _undo(
+    session: Session, spec: LockSpec, token: str, attempt: _Attempt | None, *, asking: bool
+) -> None:
+    """Leave nothing behind of an attempt that ended without the lock."""
+    if attempt is not None:
+        asking = (asking and attempt.asking) or attempt.abandoned
+    if asking and attempt is not None and attempt.silent:
         session.renewer.clean_up(spec, token)
-    else:
+    elif asking:
         await session.port.shielded(take_back(session, spec, token))
 
 
@@ -128,11 +137,6 @@ class _Attempt:
         self.silent = False
         """The server did not answer the last request: waiting for it once more is in vain."""
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether the server may yet grant what was asked for."""
-        return self.asking or self.abandoned
-
     def ask_again(self, now: float) -> tuple[float, float]:
         """Begin another asking: say since when it counts, and how long to wait for its answer."""
         self.asking = True
@@ -156,14 +160,13 @@ class _Attempt:
         self.asking = False
         self.abandoned = self.abandoned or isinstance(error, OutcomeUnknown)
         self._failures += 1
-        # An outage is sat out by those who wait in line, for as long as what they know is fresh;
-        # others try once more, because a connection may have been idle for too long.
-        given_up = self._failures > 1 and now > self._answered_at + self._spec.ttl
+        # An outage is sat out by those who wait in line, for as long as what they know is fresh.
+        given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
         if given_up or now >= self._end:
             name, node = self._spec.name, getattr(error, "node", "")
             message = f"{name!r} was not acquired: {error}"
             raise NodeUnavailable(message, lock=name, node=node) from error
-        return 0.0 if self._failures == 1 else PAUSE_LONGEST * jitter
+        return 0.0 if self._failures < TRIES else PAUSE_LONGEST * jitter
 
     def _too_late(self, now: float) -> float:
         """The grant is too old to be worth anything. Asking again renews it, and counts anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.acquire import TRIES
 from holdfast.core.release import check
 from holdfast.core.spec import check_ttl
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
@@ -31,11 +32,14 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
     asked_at = port.now()
     hold.longest_ttl = max(hold.longest_ttl, ttl)
     request = hold.renewal(ttl)
-    try:
-        kept = await port.call(RENEW, *request, hold.spec.command_timeout)
-    except (OutcomeUnknown, NodeUnavailable):
-        check(session, grip)
-        kept = await port.call(RENEW, *request, hold.spec.command_timeout)
+    for left in reversed(range(TRIES)):
+        try:
+            kept = await port.call(RENEW, *request, hold.spec.command_timeout)
+            break
+        except (OutcomeUnknown, NodeUnavailable):
+            check(session, grip)
+            if not left:
+                raise
     check(session, grip)
     if not kept:
         hold.lose("taken")

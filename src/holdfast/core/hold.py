@@ -12,17 +12,19 @@ The rules, which everything else relies on:
 3. The deadline moves only by an answer that arrives while the hold is alive. LOST is final.
 4. Nothing here talks to a server. Verbs (`acquire`, `release`, `extend`) and the renewer do.
 
-Several threads touch a hold: its user, and the renewer. No lock guards it. Each field is written
-whole, every deadline ever written was confirmed by the server, so any order of writes is safe; and
-the watchers are taken off a list by `pop`, which gives each to exactly one thread.
+Several threads touch a hold: its users, and the renewer. No lock guards it. Every deadline ever
+written was confirmed by the server, so they may be written in any order. A grip is taken out before
+one looks whether it was the last, so that of two at once at least one sees that it was, and it does
+no harm if both do. Watchers are taken off a list by `pop`, which gives each to exactly one thread.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import FENCE_LIFE_MS, RENEWALS_A_TTL, TOMBSTONE_MS, to_ms, validity_of
+from holdfast.core.spec import RENEWALS_A_TTL, TOMBSTONE_MS, fence_life_ms, to_ms, validity_of
 from holdfast.errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 _WHY: dict[LossReason, str] = {
     "expired": "its time ran out",
     "taken": "the server says that it is no longer ours",
-    "unreachable": "it could not be renewed in time, because the server did not answer",
+    "unreachable": "the server could not be reached, or refused, to renew it in time",
 }
 
 
@@ -98,7 +100,7 @@ class Hold:
         self.tombstone = tombstone
         self.fence = fence
         self.actor = actor
-        self.pid = session.pid
+        self.process = session.process
         self.tainted = tainted
         """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
         self.asked_at = asked_at
@@ -110,9 +112,9 @@ class Hold:
         self.renew_until = asked_at + spec.max_hold
         self._watchers: list[Callable[[Hold], object]] = [session.lost]
 
-    def alive(self, now: float, pid: int) -> bool:
+    def alive(self, now: float, process: int) -> bool:
         """Whether its holder may believe in it at this moment."""
-        return self.state is HELD and now < self.deadline and self.pid == pid
+        return self.state is HELD and now < self.deadline and self.process == process
 
     @property
     def live(self) -> bool:
@@ -157,10 +159,16 @@ class Hold:
         if self.state is LOST:
             self._tell()
 
+    def unwatch(self, watcher: Callable[[Hold], object]) -> None:
+        """Do not call `watcher` any more."""
+        with suppress(ValueError):
+            self._watchers.remove(watcher)
+
     def _tell(self) -> None:
+        """Tell the watchers, the session last: nothing that fails there may silence the others."""
         while self._watchers:
             try:
-                watcher = self._watchers.pop(0)
+                watcher = self._watchers.pop()
             except IndexError:  # another thread was quicker
                 return
             watcher(self)
@@ -182,4 +190,5 @@ class Hold:
 
     def renewal(self, ttl: float) -> tuple[tuple[bytes, bytes], tuple[str, str, str]]:
         """Keys and arguments of the script that keeps it for `ttl` more."""
-        return (self.spec.key, self.spec.fence_key), (self.token, to_ms(ttl), FENCE_LIFE_MS)
+        args = self.token, to_ms(ttl), fence_life_ms(ttl)
+        return (self.spec.key, self.spec.fence_key), args

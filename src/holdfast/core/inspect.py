@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.acquire import TRIES
 from holdfast.core.token import read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT
@@ -21,14 +22,13 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
         NodeUnavailable: the server does not answer.
         ConfigurationError: the server will not say.
     """
-    call = session.port.call
     request = INSPECT, (spec.key, spec.fence_key), (), spec.command_timeout
-    try:
-        reply = await call(*request)
-    except (OutcomeUnknown, NodeUnavailable):
+    for left in reversed(range(TRIES)):
         try:
-            reply = await call(*request)
-        except OutcomeUnknown as error:
-            message = f"nobody can say who holds {spec.name!r}: {error}"
-            raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
+            reply = await session.port.call(*request)
+            break
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            if not left:
+                message = f"nobody can say who holds {spec.name!r}: {error}"
+                raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
     return read_holder(*reply) if reply else None

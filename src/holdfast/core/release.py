@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.acquire import take_back
+from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
-from holdfast.errors import HoldfastError, NodeUnavailable, NotHeld, OutcomeUnknown
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    NodeUnavailable,
+    NotHeld,
+    OutcomeUnknown,
+)
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
-
-TRIES = 2
+    from holdfast.port import Port
 
 
 def check(session: Session, grip: Grip) -> Hold:
@@ -31,12 +36,12 @@ def check(session: Session, grip: Grip) -> Hold:
     port, hold = session.port, grip._hold
     if hold is None:
         raise NotHeld("this lease never held anything")
-    if hold.alive(port.now(), port.pid()) and grip in hold.grips:
+    if hold.alive(port.now(), port.process()) and grip in hold.grips:
         return hold
-    if hold.pid != port.pid():
+    if hold.process != port.process():
         raise NotHeld(
-            f"the lease of {hold.spec.name!r} belongs to process {hold.pid}, which this one was "
-            "forked from: acquire the lock here",
+            f"the lease of {hold.spec.name!r} belongs to the process that this one was forked "
+            "from: acquire the lock here",
             lock=hold.spec.name,
         )
     if hold.state is HELD:
@@ -56,31 +61,16 @@ async def release(session: Session, grip: Grip) -> None:
             background, and may be tried again by the caller.
     """
     hold = grip._hold
-    if hold is None or not _begin(session, hold, grip):
-        return None
-    port, spec, request = session.port, hold.spec, hold.surrender()
-    failure: HoldfastError | None = None
+    if hold is None:
+        return
     try:
-        if hold in session.renewer.under_way:
-            await session.renewer.let_go(hold, port)
-        for _ in range(TRIES):
-            try:
-                released = await port.call(RELEASE, *request, spec.command_timeout)
-            except OutcomeUnknown as error:  # noqa: PERF203 - it is tried twice, not often
-                hold.unsure = True
-                failure = error
-            except NodeUnavailable as error:
-                failure = failure or error
-            else:
-                return _end(hold, released=bool(released), now=port.now())
+        if _begin(session, hold, grip):
+            await _give_back(session, hold)
     except (GeneratorExit, HoldfastError):
         raise
     except BaseException:
-        hold.unsure = True
-        await port.shielded(_finish(session, hold))
+        await session.port.shielded(_finish(session, hold, grip))
         raise
-    session.renewer.clean_up(spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
-    raise _unheard(hold, failure) from failure
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
@@ -91,8 +81,8 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         hold.unsure = True  # an earlier try failed, or another thread's is under way
         return True
     check(session, grip)
-    if len(hold.grips) > 1:
-        hold.grips.discard(grip)
+    hold.grips.discard(grip)
+    if hold.grips:
         return False
     hold.state = RELEASING
     if hold.reason is not None:  # lost in the same instant: lost is final
@@ -102,9 +92,35 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     return True
 
 
-def _end(hold: Hold, *, released: bool, now: float) -> None:
+async def _give_back(session: Session, hold: Hold) -> None:
+    port, spec, request = session.port, hold.spec, hold.surrender()
+    if hold in session.renewer.under_way:
+        await session.renewer.let_go(hold, port)
+    failure: HoldfastError | None = None
+    for _ in range(TRIES):
+        try:
+            released = await port.call(RELEASE, *request, spec.command_timeout)
+        except OutcomeUnknown as error:  # noqa: PERF203 - not often
+            hold.unsure = True
+            failure = error
+        except NodeUnavailable as error:
+            failure = failure or error
+        except ConfigurationError:
+            _clean_up(session, hold)
+            raise
+        else:
+            return _end(hold, port, released=released)
+    _clean_up(session, hold)
+    raise _unheard(hold, failure) from failure
+
+
+def _clean_up(session: Session, hold: Hold) -> None:
+    session.renewer.clean_up(hold.spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
+
+
+def _end(hold: Hold, port: Port, *, released: int) -> None:
     if not released and not hold.unsure:
-        hold.lose("taken" if now < hold.deadline else "expired")
+        hold.lose("taken" if port.now() < hold.deadline else "expired")
     if hold.state is LOST:
         raise hold.loss()
     hold.state = RELEASED
@@ -120,6 +136,13 @@ def _unheard(hold: Hold, failure: HoldfastError | None) -> HoldfastError:
     )
 
 
-async def _finish(session: Session, hold: Hold) -> None:
+async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
+    """Bring an interrupted release to its end, from wherever it was."""
+    hold.grips.discard(grip)
+    if hold.grips or hold.state is LOST or hold.process != session.port.process():
+        return
+    hold.state = RELEASING
+    hold.unsure = True
+    session.forget(hold)
     await take_back(session, hold.spec, hold.token)
     hold.state = RELEASED

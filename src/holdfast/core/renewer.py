@@ -10,7 +10,8 @@ clean-ups that an interrupted operation could not finish. The rules:
 3. A renewal without an answer is tried again until the strict deadline.
 4. A hold that is being released is not renewed any more, and `let_go` returns only when a renewal
    that was already on its way has ended.
-5. With nothing to watch the job ends; the next `watch` starts it.
+5. With nothing to watch the job lingers for a moment, so that a program which takes and releases
+   locks all the time does not start and end it each time; then it ends, until the next `watch`.
 
 Callers hand things in through a set, whose `add`, `discard` and `pop` need no lock, and wake the
 job only when what they hand in is due before it would wake by itself. A lease that is released
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
 from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.scripts import RELEASE, RENEW
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ WINDOW = 0.05
 
 BATCH = 1000
 """Requests in one pipeline, so that its answers come well within a command's timeout."""
+
+NAP, LINGER = 0.1, 1.0
+"""Seconds between two looks with nothing to watch, and after which the job ends."""
 
 SLACK = 1000
 """Entries the heap may have beyond twice what was alive when it was last cleared of dead ones."""
@@ -108,17 +112,23 @@ class Renewer:
 
     async def run(self) -> None:
         """Work until nothing is watched any more."""
+        idle_since: float | None = None
         while True:
             self._wake_at = math.inf
             wake_at = self._advance()
             if self._ready:
                 await self._work()
                 continue
-            if wake_at is None:
+            now = self._background.now()
+            if wake_at is not None:
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            elif self._closed or now >= idle_since + LINGER:
                 return
-            self._wake_at = wake_at
+            self._wake_at = wake_at or now + NAP
             if not self._handed_in:
-                await self._background.rest(wake_at)
+                await self._background.rest(self._wake_at)
 
     def _schedule(self, item: Hold | Cleanup, due: float) -> None:
         item.due = due
@@ -185,9 +195,11 @@ class Renewer:
         if batch:
             asked_at = self._background.now()
             timeout = min(item.spec.command_timeout for item in batch)
-            replies = await self._background.call_many(
-                [_request(item) for item in batch], timeout, self._advance
-            )
+            requests = [_request(item) for item in batch]
+            try:
+                replies = await self._background.call_many(requests, timeout, self._advance)
+            except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
+                replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
             for item, reply in zip(batch, replies, strict=True):
                 if item.live:
                     self._answered(item, asked_at, reply)

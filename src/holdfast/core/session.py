@@ -35,19 +35,19 @@ class Session:
         self._begin()
 
     def _begin(self) -> None:
-        self.pid = self.port.pid()
+        self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""
-        if self.pid != self.port.pid():
+        if self.process != self.port.process():
             self._begin()
         hold = self.held.get(spec.key)
         if hold is None or hold.actor is not self.port.actor():
             return None
-        return hold if hold.alive(self.port.now(), self.pid) else None
+        return hold if hold.alive(self.port.now(), self.process) else None
 
     def took(self, hold: Hold) -> None:
         """Keep in mind, and alive, what was just granted."""
@@ -69,7 +69,8 @@ class Session:
         """See that a loss is reported, and that nothing of the lease stays on the server."""
         self.forget(hold)
         reason = hold.reason or hold.overdue()
-        # An extension whose answer was lost may keep the key long beyond the deadline.
-        if reason != "taken":
+        # An extension whose answer was lost may keep the key long beyond the deadline, and a
+        # request that was abandoned may still arrive.
+        if reason != "taken" or hold.tainted:
             self.renewer.clean_up(hold.spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

@@ -21,9 +21,9 @@ MARGIN = 0.001
 RENEWALS_A_TTL = 3
 """A lease is renewed when one of so many parts of its time has passed; two remain for retries."""
 
-FENCE_LIFE_MS = "3600000"
-"""How long an unused fence counter is kept. The server's clock floors the next fence, so this is
-how far that clock may be set back before fences could repeat."""
+FENCE_LIFE = 3600.0
+"""Seconds an unused fence counter is kept, at least. The server's clock floors the next fence, so
+this is how far that clock may be set back before fences could repeat."""
 
 TOMBSTONE_MS = "60000"
 """How long a given-up token stays refused: longer than a request may be under way."""
@@ -50,6 +50,7 @@ class LockSpec:
     tombstone_prefix: bytes
     encoded_label: str
     ttl_ms: str
+    fence_life_ms: str
     validity: float
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
@@ -82,6 +83,8 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
             raise _wrong("max_hold caps renewal and means nothing with renew=False: drop it", name)
     if label is not None and (not isinstance(label, str) or len(label) > LABEL_MAX):
         raise _wrong(f"label: give a string of at most {LABEL_MAX} characters, or None", name)
+    if label is not None:
+        _encoded("label", label)
     if key is None:
         lock_key = siblings = b"holdfast:{%b}" % name_bytes
     else:
@@ -101,6 +104,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         tombstone_prefix=siblings + b":gone:",
         encoded_label=encode(label or ""),
         ttl_ms=to_ms(ttl),
+        fence_life_ms=fence_life_ms(ttl),
         validity=validity,
         first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
         command_timeout=min(command_timeout, ttl / 4),
@@ -110,6 +114,11 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
 def validity_of(ttl: float) -> float:
     """How long after the sending of a request for `ttl` its sender may believe in it."""
     return ttl * (1 - DRIFT) - MARGIN
+
+
+def fence_life_ms(ttl: float) -> str:
+    """How long the fence counter of a lease is kept: as long as the lease, and then some."""
+    return to_ms(max(FENCE_LIFE, 2 * ttl))
 
 
 def to_ms(seconds: float) -> str:
@@ -134,10 +143,7 @@ def check_timeout(timeout: object, *, lock: str) -> None:
 def _name(what: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise _wrong(f"{what}={value!r}: give a string; for bytes, .decode() them", "")
-    try:
-        encoded = value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise _wrong(f"the {what} is not text: {error}", "") from None
+    encoded = _encoded(what, value)
     if not encoded:
         raise _wrong(f"the {what} is empty: give the thing that is locked a name", "")
     if len(encoded) > NAME_MAX_BYTES:
@@ -147,6 +153,13 @@ def _name(what: str, value: object) -> bytes:
             value[:40],
         )
     return encoded
+
+
+def _encoded(what: str, value: str) -> bytes:
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise _wrong(f"the {what} is not text: {error}", "") from None
 
 
 def _has_tag(key: bytes) -> bool:

@@ -8,8 +8,6 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from typing_extensions import Self
-
 from holdfast.adapters.tasks import TasksPort, tell
 from holdfast.adapters.threads import BackgroundThread
 from holdfast.core.acquire import acquire
@@ -18,9 +16,17 @@ from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.session import Session
 from holdfast.core.spec import check_timeout, describe
-from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError, NotHeld
+from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.faces.entered import Entered
 from holdfast.faces.events import Herald, guarded
-from holdfast.faces.facts import UNSET, LeaseFacts, LockFacts, Unset, checked_command_timeout
+from holdfast.faces.facts import (
+    UNSET,
+    LeaseFacts,
+    LockFacts,
+    Unset,
+    checked_command_timeout,
+    generator_advice,
+)
 from holdfast.wire.blocking import BlockingWire
 from holdfast.wire.target import target_of
 
@@ -28,13 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from holdfast.core.events import Event
+    from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", bound="AsyncClient")
 
 
 class AsyncClient:
@@ -140,7 +148,7 @@ class AsyncLock(LockFacts):
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face, one file
         self._spec = spec
-        self._entered: dict[asyncio.Task[Any], list[_Body]] = {}
+        self._entered: Entered[AsyncLease] = Entered()
 
     async def acquire(self, *, timeout: float | Unset | None = UNSET) -> AsyncLease:
         """Take the lock and return the lease.
@@ -194,9 +202,8 @@ class AsyncLock(LockFacts):
 
     async def __aenter__(self) -> AsyncLease:
         lease = await self.acquire()
-        body = _Body(lease)
-        self._entered.setdefault(body.task, []).append(body)
-        return lease
+        self._entered.append((self._session.port.actor(), lease))
+        return await lease.__aenter__()
 
     async def __aexit__(
         self,
@@ -204,25 +211,9 @@ class AsyncLock(LockFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = self._session.port.actor()
-        entered = self._entered.get(task)
-        if not entered:
-            raise NotHeld(
-                f"{self.name!r} was not entered by this task: to release it elsewhere, call "
-                "lock.acquire() and lease.release()",
-                lock=self.name,
-            )
-        body = entered.pop()
-        if not entered:
-            del self._entered[task]
-        ours = await body.leave(error)
-        try:
-            await body.lease.release()
-        except HoldfastError as failure:
-            if ours:
-                raise failure from error
-            if error is None:
-                raise
+        lease = self._entered.last(self._session.port.actor(), self.name)
+        self._entered.leave(lease)
+        await lease.__aexit__(kind, error, traceback)
 
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
@@ -233,6 +224,8 @@ class AsyncLock(LockFacts):
             ConfigurationError: calling and awaiting it does not run it (it is no coroutine
                 function).
         """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(generator_advice(function.__name__), lock=self.name)
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"{getattr(function, '__name__', function)} is not a coroutine function: decorate "
@@ -251,9 +244,10 @@ class AsyncLock(LockFacts):
 class AsyncLease(LeaseFacts):
     """One holding of a lock: what `acquire` returns, and the truth about it."""
 
-    __slots__ = ()
+    __slots__ = ("_body",)
 
     _lost: asyncio.Event | None
+    _body: _Body
 
     @property
     def lost(self) -> asyncio.Event:
@@ -297,30 +291,52 @@ class AsyncLease(LeaseFacts):
         """
         await release(self._session, self)
 
+    async def __aenter__(self) -> Self:
+        self._body = _Body(self._held)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ours = await self._body.leave(error)
+        try:
+            await release(self._session, self)
+        except HoldfastError as failure:
+            if ours:
+                raise failure from error
+            if error is None:
+                raise
+
 
 class _Body:
     """The body of an `async with`: cancelled when its lease is lost."""
 
-    __slots__ = ("_cancelled", "_cancelling", "_left", "lease", "task")
-
-    def __init__(self, lease: AsyncLease) -> None:
+    def __init__(self, hold: Hold) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - its acquire has just drawn a token for it
-        self.lease = lease
-        self.task = task
+        if task is None:
+            raise RuntimeError("'async with' a lease belongs in a task")
+        self._task = task
+        self._hold = hold
         self._cancelling = task.cancelling() if hasattr(task, "cancelling") else 0
         self._cancelled = self._left = False
-        loop = asyncio.get_running_loop()
-        lease._held.watch(lambda _: tell(loop, self._cancel))  # noqa: SLF001 - one face, one file
+        self._loop = asyncio.get_running_loop()
+        hold.watch(self._lost)
+
+    def _lost(self, _: Hold) -> None:
+        tell(self._loop, self._cancel)
 
     def _cancel(self) -> None:
         if not self._left:
             self._cancelled = True
-            self.task.cancel()
+            self._task.cancel()
 
     async def leave(self, error: BaseException | None) -> bool:
         """End the watch; say whether `error` is our own cancellation and nobody else's."""
         self._left = True
+        self._hold.unwatch(self._lost)
         if not self._cancelled:
             return False
         if not isinstance(error, asyncio.CancelledError):
@@ -328,7 +344,7 @@ class _Body:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         # Before Python 3.11 nobody can tell one cancellation from two.
-        others = self.task.uncancel() if hasattr(self.task, "uncancel") else 0
+        others = self._task.uncancel() if hasattr(self._task, "uncancel") else 0
         if others > self._cancelling and error is None:
             raise asyncio.CancelledError
         return isinstance(error, asyncio.CancelledError) and others <= self._cancelling

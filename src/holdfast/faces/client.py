@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-from typing_extensions import Self
 
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, run
 from holdfast.core.acquire import acquire
@@ -16,9 +15,17 @@ from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.session import Session
 from holdfast.core.spec import check_timeout, describe
-from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError, NotHeld
-from holdfast.faces.events import Herald
-from holdfast.faces.facts import UNSET, LeaseFacts, LockFacts, Unset, checked_command_timeout
+from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.faces.entered import Entered
+from holdfast.faces.events import Herald, in_a_thread
+from holdfast.faces.facts import (
+    UNSET,
+    LeaseFacts,
+    LockFacts,
+    Unset,
+    checked_command_timeout,
+    generator_advice,
+)
 from holdfast.wire.blocking import BlockingWire
 from holdfast.wire.target import target_of
 
@@ -26,13 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", bound="Client")
 
 
 class Client:
@@ -62,11 +70,10 @@ class Client:
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._wire = BlockingWire(target_of(target), self._command_timeout)
-        self._herald = Herald(on_event)
         self._session = Session(
             ThreadsPort(self._wire),
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),
-            self._herald.report,
+            Herald(on_event).report,
         )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
@@ -136,7 +143,7 @@ class Lock(LockFacts):
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face, one file
         self._spec = spec
-        self._entered: dict[threading.Thread, list[Lease]] = {}
+        self._entered: Entered[Lease] = Entered()
 
     def acquire(self, *, timeout: float | Unset | None = UNSET) -> Lease:
         """Take the lock and return the lease.
@@ -161,7 +168,7 @@ class Lock(LockFacts):
             run(acquire(self._session, self._spec, timeout, lease))
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            run(release(self._session, lease))
+            lease._abandon()  # noqa: SLF001 - one face, one file
             raise
 
     def try_acquire(self) -> Lease | None:
@@ -194,22 +201,14 @@ class Lock(LockFacts):
 
     def __enter__(self) -> Lease:
         lease = Lease(self._client)
-        entered = self._entered.setdefault(threading.current_thread(), [])
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            entered.append(lease)
+            self._entered.append((threading.current_thread(), lease))
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            self._leave(lease)
-            run(release(self._session, lease))
+            self._entered.leave(lease)
+            lease._abandon()  # noqa: SLF001 - one face, one file
             raise
-
-    def _leave(self, lease: Lease) -> None:
-        entered = self._entered.get(threading.current_thread(), [])
-        if lease in entered:
-            entered.remove(lease)
-        if not entered:
-            self._entered.pop(threading.current_thread(), None)
 
     def __exit__(
         self,
@@ -217,20 +216,17 @@ class Lock(LockFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered = self._entered.get(threading.current_thread())
-        if not entered:
-            raise NotHeld(
-                f"{self.name!r} was not entered by this thread: to release it elsewhere, call "
-                "lock.acquire() and lease.release()",
-                lock=self.name,
-            )
-        lease = entered[-1]
-        self._leave(lease)
+        lease: Lease | None = None
         try:
-            lease.release()
-        except HoldfastError:
-            if error is None:
-                raise
+            lease = self._entered.last(threading.current_thread(), self.name)
+            lease.__exit__(kind, error, traceback)
+            self._entered.leave(lease)
+        except BaseException:
+            if lease is None:  # interrupted before it was found
+                lease = self._entered.last(threading.current_thread(), self.name)
+                lease._abandon()  # noqa: SLF001 - one face, one file
+            self._entered.leave(lease)
+            raise
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.
@@ -238,18 +234,14 @@ class Lock(LockFacts):
         Raises:
             ConfigurationError: calling it does not run it (a coroutine or generator function).
         """
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        if inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"{function.__name__} is a coroutine function: decorate it with a lock of "
                 "holdfast.AsyncClient",
                 lock=self.name,
             )
-        if inspect.isgeneratorfunction(function):
-            raise ConfigurationError(
-                f"{function.__name__} is a generator function, whose body runs after the call: "
-                "write 'with lock:' inside it",
-                lock=self.name,
-            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(generator_advice(function.__name__), lock=self.name)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -278,7 +270,7 @@ class Lease(LeaseFacts):
 
     def on_lost(self, callback: Callable[[], object]) -> None:
         """Have `callback()` called, in a thread of its own, when the lease is lost."""
-        self._held.watch(lambda _: self._client._herald.call(callback))  # noqa: SLF001 - one face
+        self._held.watch(lambda _: in_a_thread(callback))
 
     def extend(self, ttl: float) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
@@ -306,3 +298,26 @@ class Lease(LeaseFacts):
             NodeUnavailable: the server cannot be reached; likewise.
         """
         run(release(self._session, self))
+
+    def _abandon(self) -> None:
+        """Give back whatever the lease may hold, when the one who asked for it was interrupted."""
+        with contextlib.suppress(HoldfastError):
+            run(release(self._session, self))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            run(release(self._session, self))
+        except HoldfastError:
+            if error is None:
+                raise
+        except BaseException:
+            self._abandon()
+            raise

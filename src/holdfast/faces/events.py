@@ -1,7 +1,7 @@
-"""Telling the user: events go to the log and to the client's listener, callbacks to a thread.
+"""Telling the user: events go to the log and to the client's listener, in a thread of their own.
 
-A user's callback may block, and the renewer must not. So callbacks run, one after the other, in a
-daemon thread that exists only while there are any.
+A log handler or a listener may block, and the renewer must not. So events are told, one after the
+other, by a daemon thread that exists only while there are any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.wire.process import pid
+from holdfast.wire.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,32 +23,25 @@ _LOG = logging.getLogger("holdfast")
 
 
 class Herald:
-    """Runs callbacks away from whoever noticed."""
+    """Tells of events, away from whoever noticed."""
 
     def __init__(self, listener: Callable[[Event], object] | None) -> None:
         self._listener = listener
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = pid()
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._mutex = threading.Lock()
+        self._generation = generation()
+        self._waiting: deque[Event] = deque()
+        self._mutex = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def report(self, event: Event) -> None:
-        """Log the event and pass it on to the listener, soon."""
-        self.call(functools.partial(self._tell, event))
-
-    def _tell(self, event: Event) -> None:
-        _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
-        if self._listener is not None:
-            self._listener(event)
-
-    def call(self, callback: Callable[[], object]) -> None:
-        """Have `callback` run soon; what it raises is logged."""
-        if self._pid != pid():  # the thread, and perhaps the mutex's owner, stayed behind
+        """Have the event logged and passed on to the listener, soon."""
+        if (
+            self._generation != generation()
+        ):  # the thread, and perhaps the mutex's owner, stayed behind
             self._begin()
-        self._waiting.append(callback)
+        self._waiting.append(event)
         with self._mutex:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
@@ -59,11 +52,23 @@ class Herald:
     def _work(self) -> None:
         while True:
             while self._waiting:
-                guarded(self._waiting.popleft())
+                self._tell(self._waiting.popleft())
             with self._mutex:
                 if not self._waiting:
                     self._thread = None
                     return
+
+    def _tell(self, event: Event) -> None:
+        _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+        if self._listener is not None:
+            guarded(functools.partial(self._listener, event))
+
+
+def in_a_thread(callback: Callable[[], object]) -> None:
+    """Run a user's callback in a thread of its own."""
+    threading.Thread(
+        target=guarded, args=(callback,), name="holdfast-callback", daemon=True
+    ).start()
 
 
 def guarded(callback: Callable[[], object]) -> None:

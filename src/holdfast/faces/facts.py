@@ -34,6 +34,12 @@ def checked_command_timeout(seconds: object) -> float:
     raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
 
 
+def generator_advice(name: str) -> str:
+    """Say why a generator function cannot be decorated."""
+    why = f"{name} is a generator function, whose body runs after the call"
+    return f"{why}: write 'with lock:' inside it"
+
+
 class HasSession(Protocol):
     """A client, of either face."""
 
@@ -89,7 +95,7 @@ class LeaseFacts(Grip):
     def held(self) -> bool:
         """Whether the lock is certainly ours at this moment. Turns False by itself."""
         port, hold = self._session.port, self._held
-        return hold.alive(port.now(), port.pid()) and self in hold.grips
+        return hold.alive(port.now(), port.process()) and self in hold.grips
 
     def remaining(self) -> float:
         """Return the seconds until the deadline, 0.0 when the lease is over."""

@@ -1,6 +1,7 @@
 """The Lua that runs on the server: one script a file, with its keys, arguments, units and returns.
 
-A script is sent by its SHA1; the wire sends the text when the server does not know it.
+A script is sent by its SHA1; the wire sends the text when the server does not know it. The last
+argument of each is a serial that its answer ends with, so that the wire can tell whose it is.
 """
 
 from __future__ import annotations

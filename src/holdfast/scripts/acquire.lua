@@ -1,11 +1,11 @@
 -- acquire: take the lock if it is free, and number the taking, in one step.
 --
 -- KEYS  1 lock  2 fence counter  3 tombstone of this token
--- ARGV  1 token  2 ttl (ms)  3 life of the fence counter (ms)
+-- ARGV  1 token  2 ttl (ms)  3 life of the fence counter (ms)  4 serial of the request
 --
--- Returns  fence (integer > 0)          the lock is the caller's, now or since an earlier sending
---          0                            the token was given up before this request arrived
---          {holder's token, left (ms)}  somebody else holds it; left is -1 for a key without expiry
+-- Returns  {fence, serial}              the lock is the caller's, now or since an earlier sending
+--          {0, serial}                  the token was given up before this request arrived
+--          {holder's token, left, serial}  somebody else holds it, for left ms; -1 if for ever
 --
 -- The fence is written before the lock: whatever fails on the way leaves nothing held.
 -- TIME in µs floors the counter, so that fences keep growing when the counter is lost.
@@ -17,18 +17,18 @@ end
 
 if redis.call('EXISTS', KEYS[1], KEYS[3]) > 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then
-    return 0
+    return {0, ARGV[4]}
   end
   local holder, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
   if holder ~= token then
-    return {holder, left}
+    return {holder, left, ARGV[4]}
   end
   -- A retry. Its expiry is written even when unchanged, and never shortened.
   ttl = math.max(left, ttl)
   redis.call('PEXPIRE', KEYS[1], ttl)
   local fence = redis.call('GET', KEYS[2])
   if fence then
-    return tonumber(fence)
+    return {tonumber(fence), ARGV[4]}
   end
 end
 
@@ -40,4 +40,4 @@ if last and tonumber(last) >= tonumber(fence) then
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
 end
 redis.call('SET', KEYS[1], token, 'PX', ttl)
-return tonumber(fence)
+return {tonumber(fence), ARGV[4]}

@@ -1,13 +1,13 @@
 -- inspect: who holds the lock. Changes nothing.
 --
 -- KEYS  1 lock  2 fence counter
--- ARGV  none
+-- ARGV  1 serial of the request
 --
--- Returns  {}                                          nobody
---          {holder's token, left (ms), last fence or ''}  left is -1 for a key without expiry
+-- Returns  {serial}                                    nobody holds it
+--          {holder's token, left (ms), last fence or '', serial}  left is -1 if it never expires
 
 local holder = redis.call('GET', KEYS[1])
 if not holder then
-  return {}
+  return {ARGV[1]}
 end
-return {holder, redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2]) or ''}
+return {holder, redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2]) or '', ARGV[1]}

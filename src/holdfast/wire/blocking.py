@@ -11,6 +11,7 @@ at most `SPIN` seconds. A server far away is never quick, and is never waited fo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -18,14 +19,14 @@ import ssl
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.packing import by_sha, by_text, pack
-from holdfast.wire.process import pid
+from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
+from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, probes, refusal
 
 if TYPE_CHECKING:
@@ -41,10 +42,8 @@ QUICK = 0.0002
 """An answer within this time, seconds, makes the next one worth looking for without sleeping."""
 
 CAN_SPIN = hasattr(select, "poll") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
-LEAST_CONNECT = 0.05
-"""Seconds a connect is given in the background even when a deadline is nearer."""
-
 _BUFFER = 16_384
+Packer: TypeAlias = "Callable[[Script, tuple[bytes, ...], tuple[str, ...], bytes], bytes]"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -52,12 +51,13 @@ class Link:
     """One connection of one thread."""
 
     def __init__(self, target: Target, timeout: float, *, prepare: bool = True) -> None:
-        self.pid = pid()
+        self.generation = generation()
         self._connection = target.connect(timeout, prepare=prepare)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         self._timeout = timeout
         self._reader = hiredis.Reader()
+        self._serials = serials()
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if CAN_SPIN:
@@ -68,8 +68,14 @@ class Link:
         """Throw the connection away."""
         self._connection.disconnect()
 
-    def exchange(self, packed: bytes, timeout: float) -> Reply:
-        """Send one request and return its answer, which may be a `hiredis.ReplyError`."""
+    def call(self, request: Request, timeout: float, pack: Packer = by_sha) -> Reply:
+        """Run a script and return what it answered, which may be a `hiredis.ReplyError`."""
+        serial = next(self._serials)
+        answer = self.exchange(pack(*request, serial), timeout)
+        return answer if isinstance(answer, hiredis.ReplyError) else opened(answer, serial)
+
+    def exchange(self, packed: bytes, timeout: float) -> Any:  # noqa: ANN401 - any answer
+        """Send one request and return its answer as it came."""
         sock = self._sock
         if timeout != self._timeout:
             sock.settimeout(timeout)
@@ -80,10 +86,10 @@ class Link:
             spin_until = sent_at + SPIN
             while not self._poll.poll(0) and time.perf_counter() < spin_until:
                 os.sched_yield()  # the server may be waiting for this very core
-        while (reply := self._reader.gets()) is False:
+        while (answer := self._reader.gets()) is False:
             self._receive()
         self._quick = CAN_SPIN and time.perf_counter() - sent_at < QUICK
-        return reply
+        return answer
 
     def _receive(self) -> None:
         size = self._sock.recv_into(self._buffer)
@@ -91,32 +97,40 @@ class Link:
             raise ConnectionResetError("the server closed the connection")
         self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
 
-    def exchange_many(
-        self, packed: Sequence[bytes], timeout: float, meanwhile: Callable[[], float | None]
+    def call_many(
+        self,
+        requests: Sequence[Request],
+        timeout: float,
+        meanwhile: Callable[[], float | None],
+        pack: Packer = by_sha,
     ) -> list[Reply]:
-        """Send requests in one go and return as many answers as came within `timeout`.
+        """Run scripts in one go and return as many answers as came within `timeout`.
 
         `meanwhile` is called as the port says; its times are on the port's clock.
         """
-        replies: list[Reply] = []
+        numbers = [next(self._serials) for _ in requests]
+        packed = (pack(*request, serial) for request, serial in zip(requests, numbers, strict=True))
         unsent = memoryview(b"".join(packed))
+        replies: list[Reply] = []
         end = now() + timeout
         self._sock.settimeout(0)
         self._timeout = 0
-        while len(replies) < len(packed):
+        while len(replies) < len(requests):
             due = meanwhile()
             left = end - now()
             if left <= 0:
                 break
+            with contextlib.suppress(*_NOT_NOW):
+                unsent = unsent[self._sock.send(unsent) :] if unsent else unsent
             try:
-                while unsent:
-                    unsent = unsent[self._sock.send(unsent) :]
                 self._receive()
             except _NOT_NOW:
                 wait = left if due is None else min(left, due - now())
                 _wait(self._sock, max(0.0, wait), writing=bool(unsent))
-            while (reply := self._reader.gets()) is not False:
-                replies.append(reply)
+            while (answer := self._reader.gets()) is not False:
+                serial = numbers[len(replies)]
+                refused = isinstance(answer, hiredis.ReplyError)
+                replies.append(answer if refused else opened(answer, serial))
         return replies
 
 
@@ -130,6 +144,37 @@ def _wait(sock: socket.socket, seconds: float, *, writing: bool) -> None:
     poll.poll(math.ceil(seconds * 1000))
 
 
+class Opening:
+    """A connection being opened in a thread of its own, so that nobody else has to wait for it.
+
+    Connecting cannot be interrupted: looking up a name alone may take many seconds.
+    """
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        self.done = threading.Event()
+        self.abandoned = False
+        self._result: Link | HoldfastError | None = None
+        arguments = (target, timeout)
+        threading.Thread(
+            target=self._open, args=arguments, name="holdfast-connect", daemon=True
+        ).start()
+
+    def _open(self, target: Target, timeout: float) -> None:
+        try:
+            self._result = Link(target, timeout, prepare=False)
+        except HoldfastError as error:
+            self._result = error
+        self.done.set()
+        if self.abandoned and isinstance(self._result, Link):
+            self._result.close()
+
+    def link(self) -> Link:
+        """Return the connection, or raise why there is none; only when `done`."""
+        if isinstance(self._result, Link):
+            return self._result
+        raise self._result or NodeUnavailable("no connection could be opened")
+
+
 class BlockingWire:
     """The connections of a client's threads to one node."""
 
@@ -140,17 +185,27 @@ class BlockingWire:
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self.closed = False
 
-    def _link(self) -> Link:
-        link: Link | None = getattr(self._thread, "link", None)
-        if link is not None and link.pid == pid():
-            return link
-        return self._open(self._timeout, prepare=True)
+    def _take(self) -> Link | None:
+        """Take this thread's connection out, so that nobody else can use it meanwhile.
 
-    def _open(self, timeout: float, *, prepare: bool) -> Link:
+        Nobody else is a signal handler, or a finalizer, that runs in this thread while it waits
+        for an answer: on the same connection it would be given that answer.
+        """
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
-        link = self._thread.link = Link(self._target, timeout, prepare=prepare)
+        link: Link | None = self._thread.__dict__.pop("link", None)
+        return link if link is not None and link.generation == generation() else None
+
+    def _put_back(self, link: Link) -> None:
+        other: Link | None = self._thread.__dict__.get("link")
+        self._thread.link = link
+        if other is not None:
+            other.close()
+
+    def _keep(self, link: Link) -> Link:
         self._links.add(link)
+        if self.closed:
+            link.close()
         return link
 
     def drop(self) -> None:
@@ -163,7 +218,7 @@ class BlockingWire:
         """Close every thread's connection; a request under way ends with an error."""
         self.closed = True
         for link in self._all_links():
-            if link.pid == pid():
+            if link.generation == generation():
                 link.close()
 
     def _all_links(self) -> list[Link]:
@@ -177,54 +232,55 @@ class BlockingWire:
         node = self._target.node
         return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
 
-    def _exchange(self, packed: bytes, timeout: float) -> Reply:
-        link = self._link()
-        try:
-            return link.exchange(packed, timeout)
-        except (OSError, hiredis.HiredisError) as error:
-            self.drop()
-            raise self._unknown(error) from error
-        except BaseException:
-            self.drop()
-            raise
-
     def call(
-        self,
-        script: Script,
-        keys: tuple[bytes, ...],
-        args: tuple[str, ...],
-        timeout: float,
+        self, script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the node, once; as `Port.call`, blocking."""
-        reply = self._exchange(by_sha(script, keys, args), timeout)
-        if isinstance(reply, hiredis.ReplyError):
-            if str(reply).startswith("NOSCRIPT"):
-                reply = self._exchange(by_text(script, keys, args), timeout)
-            if isinstance(reply, hiredis.ReplyError):
-                raise self._refusal(str(reply), keys, timeout)
+        link = self._take() or self._keep(Link(self._target, min(timeout, self._timeout)))
+        try:
+            reply = self._call(link, (script, keys, args), timeout)
+        except (OSError, hiredis.HiredisError, StrayAnswer) as error:
+            link.close()
+            raise self._unknown(error) from error
+        except BaseException:
+            link.close()
+            raise
+        self._put_back(link)
+        if isinstance(reply, HoldfastError):
+            raise reply
         return reply
 
-    def _refusal(self, text: str, keys: tuple[bytes, ...], timeout: float) -> HoldfastError:
+    def _call(self, link: Link, request: Request, timeout: float) -> Reply | HoldfastError:
+        reply = link.call(request, timeout)
+        if isinstance(reply, hiredis.ReplyError):
+            if str(reply).startswith("NOSCRIPT"):
+                reply = link.call(request, timeout, by_text)
+            if isinstance(reply, hiredis.ReplyError):
+                return self._refusal(link, str(reply), request[1], timeout)
+        return reply
+
+    def _refusal(
+        self, link: Link, text: str, keys: tuple[bytes, ...], timeout: float
+    ) -> HoldfastError:
         if not is_denial(text):
             return refusal(text, self._target.node)
-        answers = [self._exchange(pack(probe), timeout) for probe in probes(keys)]
+        answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
         return denial(text, answers, keys, self._target.node, self._target.user)
 
     def call_many(
         self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float | None]
     ) -> list[Reply | HoldfastError]:
         """Run scripts in one pipeline; as `Background.call_many`, blocking."""
-        packed = [by_sha(*request) for request in requests]
-        replies = self._exchange_many(packed, timeout, meanwhile)
+        replies = self._call_many(requests, timeout, meanwhile, by_sha)
         unknown = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
         ]
         if unknown:
-            texts = [by_text(*requests[index]) for index in unknown]
-            again = self._exchange_many(texts, timeout, meanwhile)
-            for index, reply in zip(unknown, again, strict=True):
+            again = [requests[index] for index in unknown]
+            answers = self._call_many(again, timeout, meanwhile, by_text)
+            for index, reply in zip(unknown, answers, strict=True):
                 replies[index] = reply
         node = self._target.node
         return [
@@ -232,23 +288,39 @@ class BlockingWire:
             for reply in replies
         ]
 
-    def _exchange_many(
-        self, packed: Sequence[bytes], timeout: float, meanwhile: Callable[[], float | None]
+    def _call_many(
+        self,
+        requests: Sequence[Request],
+        timeout: float,
+        meanwhile: Callable[[], float | None],
+        pack: Packer,
     ) -> list[Reply | HoldfastError]:
         replies: list[Reply | HoldfastError] = []
         failure: HoldfastError = self._unknown(f"no answer within {timeout} s")
+        link: Link | None = None
         try:
-            link: Link | None = getattr(self._thread, "link", None)
-            if link is None:
-                # Connecting cannot be watched over, so it must not outlast the next deadline.
-                due = meanwhile()
-                left = timeout if due is None else min(timeout, due - now())
-                link = self._open(max(LEAST_CONNECT, left), prepare=False)
-            replies = link.exchange_many(packed, timeout, meanwhile)
+            link = self._take() or self._keep(self._open_meanwhile(timeout, meanwhile))
+            replies = link.call_many(requests, timeout, meanwhile, pack)
         except HoldfastError as error:
             failure = error
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             failure = self._unknown(error)
-        if len(replies) < len(packed):
-            self.drop()
-        return replies + [failure] * (len(packed) - len(replies))
+        if link is not None and len(replies) == len(requests):
+            self._put_back(link)
+        elif link is not None:
+            link.close()
+        return replies + [failure] * (len(requests) - len(replies))
+
+    def _open_meanwhile(self, timeout: float, meanwhile: Callable[[], float | None]) -> Link:
+        opening = Opening(self._target, timeout)
+        end = now() + timeout
+        while now() < end:
+            due = meanwhile()
+            wait = end if due is None else min(end, due)
+            if opening.done.wait(max(0.0, wait - now())):
+                return opening.link()
+        if opening.done.is_set():
+            return opening.link()
+        opening.abandoned = True
+        node = self._target.node
+        raise NodeUnavailable(f"cannot reach {node} within {timeout} s", node=node)

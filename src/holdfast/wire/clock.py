@@ -7,13 +7,13 @@ so that a laptop would wake up believing in a lock that expired hours ago.
 from __future__ import annotations
 
 import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", -1))
 
-if _CLOCK == -1:
-    now = time.monotonic
-else:
-
-    def now() -> float:
-        """Seconds since some moment before this process began."""
-        return time.clock_gettime(_CLOCK)
+now: Callable[[], float] = time.monotonic if _CLOCK == -1 else partial(time.clock_gettime, _CLOCK)
+"""Seconds since some moment before this process began."""

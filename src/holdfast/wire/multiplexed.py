@@ -2,13 +2,14 @@
 
 Requests are written together, once a turn of the loop, or as soon as `FLUSH` of them have come
 together, so that the server works on the first while the last are still being made. Answers come
-in the order of the requests: a deque matches them. A caller that was cancelled leaves its place in
-the deque, and the late answer is dropped there.
+in the order of the requests: a deque matches them, and each answer's serial proves the match. A
+caller that was cancelled, or whose time was up, leaves its place in the deque, and the late answer
+is dropped there.
 
 redis-py opens the connection (TLS, passwords, unix sockets); then this object takes its transport
 over. When the connection ends, everything without an answer fails as `OutcomeUnknown`, and the
-next request opens a new one. A request whose time is up ends the connection: an answer that was
-lost on the way would give every later one to the wrong caller.
+next request opens a new one. It is ended here when an answer is not the one whose turn it is, and
+when the one whose turn it is has waited for a whole timeout of the client.
 
 As in `wire.blocking`, a server on this machine is not slept for: for `SPIN` seconds after a write
 the loop is kept turning, if answers have been quick.
@@ -19,15 +20,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
 
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
-from holdfast.wire.packing import by_sha, by_text, pack
-from holdfast.wire.process import pid
+from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
+from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, probes, refusal
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
 
+LAG = 0.05
+"""Seconds by which the loop may be late before it counts as having been blocked."""
+
 Future = asyncio.Future
+Place: TypeAlias = "tuple[Future[Reply], float, float, Request | None, bytes]"
+"""Whose turn it is: the caller, when it asked and gives up, what it asked, and the serial."""
 
 
 class Multiplexer(asyncio.Protocol):
@@ -50,7 +56,7 @@ class Multiplexer(asyncio.Protocol):
         self._target = target
         self._timeout = timeout
         self.loop = asyncio.get_running_loop()
-        self.pid = pid()
+        self.generation = generation()
         self.closed = False
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
@@ -61,26 +67,36 @@ class Multiplexer(asyncio.Protocol):
         self._writer: Any = None
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
-        self._unanswered: deque[tuple[Future[Reply], float, Request | None]] = deque()
+        self._serials = serials()
+        self._unanswered: deque[Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
         self._sent_at = 0.0
-        self._spinning = self._quick = False
+        self._spinning = self._quick = self._lagged = False
 
     # The connection's life
 
-    async def _open(self) -> None:
+    async def _open(self, timeout: float) -> None:
         """Connect, once for all who wait for it; a caller that gives up does not stop it."""
+        node = self._target.node
         if self.closed:
-            raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
+            raise NodeUnavailable("this client is closed: make a new one", node=node)
+        if self._target.prepare is not None:
+            await self.loop.run_in_executor(None, self._target.prepare)
+        if self._transport is not None:
+            return
         if self._opening is None or self._opening.done():
             self._opening = self.loop.create_task(self._connect())
             self._opening.add_done_callback(_seen)
-        await asyncio.shield(self._opening)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._opening), timeout)
+        except asyncio.TimeoutError:
+            message = f"cannot reach {node} within {timeout} s"
+            raise NodeUnavailable(message, node=node) from None
+        if self._transport is None:
+            raise NodeUnavailable(f"{node} hung up", node=node)
 
     async def _connect(self) -> None:
-        if self._target.prepare is not None:
-            await self.loop.run_in_executor(None, self._target.prepare)
         connection = await self._target.connect_async(self._timeout)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
@@ -100,7 +116,7 @@ class Multiplexer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._begin()
-        for future, _, _ in unanswered:
+        for future, *_ in unanswered:
             if not future.done():
                 future.set_exception(self._unknown(error))
 
@@ -127,39 +143,26 @@ class Multiplexer(asyncio.Protocol):
     ) -> Awaitable[Reply]:
         """Run a script on the node, once; as `Port.call`."""
         if self._transport is None:
-            return self._call_first(script, keys, args, timeout)
-        return self._send(by_sha(script, keys, args), now() + timeout, (script, keys, args))
+            return self._call_first((script, keys, args), timeout)
+        future: Future[Reply] = Future(loop=self.loop)
+        serial, at = next(self._serials), now()
+        place = future, at, at + timeout, (script, keys, args), serial
+        self._send(by_sha(script, keys, args, serial), place)
+        return future
 
-    async def _call_first(
-        self,
-        script: Script,
-        keys: tuple[bytes, ...],
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> Reply:
-        await self._open()
-        if self._transport is None:
-            raise NodeUnavailable(f"{self._target.node} hung up", node=self._target.node)
-        return await self.call(script, keys, args, timeout)
+    async def _call_first(self, request: Request, timeout: float) -> Reply:
+        await self._open(timeout)
+        return await self.call(*request, timeout)
 
-    def _send(
-        self,
-        packed: bytes,
-        give_up: float,
-        request: Request | None,
-        future: Future[Reply] | None = None,
-    ) -> Future[Reply]:
-        if future is None:
-            future = Future(loop=self.loop)
-        self._unanswered.append((future, give_up, request))
+    def _send(self, packed: bytes, place: Place) -> None:
+        self._unanswered.append(place)
         if not self._unsent:
             self.loop.call_soon(self._flush)
         self._unsent.append(packed)
         if len(self._unsent) >= FLUSH:
             self._flush()
-        if give_up < self._look_at:
-            self._look(give_up)
-        return future
+        if place[2] < self._look_at:
+            self._look(place[2])
 
     def _flush(self) -> None:
         if not self._unsent or self._transport is None:
@@ -184,22 +187,31 @@ class Multiplexer(asyncio.Protocol):
         gets, next_in_turn = self._reader.gets, self._unanswered.popleft
         self._reader.feed(data)
         try:
-            while (reply := gets()) is not False:
-                future, give_up, request = next_in_turn()
-                if future.done():
-                    continue
-                if isinstance(reply, hiredis.ReplyError) and request is not None:
-                    self._refused(str(reply), future, give_up, request)
+            while (answer := gets()) is not False:
+                future, _, give_up, request, serial = next_in_turn()
+                if isinstance(answer, hiredis.ReplyError) or request is None:
+                    self._answered_oddly(answer, future, give_up, request)
                 else:
-                    future.set_result(reply)
-        except (hiredis.HiredisError, IndexError) as error:
+                    reply = opened(answer, serial)
+                    if not future.done():
+                        future.set_result(reply)
+        except (hiredis.HiredisError, IndexError, StrayAnswer) as error:
             self._give_up(error)
             return
         self._quick = CAN_SPIN and now() - self._sent_at < QUICK
 
-    def _refused(self, text: str, future: Future[Reply], give_up: float, request: Request) -> None:
-        if text.startswith("NOSCRIPT"):
-            self._send(by_text(*request), give_up, request, future)
+    def _answered_oddly(
+        self, answer: object, future: Future[Any], give_up: float, request: Request | None
+    ) -> None:
+        """Deal with an error reply, and with the answer to a probe."""
+        text = str(answer)
+        if future.done():
+            return
+        if request is None:
+            future.set_result(answer)
+        elif text.startswith("NOSCRIPT"):
+            serial = next(self._serials)
+            self._send(by_text(*request, serial), (future, now(), give_up, request, serial))
         elif is_denial(text):
             task = self.loop.create_task(self._explain(text, future, give_up, request[1]))
             self._explaining.add(task)
@@ -210,7 +222,10 @@ class Multiplexer(asyncio.Protocol):
     async def _explain(
         self, text: str, future: Future[Reply], give_up: float, keys: tuple[bytes, ...]
     ) -> None:
-        asked = [self._send(pack(probe), give_up, None) for probe in probes(keys)]
+        asked: list[Future[Any]] = []
+        for probe in probes(keys):
+            asked.append(Future(loop=self.loop))
+            self._send(pack(probe), (asked[-1], now(), give_up, None, b""))
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user
@@ -223,17 +238,27 @@ class Multiplexer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._look_at = at
-        self._timer = self.loop.call_later(at - now(), self._overdue)
+        self._timer = self.loop.call_later(at - now(), self._overdue, at)
 
-    def _overdue(self) -> None:
+    def _overdue(self, due: float) -> None:
+        at = now()
         self._timer, self._look_at = None, math.inf
         if not self._unanswered:
             return
-        soonest = min(give_up for _, give_up, _ in self._unanswered)
-        if soonest > now():
-            self._look(soonest)
-        else:
+        if at > due + LAG and not self._lagged:
+            # The loop was blocked: what was asked before may have been written only now.
+            self._lagged = True
+            self._look(at + LAG)
+            return
+        self._lagged = False
+        if at - self._unanswered[0][1] >= self._timeout:
             self._give_up(TimeoutError("no answer in time"))
+            return
+        for future, _, give_up, *_ in self._unanswered:
+            if give_up <= at and not future.done():
+                future.set_exception(self._unknown("no answer in time"))
+        waiting = [give_up for _, _, give_up, *_ in self._unanswered if give_up > at]
+        self._look(min(waiting, default=at + self._timeout))
 
 
 def _seen(task: asyncio.Task[None]) -> None:

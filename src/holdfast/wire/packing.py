@@ -1,25 +1,49 @@
-"""Requests as bytes."""
+"""Requests as bytes, and answers that say which request they are of.
+
+Answers come in the order of the requests, so counting is enough, unless something between here and
+the server loses an answer or sends one twice: then every later one would go to the wrong caller,
+and somebody would believe in another's lock. So each request carries a serial, and its answer ends
+with it. The numbers go round; what matters is that neighbours differ.
+"""
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from holdfast.port import Reply
     from holdfast.scripts import Script
 
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """Pack one command, given as a tuple of bytes, strings and numbers."""
 
 
-def by_sha(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...]) -> bytes:
+class StrayAnswer(Exception):  # noqa: N818 - it is one
+    """An answer came that was not to the request whose turn it was."""
+
+
+def serials() -> Iterator[bytes]:
+    """Count the requests of one connection."""
+    return cycle([b"%d" % number for number in range(1000)])
+
+
+def by_sha(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], serial: bytes) -> bytes:
     """Pack the call of a script that the server should know."""
-    return pack(("EVALSHA", script.sha, len(keys), *keys, *args))
+    return pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial))
 
 
-def by_text(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...]) -> bytes:
+def by_text(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], serial: bytes) -> bytes:
     """Pack the call of a script that the server did not know."""
-    return pack(("EVAL", script.text, len(keys), *keys, *args))
+    return pack(("EVAL", script.text, len(keys), *keys, *args, serial))
+
+
+def opened(answer: list[Any], serial: bytes) -> Reply:
+    """Take what a script answered out of the answer to the request with this serial."""
+    if type(answer) is not list or not answer or answer.pop() != serial:
+        raise StrayAnswer("an answer to another request came")
+    return answer[0] if len(answer) == 1 else answer

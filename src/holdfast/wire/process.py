@@ -1,20 +1,24 @@
-"""Which process this is, known without asking the kernel each time."""
+"""Which process this is, known without asking the kernel each time.
+
+A generation and not a pid: a pid may come back in a grandchild, which would then believe in the
+leases of a process long gone.
+"""
 
 from __future__ import annotations
 
 import os
 
-_pid = os.getpid()
+_generation = 0
 
 
-def pid() -> int:
-    """The number of this process; another one in a forked child."""
-    return _pid
+def generation() -> int:
+    """How many forks lie between this process and the one that began Python."""
+    return _generation
 
 
 def _forked() -> None:
-    global _pid  # noqa: PLW0603 - a fork changes it, and nothing else does
-    _pid = os.getpid()
+    global _generation  # noqa: PLW0603 - a fork changes it, and nothing else does
+    _generation += 1
 
 
 if hasattr(os, "register_at_fork"):

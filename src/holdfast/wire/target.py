@@ -11,6 +11,7 @@ import inspect
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
 
 import redis
 import redis.asyncio.connection as tasks
@@ -74,7 +75,7 @@ class Target:
         try:
             connection.connect()
             judge = misplaced(_answer(connection), self.node)
-        except (redis.RedisError, OSError, UnicodeError) as error:
+        except Exception as error:
             connection.disconnect()
             raise self.unreachable(error) from error
         except BaseException:
@@ -91,7 +92,7 @@ class Target:
         try:
             await connection.connect()
             judge = misplaced(await _answer_async(connection), self.node)
-        except (redis.RedisError, OSError, UnicodeError) as error:
+        except Exception as error:
             await connection.disconnect(nowait=True)
             raise self.unreachable(error) from error
         except BaseException:
@@ -104,22 +105,28 @@ class Target:
 
     def _make(self, face: Any, timeout: float) -> Any:  # noqa: ANN401 - either face of redis-py
         make = getattr(face, self.kind)
-        return make(
-            **self.settings,
-            **_QUIET,
-            protocol=2,
-            decode_responses=False,
-            retry=Retry(NoBackoff(), 0),
-            retry_on_error=[],
-            health_check_interval=0,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-        )
+        try:
+            return make(
+                **self.settings,
+                **_QUIET,
+                protocol=2,
+                decode_responses=False,
+                retry=Retry(NoBackoff(), 0),
+                retry_on_error=[],
+                health_check_interval=0,
+                socket_timeout=timeout,
+                socket_connect_timeout=timeout,
+            )
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise ConfigurationError(
+                f"{self.node} cannot be connected to with these settings: {error}"
+            ) from error
 
     def unreachable(self, error: Exception) -> HoldfastError:
         """Say in our words why there is no connection."""
         if isinstance(error, redis.AuthenticationError):
-            return refusal(f"WRONGPASS {error}", self.node)
+            given = self.settings.get("password") or self.settings.get("credential_provider")
+            return refusal(f"{'WRONGPASS' if given else 'NOAUTH'} {error}", self.node)
         if isinstance(error, redis.ResponseError):
             return ConfigurationError(f"{self.node} refused the connection: {error}")
         return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
@@ -186,6 +193,9 @@ def _from_url(url: str) -> Target:
             f"this is not the URL of a server ({error}): write {_SCHEMES}"
         ) from None
     kind = settings.pop("connection_class", threads.Connection)
+    path = urlparse(known).path.strip("/")
+    if kind is not threads.UnixDomainSocketConnection and path and not path.isdecimal():
+        raise ConfigurationError(f"{path!r} is not the number of a database: write {_SCHEMES}")
     if kind is threads.UnixDomainSocketConnection and not settings.get("path"):
         raise ConfigurationError(f"this URL has no path: write {_SCHEMES}")
     return _from_settings(kind, settings)
