@@ -1,8 +1,8 @@
 """The floor: the same scripts over a bare socket and hiredis, with nothing around them.
 
-What no lock on this machine, in this Python, can beat: no lease, no token drawn, no renewal, no
-error handling. Both floors wait and write the way holdfast does (look for a quick answer before
-sleeping; write every 16 requests), or the comparison would flatter us.
+No lease, no renewal, no error handling. For a thread there are two: a plain blocking socket, and
+one that looks for a quick answer before sleeping, as holdfast does. The asyncio one always does as
+holdfast does (it spins, and writes every 16 requests), or the comparison would flatter us.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     tombstone = f"{lock}:gone:{token}"
     keys = (lock, f"{lock}:fence", tombstone)
-    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", "3600000", b"1"))
-    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, "0", b"1"))
+    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", "3600000", b"001"))
+    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, "0", b"001"))
 
 
 class BareSocket:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 THREAD, TASK, TASKS = "one thread", "one asyncio task", "64 asyncio tasks, own keys"
-OURS, PEER, FLOOR, ASLEEP = "holdfast", "redis-py Lock", "floor", "floor, sleeping"
+OURS, PEER, FLOOR, SPINNING = "holdfast", "redis-py Lock", "floor", "floor, spinning"
 BARS = {
     (THREAD, PEER): 2.0,
     (TASK, PEER): 2.0,
@@ -62,7 +62,7 @@ def one_thread(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
 
         return once
 
-    contestants = {OURS: ours, PEER: peers, FLOOR: exchanges(bare), ASLEEP: exchanges(asleep)}
+    contestants = {OURS: ours, PEER: peers, FLOOR: exchanges(asleep), SPINNING: exchanges(bare)}
     for _ in range(rounds):
         for who, once in contestants.items():
             began = time.perf_counter()

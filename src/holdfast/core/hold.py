@@ -24,7 +24,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import RENEWALS_A_TTL, TOMBSTONE_MS, fence_life_ms, to_ms, validity_of
+from holdfast.core.spec import RENEWALS_A_TTL, fence_life_ms, to_ms, validity_of
 from holdfast.errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
@@ -182,11 +182,6 @@ class Hold:
             reason=reason,
             fence=self.fence,
         )
-
-    def surrender(self) -> tuple[tuple[bytes, bytes], tuple[str, str]]:
-        """Keys and arguments of the script that gives it back."""
-        life = TOMBSTONE_MS if self.tainted else "0"
-        return (self.spec.key, self.tombstone), (self.token, life)
 
     def renewal(self, ttl: float) -> tuple[tuple[bytes, bytes], tuple[str, str, str]]:
         """Keys and arguments of the script that keeps it for `ttl` more."""

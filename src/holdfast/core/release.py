@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -23,7 +24,6 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
-    from holdfast.port import Port
 
 
 def check(session: Session, grip: Grip) -> Hold:
@@ -36,7 +36,8 @@ def check(session: Session, grip: Grip) -> Hold:
     port, hold = session.port, grip._hold
     if hold is None:
         raise NotHeld("this lease never held anything")
-    if hold.alive(port.now(), port.process()) and grip in hold.grips:
+    current = port.now() < hold.deadline and hold.process == port.process()
+    if current and hold.state is HELD and grip in hold.grips:
         return hold
     if hold.process != port.process():
         raise NotHeld(
@@ -64,8 +65,21 @@ async def release(session: Session, grip: Grip) -> None:
     if hold is None:
         return
     try:
-        if _begin(session, hold, grip):
-            await _give_back(session, hold)
+        if not _begin(session, hold, grip):
+            return
+        if hold in session.renewer.under_way:
+            await session.renewer.let_go(hold, session.port)
+        spec = hold.spec
+        keys, args = (spec.key, hold.tombstone), (hold.token, TOMBSTONE_MS if hold.tainted else "0")
+        for left in reversed(range(TRIES)):
+            try:
+                released = await session.port.call(RELEASE, keys, args, spec.command_timeout)
+                break
+            except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+                _unheard(session, hold, error, left)
+        if not released or hold.state is LOST:
+            _was_not_ours(session, hold)
+        hold.state = RELEASED
     except (GeneratorExit, HoldfastError):
         raise
     except BaseException:
@@ -92,48 +106,31 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     return True
 
 
-async def _give_back(session: Session, hold: Hold) -> None:
-    port, spec, request = session.port, hold.spec, hold.surrender()
-    if hold in session.renewer.under_way:
-        await session.renewer.let_go(hold, port)
-    failure: HoldfastError | None = None
-    for _ in range(TRIES):
-        try:
-            released = await port.call(RELEASE, *request, spec.command_timeout)
-        except OutcomeUnknown as error:  # noqa: PERF203 - not often
-            hold.unsure = True
-            failure = error
-        except NodeUnavailable as error:
-            failure = failure or error
-        except ConfigurationError:
-            _clean_up(session, hold)
-            raise
-        else:
-            return _end(hold, port, released=released)
-    _clean_up(session, hold)
-    raise _unheard(hold, failure) from failure
-
-
-def _clean_up(session: Session, hold: Hold) -> None:
+def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int) -> None:
+    """Take in a try that failed; with the last one, leave it to the background and say so."""
+    if isinstance(error, OutcomeUnknown):
+        hold.unsure = True
+    refused = isinstance(error, ConfigurationError)
+    if tries_left and not refused:
+        return
     session.renewer.clean_up(hold.spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
-
-
-def _end(hold: Hold, port: Port, *, released: int) -> None:
-    if not released and not hold.unsure:
-        hold.lose("taken" if port.now() < hold.deadline else "expired")
-    if hold.state is LOST:
-        raise hold.loss()
-    hold.state = RELEASED
-
-
-def _unheard(hold: Hold, failure: HoldfastError | None) -> HoldfastError:
+    if refused:
+        raise error
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
-    return kind(
-        f"{hold.spec.name!r} may stay locked for up to {hold.longest_ttl} s: {failure}; releasing "
+    raise kind(
+        f"{hold.spec.name!r} may stay locked for up to {hold.longest_ttl} s: {error}; releasing "
         "it is tried again in the background",
         lock=hold.spec.name,
-        node=getattr(failure, "node", ""),
-    )
+        node=getattr(error, "node", ""),
+    ) from error
+
+
+def _was_not_ours(session: Session, hold: Hold) -> None:
+    """Raise that it was lost, unless an earlier release of ours may have been carried out."""
+    if not hold.unsure:
+        hold.lose("taken" if session.port.now() < hold.deadline else "expired")
+    if hold.state is LOST:
+        raise hold.loss()
 
 
 async def _finish(session: Session, hold: Hold, grip: Grip) -> None:

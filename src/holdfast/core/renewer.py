@@ -72,7 +72,8 @@ class Renewer:
     def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
         self._background = background
         self._report = report
-        self._handed_in: set[Hold | Cleanup] = set()
+        self.handed_in: set[Hold | Cleanup] = set()
+        """What was not looked at yet; whoever ends a hold takes it out again."""
         self._heap: list[tuple[float, int, Hold | Cleanup]] = []
         self._order = count()
         self._compact_at = SLACK
@@ -84,18 +85,14 @@ class Renewer:
 
     def watch(self, hold: Hold, due: float) -> None:
         """Care for the hold from now on, or look again at one whose next due time has changed."""
-        self._handed_in.add(hold)
+        self.handed_in.add(hold)
         if due < self._wake_at:
             self._background.rouse(self)
-
-    def forget(self, hold: Hold) -> None:
-        """Care no more for a hold that has ended."""
-        self._handed_in.discard(hold)
 
     def clean_up(self, spec: LockSpec, token: str, *, fence: int = 0, ttl: float = 0) -> None:
         """See to it, for as long as it matters, that `token` does not hold the lock."""
         now = self._background.now()
-        self._handed_in.add(Cleanup(spec, token, now=now, fence=fence, ttl=max(ttl, spec.ttl)))
+        self.handed_in.add(Cleanup(spec, token, now=now, fence=fence, ttl=max(ttl, spec.ttl)))
         self._background.rouse(self)
 
     async def let_go(self, hold: Hold, port: Port) -> None:
@@ -127,7 +124,7 @@ class Renewer:
             elif self._closed or now >= idle_since + LINGER:
                 return
             self._wake_at = wake_at or now + NAP
-            if not self._handed_in:
+            if not self.handed_in:
                 await self._background.rest(self._wake_at)
 
     def _schedule(self, item: Hold | Cleanup, due: float) -> None:
@@ -135,9 +132,9 @@ class Renewer:
         heappush(self._heap, (due, next(self._order), item))
 
     def _take_in(self) -> None:
-        while self._handed_in:
+        while self.handed_in:
             try:
-                item = self._handed_in.pop()
+                item = self.handed_in.pop()
             except KeyError:  # the last one was just released
                 break
             if item.live:

@@ -61,7 +61,7 @@ class Session:
 
     def forget(self, hold: Hold) -> None:
         """Drop a hold that has ended, unless a newer one stands in its place."""
-        self.renewer.forget(hold)
+        self.renewer.handed_in.discard(hold)
         if self.held.get(hold.spec.key) is hold:
             self.held.pop(hold.spec.key, None)
 

@@ -277,7 +277,7 @@ class AsyncLease(LeaseFacts):
         """
         await extend(self._session, self, ttl)
 
-    async def release(self) -> None:
+    def release(self) -> Coroutine[Any, Any, None]:
         """Give the lock back. Once it has succeeded, calling it again does nothing.
 
         Cancelled, it still gives the lock back before the cancellation is passed on.
@@ -289,7 +289,7 @@ class AsyncLease(LeaseFacts):
                 may be tried again here.
             NodeUnavailable: the server cannot be reached; likewise.
         """
-        await release(self._session, self)
+        return release(self._session, self)
 
     async def __aenter__(self) -> Self:
         self._body = _Body(self._held)

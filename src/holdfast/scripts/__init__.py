@@ -1,7 +1,8 @@
 """The Lua that runs on the server: one script a file, with its keys, arguments, units and returns.
 
 A script is sent by its SHA1; the wire sends the text when the server does not know it. The last
-argument of each is a serial that its answer ends with, so that the wire can tell whose it is.
+argument of each is a serial of three digits that its answer ends with, so that the wire can tell
+whose it is: a number as digits with the serial behind them, a list with the serial in last place.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 -- KEYS  1 lock  2 fence counter  3 tombstone of this token
 -- ARGV  1 token  2 ttl (ms)  3 life of the fence counter (ms)  4 serial of the request
 --
--- Returns  {fence, serial}              the lock is the caller's, now or since an earlier sending
---          {0, serial}                  the token was given up before this request arrived
---          {holder's token, left, serial}  somebody else holds it, for left ms; -1 if for ever
+-- Returns  fence .. serial      the lock is the caller's, now or since an earlier sending
+--          0 .. serial          the token was given up before this request arrived
+--          {holder's token, left (ms), serial}  somebody else's; left is -1 if it never expires
 --
 -- The fence is written before the lock: whatever fails on the way leaves nothing held.
 -- TIME in µs floors the counter, so that fences keep growing when the counter is lost.
@@ -17,7 +17,7 @@ end
 
 if redis.call('EXISTS', KEYS[1], KEYS[3]) > 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then
-    return {0, ARGV[4]}
+    return '0' .. ARGV[4]
   end
   local holder, left = redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])
   if holder ~= token then
@@ -28,16 +28,16 @@ if redis.call('EXISTS', KEYS[1], KEYS[3]) > 0 then
   redis.call('PEXPIRE', KEYS[1], ttl)
   local fence = redis.call('GET', KEYS[2])
   if fence then
-    return {tonumber(fence), ARGV[4]}
+    return fence .. ARGV[4]
   end
 end
 
 local time = redis.call('TIME')
-local fence = time[1] .. string.format('%06d', time[2])
+local fence = time[1] .. string.sub('00000' .. time[2], -6)
 local last = redis.call('SET', KEYS[2], fence, 'PX', ARGV[3], 'GET')
 if last and tonumber(last) >= tonumber(fence) then
   fence = string.format('%.0f', tonumber(last) + 1)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
 end
 redis.call('SET', KEYS[1], token, 'PX', ttl)
-return {tonumber(fence), ARGV[4]}
+return fence .. ARGV[4]

@@ -43,6 +43,7 @@ QUICK = 0.0002
 
 CAN_SPIN = hasattr(select, "poll") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
 _BUFFER = 16_384
+_HUNG_UP = "the server closed the connection"
 Packer: TypeAlias = "Callable[[Script, tuple[bytes, ...], tuple[str, ...], bytes], bytes]"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -57,7 +58,7 @@ class Link:
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         self._timeout = timeout
         self._reader = hiredis.Reader()
-        self._serials = serials()
+        self.serials = serials()
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if CAN_SPIN:
@@ -68,33 +69,31 @@ class Link:
         """Throw the connection away."""
         self._connection.disconnect()
 
-    def call(self, request: Request, timeout: float, pack: Packer = by_sha) -> Reply:
-        """Run a script and return what it answered, which may be a `hiredis.ReplyError`."""
-        serial = next(self._serials)
-        answer = self.exchange(pack(*request, serial), timeout)
-        return answer if isinstance(answer, hiredis.ReplyError) else opened(answer, serial)
-
     def exchange(self, packed: bytes, timeout: float) -> Any:  # noqa: ANN401 - any answer
         """Send one request and return its answer as it came."""
-        sock = self._sock
+        # Much of a cycle's time is spent here with cold caches: one function, few names.
+        sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
         if timeout != self._timeout:
             sock.settimeout(timeout)
             self._timeout = timeout
-        sent_at = time.perf_counter()
+        sent_at = clock()
         sock.sendall(packed)
         if self._quick:
-            spin_until = sent_at + SPIN
-            while not self._poll.poll(0) and time.perf_counter() < spin_until:
+            poll, spin_until = self._poll.poll, sent_at + SPIN
+            while not poll(0) and clock() < spin_until:
                 os.sched_yield()  # the server may be waiting for this very core
-        while (answer := self._reader.gets()) is False:
-            self._receive()
-        self._quick = CAN_SPIN and time.perf_counter() - sent_at < QUICK
+        while (answer := gets()) is False:
+            size = sock.recv_into(self._buffer)
+            if size == 0:
+                raise ConnectionResetError(_HUNG_UP)
+            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer
+        self._quick = CAN_SPIN and clock() - sent_at < QUICK
         return answer
 
     def _receive(self) -> None:
         size = self._sock.recv_into(self._buffer)
         if size == 0:
-            raise ConnectionResetError("the server closed the connection")
+            raise ConnectionResetError(_HUNG_UP)
         self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
 
     def call_many(
@@ -108,7 +107,7 @@ class Link:
 
         `meanwhile` is called as the port says; its times are on the port's clock.
         """
-        numbers = [next(self._serials) for _ in requests]
+        numbers = [next(self.serials) for _ in requests]
         packed = (pack(*request, serial) for request, serial in zip(requests, numbers, strict=True))
         unsent = memoryview(b"".join(packed))
         replies: list[Reply] = []
@@ -176,7 +175,12 @@ class Opening:
 
 
 class BlockingWire:
-    """The connections of a client's threads to one node."""
+    """The connections of a client's threads to one node.
+
+    While a thread waits for an answer its connection is taken out of its place. A signal handler
+    or a finalizer may run in that thread just then, and use the client too: on the same connection
+    it would be given the answer that the thread is waiting for.
+    """
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -185,22 +189,10 @@ class BlockingWire:
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self.closed = False
 
-    def _take(self) -> Link | None:
-        """Take this thread's connection out, so that nobody else can use it meanwhile.
-
-        Nobody else is a signal handler, or a finalizer, that runs in this thread while it waits
-        for an answer: on the same connection it would be given that answer.
-        """
+    def _fresh(self, timeout: float) -> Link:
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
-        link: Link | None = self._thread.__dict__.pop("link", None)
-        return link if link is not None and link.generation == generation() else None
-
-    def _put_back(self, link: Link) -> None:
-        other: Link | None = self._thread.__dict__.get("link")
-        self._thread.link = link
-        if other is not None:
-            other.close()
+        return self._keep(Link(self._target, min(timeout, self._timeout)))
 
     def _keep(self, link: Link) -> Link:
         self._links.add(link)
@@ -236,34 +228,42 @@ class BlockingWire:
         self, script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the node, once; as `Port.call`, blocking."""
-        link = self._take() or self._keep(Link(self._target, min(timeout, self._timeout)))
+        # The most travelled road of all: written out rather than divided up.
+        link: Link | None = self._thread.__dict__.pop("link", None)
+        if link is None or self.closed or link.generation != generation():
+            link = self._fresh(timeout)
         try:
-            reply = self._call(link, (script, keys, args), timeout)
+            serial = next(link.serials)
+            packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial))
+            reply = link.exchange(packed, timeout)
+            if isinstance(reply, hiredis.ReplyError):
+                reply = self._refused(link, str(reply), (script, keys, args), timeout)
+            else:
+                reply = opened(reply, serial)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
             raise self._unknown(error) from error
         except BaseException:
             link.close()
             raise
-        self._put_back(link)
+        if self._thread.__dict__.setdefault("link", link) is not link:
+            link.close()  # a signal handler made another meanwhile
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
 
-    def _call(self, link: Link, request: Request, timeout: float) -> Reply | HoldfastError:
-        reply = link.call(request, timeout)
-        if isinstance(reply, hiredis.ReplyError):
-            if str(reply).startswith("NOSCRIPT"):
-                reply = link.call(request, timeout, by_text)
-            if isinstance(reply, hiredis.ReplyError):
-                return self._refusal(link, str(reply), request[1], timeout)
-        return reply
-
-    def _refusal(
-        self, link: Link, text: str, keys: tuple[bytes, ...], timeout: float
-    ) -> HoldfastError:
+    def _refused(
+        self, link: Link, text: str, request: Request, timeout: float
+    ) -> Reply | HoldfastError:
+        if text.startswith("NOSCRIPT"):
+            serial = next(link.serials)
+            answer = link.exchange(by_text(*request, serial), timeout)
+            if not isinstance(answer, hiredis.ReplyError):
+                return opened(answer, serial)
+            text = str(answer)
         if not is_denial(text):
             return refusal(text, self._target.node)
+        keys = request[1]
         answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
         return denial(text, answers, keys, self._target.node, self._target.user)
 
@@ -299,19 +299,23 @@ class BlockingWire:
         failure: HoldfastError = self._unknown(f"no answer within {timeout} s")
         link: Link | None = None
         try:
-            link = self._take() or self._keep(self._open_meanwhile(timeout, meanwhile))
+            link = self._thread.__dict__.pop("link", None)
+            if link is None or self.closed:
+                link = self._keep(self._open_meanwhile(timeout, meanwhile))
             replies = link.call_many(requests, timeout, meanwhile, pack)
         except HoldfastError as error:
             failure = error
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             failure = self._unknown(error)
         if link is not None and len(replies) == len(requests):
-            self._put_back(link)
+            self._thread.link = link
         elif link is not None:
             link.close()
         return replies + [failure] * (len(requests) - len(replies))
 
     def _open_meanwhile(self, timeout: float, meanwhile: Callable[[], float | None]) -> Link:
+        if self.closed:
+            raise NodeUnavailable("this client is closed", node=self._target.node)
         opening = Opening(self._target, timeout)
         end = now() + timeout
         while now() < end:

@@ -27,7 +27,7 @@ import hiredis
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
-from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
+from holdfast.wire.packing import StrayAnswer, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, probes, refusal
 
@@ -144,10 +144,18 @@ class Multiplexer(asyncio.Protocol):
         """Run a script on the node, once; as `Port.call`."""
         if self._transport is None:
             return self._call_first((script, keys, args), timeout)
+        # The most travelled road of all: `_send` and `by_sha`, written out.
         future: Future[Reply] = Future(loop=self.loop)
-        serial, at = next(self._serials), now()
-        place = future, at, at + timeout, (script, keys, args), serial
-        self._send(by_sha(script, keys, args, serial), place)
+        serial, at, unsent = next(self._serials), now(), self._unsent
+        give_up = at + timeout
+        self._unanswered.append((future, at, give_up, (script, keys, args), serial))
+        if not unsent:
+            self.loop.call_soon(self._flush)
+        unsent.append(pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial)))
+        if len(unsent) >= FLUSH:
+            self._flush()
+        if give_up < self._look_at:
+            self._look(give_up)
         return future
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
@@ -191,10 +199,10 @@ class Multiplexer(asyncio.Protocol):
                 future, _, give_up, request, serial = next_in_turn()
                 if isinstance(answer, hiredis.ReplyError) or request is None:
                     self._answered_oddly(answer, future, give_up, request)
-                else:
-                    reply = opened(answer, serial)
-                    if not future.done():
-                        future.set_result(reply)
+                    continue
+                reply = opened(answer, serial)
+                if not future.done():
+                    future.set_result(reply)
         except (hiredis.HiredisError, IndexError, StrayAnswer) as error:
             self._give_up(error)
             return

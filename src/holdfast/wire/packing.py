@@ -26,10 +26,13 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 class StrayAnswer(Exception):  # noqa: N818 - it is one
     """An answer came that was not to the request whose turn it was."""
 
+    def __str__(self) -> str:
+        return "an answer to another request came"
+
 
 def serials() -> Iterator[bytes]:
-    """Count the requests of one connection."""
-    return cycle([b"%d" % number for number in range(1000)])
+    """Count the requests of one connection, in three digits."""
+    return cycle([b"%03d" % number for number in range(1000)])
 
 
 def by_sha(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], serial: bytes) -> bytes:
@@ -42,8 +45,10 @@ def by_text(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], seri
     return pack(("EVAL", script.text, len(keys), *keys, *args, serial))
 
 
-def opened(answer: list[Any], serial: bytes) -> Reply:
+def opened(answer: object, serial: bytes) -> Reply:
     """Take what a script answered out of the answer to the request with this serial."""
-    if type(answer) is not list or not answer or answer.pop() != serial:
-        raise StrayAnswer("an answer to another request came")
-    return answer[0] if len(answer) == 1 else answer
+    if type(answer) is bytes and answer[-3:] == serial:
+        return int(answer[:-3])
+    if type(answer) is list and answer and answer.pop() == serial:
+        return answer
+    raise StrayAnswer

@@ -7,19 +7,16 @@ leases of a process long gone.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-_generation = 0
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+_forks: list[None] = []
 
-def generation() -> int:
-    """How many forks lie between this process and the one that began Python."""
-    return _generation
-
-
-def _forked() -> None:
-    global _generation  # noqa: PLW0603 - a fork changes it, and nothing else does
-    _generation += 1
+generation: Callable[[], int] = _forks.__len__
+"""How many forks lie between this process and the one that began Python."""
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=lambda: _forks.append(None))
