@@ -250,9 +250,14 @@ class InterruptAt:
 
     @staticmethod
     def _is_safe(frame: FrameType) -> bool:
-        """Whether Python lets no signal strike here: between a with block and its releasing."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        return line.strip() == "with self._mutex:"
+        """Whether nothing can be done about an interrupt here.
+
+        Python itself lets none strike between a with block and the releasing of its mutex. And one
+        that strikes as `__exit__` is entered, before its first instruction, cannot be caught.
+        """
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        entering_exit = frame.f_code.co_name == "__exit__" and line == "try:"
+        return line == "with self._mutex:" or entering_exit
 
 
 def _interrupted_everywhere(
@@ -333,6 +338,32 @@ def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server:
             eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
 
         assert _interrupted_everywhere(enter, nothing) > 40
+
+
+@interrupted
+def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=60)
+
+        def leave(interrupt: InterruptAt) -> None:
+            try:
+                with lock:
+                    interrupt.__enter__()
+            finally:
+                interrupt.__exit__()
+
+        at = 1
+        while True:
+            interrupt = InterruptAt(at)
+            try:
+                leave(interrupt)
+            except KeyboardInterrupt:
+                gone = f"gone after {interrupt.struck}"
+                eventually(lambda: server.command("EXISTS", KEY) == 0, what=gone)
+                at += 1
+                continue
+            break
+        assert at > 40
 
 
 @interrupted

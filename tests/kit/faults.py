@@ -70,6 +70,7 @@ class Plan:
     reply_held: Held | None = None
     reply_delivered: bool = True
     reset_after_reply: bool = False
+    times_delivered: int = 1
 
 
 @dataclass
@@ -111,6 +112,10 @@ class Faults:
     ) -> None:
         """Lose the reply but not the request; with `close`, reset the connection instead."""
         self._add_rule(k, matching, reply_delivered=False, reset_after_reply=close)
+
+    def double_reply(self, k: int = 1, *, matching: Matching = script_calls) -> None:
+        """Deliver the reply twice, though the request was executed once."""
+        self._add_rule(k, matching, times_delivered=2)
 
     def drop_request(self, k: int = 1, *, matching: Matching = script_calls) -> None:
         """Lose the request: the server never sees it and the client hears nothing."""

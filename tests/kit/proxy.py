@@ -184,7 +184,7 @@ class _Link:
         if self._closed.is_set() or self._faults.blackholed:
             return
         if plan.reply_delivered:
-            self._client.sendall(reply)
+            self._client.sendall(reply * plan.times_delivered)
         if plan.reset_after_reply:
             self.close(reset=True)
 

@@ -121,6 +121,11 @@ class Hold:
         """Whether the renewer still has to care for it."""
         return self.state is HELD
 
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the answer to a renewal before it is tried again."""
+        return self.spec.command_timeout
+
     def next_due(self) -> float:
         """When the renewer has something to do: renew it, end its renewal, or declare it lost."""
         if not self.renewing:

@@ -57,6 +57,8 @@ class Cleanup:
 
     __slots__ = ("deadline", "due", "fence", "live", "spec", "token")
 
+    patience = 1.0
+
     def __init__(self, spec: LockSpec, token: str, *, now: float, fence: int, ttl: float) -> None:
         self.spec = spec
         self.token = token
@@ -191,7 +193,7 @@ class Renewer:
         batch = [item for item in batch if item.live]
         if batch:
             asked_at = self._background.now()
-            timeout = min(item.spec.command_timeout for item in batch)
+            timeout = max(item.patience for item in batch)
             requests = [_request(item) for item in batch]
             try:
                 replies = await self._background.call_many(requests, timeout, self._advance)
@@ -214,7 +216,7 @@ class Renewer:
             if isinstance(item, Cleanup) and self._closed:
                 self._give_up(item)
             else:
-                self._schedule(item, min(now + item.spec.command_timeout / 2, item.deadline))
+                self._schedule(item, min(now + item.patience / 2, item.deadline))
         elif not isinstance(item, Hold):
             item.live = False
         elif reply != 1:

@@ -216,17 +216,21 @@ class Lock(LockFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease: Lease | None = None
+        # Nothing before the try: an interrupt that strikes there would leave the lock held.
         try:
-            lease = self._entered.last(threading.current_thread(), self.name)
-            lease.__exit__(kind, error, traceback)
-            self._entered.leave(lease)
+            self._last_entered().__exit__(kind, error, traceback)
+        except HoldfastError:
+            self._entered.leave(self._last_entered())
+            raise
         except BaseException:
-            if lease is None:  # interrupted before it was found
-                lease = self._entered.last(threading.current_thread(), self.name)
-                lease._abandon()  # noqa: SLF001 - one face, one file
+            lease = self._last_entered()
+            lease._abandon()  # noqa: SLF001 - one face, one file
             self._entered.leave(lease)
             raise
+        self._entered.leave(self._last_entered())
+
+    def _last_entered(self) -> Lease:
+        return self._entered.last(threading.current_thread(), self.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.

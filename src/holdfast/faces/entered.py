@@ -35,5 +35,5 @@ class Entered(list[tuple[object, L]]):
         )
 
     def leave(self, lease: L) -> None:
-        """Forget a lease that is not within its block any more."""
-        self[:] = [entry for entry in self if entry[1] is not lease]
+        """Forget a lease that is not within its block any more, and any left by an interrupt."""
+        self[:] = [entry for entry in self if entry[1] is not lease and entry[1]._gripping]  # noqa: SLF001

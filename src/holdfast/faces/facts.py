@@ -97,6 +97,11 @@ class LeaseFacts(Grip):
         port, hold = self._session.port, self._held
         return hold.alive(port.now(), port.process()) and self in hold.grips
 
+    @property
+    def _gripping(self) -> bool:
+        """Whether it was not released yet, be it held or lost."""
+        return self in self._held.grips
+
     def remaining(self) -> float:
         """Return the seconds until the deadline, 0.0 when the lease is over."""
         return self._held.deadline - self._session.port.now() if self.held else 0.0

@@ -1,0 +1,321 @@
+"""Interleavings that once went wrong, each by the name of what must hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis.credentials
+
+import holdfast
+from holdfast.core import release as releasing
+from holdfast.wire.clock import now
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kit.faces import Face
+    from kit.proxy import Proxy
+    from kit.servers import Server
+
+KEY = "holdfast:{a}"
+
+
+def on_alarm(work: Callable[[], None]) -> Any:
+    """Have `work` done by a signal handler."""
+
+    def handle(*_: object) -> None:
+        work()
+
+    return signal.signal(signal.SIGALRM, handle)
+
+
+def strike_when(arrived: threading.Event) -> None:
+    arrived.wait(5)
+    os.kill(os.getpid(), signal.SIGALRM)
+
+
+def test_a_signal_handler_that_uses_the_client_takes_nobody_elses_answer(
+    server: Server, proxy: Proxy
+) -> None:
+    with holdfast.Client(server.url) as others, holdfast.Client(proxy.url) as client:
+        mine = client.lock("a", ttl=30).acquire()
+        theirs = others.lock("b", ttl=30).acquire()
+        held = proxy.hold_reply(1)
+        before = on_alarm(mine.release)
+        try:
+            strike = threading.Thread(target=strike_when, args=(held.arrived,))
+            deliver = threading.Timer(0.3, held.release)
+            strike.start()
+            deliver.start()
+            assert client.lock("b", ttl=30).try_acquire() is None
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        strike.join()
+        deliver.join()
+        assert server.command("EXISTS", KEY) == 0
+        theirs.release()
+
+
+def test_a_signal_handler_may_acquire_while_its_thread_wakes_the_renewer(server: Server) -> None:
+    code = f"""
+import holdfast, signal, threading
+client = holdfast.Client({server.url!r})
+nested = []
+start = threading.Thread.start
+def interrupted(self):
+    if self.name == "holdfast-renewer" and not nested:
+        nested.append(1)
+        signal.raise_signal(signal.SIGALRM)
+    start(self)
+threading.Thread.start = interrupted
+signal.signal(signal.SIGALRM, lambda *_: client.lock("b").acquire().release())
+lease = client.lock("a", ttl=0.5).acquire()
+first = lease.deadline
+while lease.held and lease.deadline == first: pass
+assert lease.held, "it was not renewed"
+lease.release()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+async def test_an_answer_that_comes_twice_grants_nobody_another_lock(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    client = face.connect(proxy.url)
+    async with client.lock("a"):
+        pass
+    proxy.double_reply(1)
+    lease = await client.lock("a").acquire()
+    server.command("SET", "holdfast:{b}", "somebody", "PX", 30_000)
+    assert await client.lock("b").try_acquire() is None
+    assert server.command("GET", KEY).decode() == lease.token
+    await lease.release()
+
+
+def test_a_lock_with_a_short_ttl_leaves_the_others_their_connection(proxy: Proxy) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(proxy.url) as client:
+            async with client.lock("warm"):
+                pass
+            connections = proxy.connections
+            proxy.delay(0.05)
+            done = asyncio.Event()
+
+            async def innocent() -> None:
+                for _ in range(5):
+                    async with client.lock(f"own:{id(asyncio.current_task())}"):
+                        pass
+                done.set()
+
+            async def hasty() -> None:
+                while not done.is_set():
+                    with pytest.raises(holdfast.NodeUnavailable):
+                        await client.lock("hasty", ttl=0.04).acquire(timeout=0)
+
+            await asyncio.gather(innocent(), hasty())
+            assert proxy.connections <= connections + 1, "only the renewer may have connected"
+
+    asyncio.run(story())
+
+
+def test_an_error_while_the_renewer_connects_costs_no_lease(server: Server) -> None:
+    class Moody(redis.credentials.CredentialProvider):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def get_credentials(self) -> tuple[str, str]:
+            self.calls += 1
+            if self.calls == 2:
+                raise LookupError("no credentials today")
+            return "ann", "pw"
+
+    server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
+    theirs = redis.Redis(host=server.host, port=server.port, credential_provider=Moody())
+    with holdfast.Client(theirs) as client:
+        lease = client.lock("a", ttl=1).acquire()
+        first = lease.deadline
+        eventually(lambda: lease.deadline > first, what="it is renewed")
+        lease.release()
+    server.command("ACL", "DELUSER", "ann")
+
+
+def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=30, reentrant=True)
+        grips = [lock.acquire(), lock.acquire()]
+        both = threading.Barrier(2)
+        check = releasing.check
+
+        def together(*args: Any) -> Any:
+            found = check(*args)
+            both.wait(5)
+            return found
+
+        monkeypatch.setattr(releasing, "check", together)
+        threads = [threading.Thread(target=lease.release) for lease in grips]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.command("EXISTS", KEY) == 0
+
+
+async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
+    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = face.connect(own_server.url.replace("127.0.0.1", "localhost"), command_timeout=3)
+    lease = await client.lock("a", ttl=1.2).acquire()
+    hung = threading.Event()
+
+    def look_up(*_: object, **__: object) -> Any:
+        hung.wait(20)
+        raise socket.gaierror("no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    own_server.kill()
+    assert await face.wait(lease.lost, 15)
+    late = now() - lease.deadline
+    hung.set()
+    assert late < 1
+
+
+async def test_l4_holds_also_when_a_connection_must_be_opened(
+    face: Face, own_server: Server
+) -> None:
+    own_server.freeze()
+    for timeout in (0, 0.2):
+        client = face.connect(own_server.url, command_timeout=5)
+        began = now()
+        with pytest.raises(holdfast.NodeUnavailable):
+            await client.lock("a", ttl=0.4).acquire(timeout=timeout)
+        # The bound is timeout + 0.1; the rest is for a busy machine.
+        assert now() - began < timeout + 0.1 + 1
+    own_server.thaw()
+
+
+async def test_a_late_request_of_a_lease_that_was_taken_finds_a_tombstone(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    client = face.connect(proxy.url, command_timeout=0.3)
+    async with client.lock("a"):
+        pass
+    late = proxy.hold_request(1)
+    lease = await client.lock("a", ttl=60).acquire()
+    server.command("DEL", KEY)
+    with pytest.raises(holdfast.LeaseLost):
+        await lease.extend(60)
+    buried = f"{KEY}:gone:*"
+    eventually(lambda: server.command("SCAN", 0, "MATCH", buried, "COUNT", 1000)[1])
+    late.release()
+    assert server.command("EXISTS", KEY) == 0
+
+
+async def test_a_wrong_password_is_tried_once_and_not_again_in_the_background(
+    face: Face, own_server: Server
+) -> None:
+    own_server.command("ACL", "SETUSER", "ann", "on", ">right", "~*", "&*", "+@all")
+    own_server.command("ACL", "LOG", "RESET")
+    client = face.connect(f"redis://ann:wrong@{own_server.host}:{own_server.port}")
+    with pytest.raises(holdfast.ConfigurationError):
+        await client.lock("a").acquire()
+    assert not client._session.renewer.handed_in
+    assert client._session.renewer._background._thread is None
+
+
+def test_an_interrupt_is_never_replaced_by_an_error_about_the_lock(
+    server: Server, proxy: Proxy
+) -> None:
+    with holdfast.Client(proxy.url, command_timeout=0.3) as client:
+        client.lock("a").acquire().release()
+        held = proxy.hold_reply(1)
+
+        def strike() -> None:
+            held.arrived.wait(5)
+            proxy.refuse()  # so that giving the lock back fails at first
+            os.kill(os.getpid(), signal.SIGINT)
+
+        striker = threading.Thread(target=strike)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        striker.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.lock("a", ttl=60).acquire()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        striker.join()
+        held.release()
+        proxy.accept()
+        eventually(lambda: server.command("EXISTS", KEY) == 0)
+
+
+def test_a_block_may_be_left_by_another_thread_than_entered_it(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a")
+        entering = threading.Thread(target=lock.__enter__)
+        entering.start()
+        entering.join()
+        assert lock.locked()
+        lock.__exit__(None, None, None)
+        assert not lock.locked()
+
+
+async def test_a_lease_is_a_context_manager_of_its_own(client: Any) -> None:
+    lock = client.lock("a")
+    async with await lock.acquire(timeout=5) as lease:
+        assert lease.held
+    assert not await lock.locked()
+
+
+async def test_reentering_many_times_leaves_no_trace(client: Any) -> None:
+    lock = client.lock("a", reentrant=True)
+    async with lock as outer:
+        before = len(outer._hold._watchers)
+        for _ in range(50):
+            async with lock:
+                pass
+        assert len(outer._hold._watchers) == before
+
+
+async def test_a_release_that_was_denied_is_made_good_when_the_right_is_given(
+    face: Face, own_server: Server
+) -> None:
+    rights = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+time"]
+    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *rights)
+    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    lease = await client.lock("a", ttl=60).acquire()
+    with pytest.raises(holdfast.ConfigurationError, match=r"\+del"):
+        await lease.release()
+    own_server.command("ACL", "SETUSER", "ann", "+del")
+    eventually(lambda: own_server.command("EXISTS", KEY) == 0, what="it is given back")
+
+
+async def test_the_fence_counter_outlives_a_long_lease(client: Any, server: Server) -> None:
+    async with client.lock("a", ttl=7200):
+        assert server.command("PTTL", f"{KEY}:fence") > 7_200_000
+
+
+def test_a_blocked_loop_is_not_taken_for_a_silent_server(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url, command_timeout=0.2) as client:
+            async with client.lock("warm"):
+                pass
+            acquiring = asyncio.ensure_future(client.lock("a").acquire())
+            await asyncio.sleep(0)
+            time.sleep(0.5)
+            lease = await acquiring
+            assert not lease._held.tainted
+            await lease.release()
+
+    asyncio.run(story())
