@@ -202,7 +202,7 @@ class AsyncLock(LockFacts):
 
     async def __aenter__(self) -> AsyncLease:
         lease = await self.acquire()
-        self._entered.append((self._session.port.actor(), lease))
+        self._entered[lease] = self._session.port.actor()
         return await lease.__aenter__()
 
     async def __aexit__(
@@ -211,8 +211,9 @@ class AsyncLock(LockFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease = self._entered.last(self._session.port.actor(), self.name)
-        self._entered.leave(lease)
+        actor = self._session.port.actor()
+        lease = self._entered.last(actor, self.name)
+        self._entered.leave(lease, actor)
         await lease.__aexit__(kind, error, traceback)
 
     def __call__(

@@ -203,10 +203,10 @@ class Lock(LockFacts):
         lease = Lease(self._client)
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            self._entered.append((threading.current_thread(), lease))
+            self._entered[lease] = threading.current_thread()
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            self._entered.leave(lease)
+            self._entered.pop(lease, None)
             lease._abandon()  # noqa: SLF001 - one face, one file
             raise
 
@@ -218,18 +218,17 @@ class Lock(LockFacts):
     ) -> None:
         # Nothing before the try: an interrupt that strikes there would leave the lock held.
         try:
-            self._last_entered().__exit__(kind, error, traceback)
-        except HoldfastError:
-            self._entered.leave(self._last_entered())
+            self._being_left().__exit__(kind, error, traceback)
+        except BaseException as failure:
+            lease = self._being_left()
+            if not isinstance(failure, HoldfastError):
+                lease._abandon()  # noqa: SLF001 - one face, one file
+            self._entered.leave(lease, threading.current_thread())
             raise
-        except BaseException:
-            lease = self._last_entered()
-            lease._abandon()  # noqa: SLF001 - one face, one file
-            self._entered.leave(lease)
-            raise
-        self._entered.leave(self._last_entered())
+        # Forgotten last of all: until here it can be found again, whatever strikes.
+        self._entered.leave(self._being_left(), threading.current_thread())
 
-    def _last_entered(self) -> Lease:
+    def _being_left(self) -> Lease:
         return self._entered.last(threading.current_thread(), self.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -10,8 +10,11 @@ from holdfast.faces.facts import LeaseFacts
 L = TypeVar("L", bound=LeaseFacts)
 
 
-class Entered(list[tuple[object, L]]):
-    """The leases of one lock that are within a `with` block, and by which thread or task."""
+class Entered(dict[L, object]):
+    """The leases of one lock that are within a `with` block, each with the actor that entered it.
+
+    Threads share it: every change is a single operation of the dictionary.
+    """
 
     def last(self, actor: object, name: str) -> L:
         """Return the one that this thread or task entered last.
@@ -22,18 +25,22 @@ class Entered(list[tuple[object, L]]):
         Raises:
             NotHeld: there is none, or it cannot be told which.
         """
-        own = [lease for entered_by, lease in self if entered_by is actor]
+        entered = list(self.items())
+        own = [lease for lease, entered_by in entered if entered_by is actor]
         if own:
             return own[-1]
-        held = [lease for _, lease in self if lease.held] or [lease for _, lease in self]
-        if len(held) == 1:
-            return held[0]
+        others = [lease for lease, _ in entered if lease.held] or [lease for lease, _ in entered]
+        if len(others) == 1:
+            return others[0]
         raise NotHeld(
             f"{name!r} was not entered here: to release it elsewhere, call lock.acquire() and "
             "lease.release()",
             lock=name,
         )
 
-    def leave(self, lease: L) -> None:
-        """Forget a lease that is not within its block any more, and any left by an interrupt."""
-        self[:] = [entry for entry in self if entry[1] is not lease and entry[1]._gripping]  # noqa: SLF001
+    def leave(self, lease: L, actor: object) -> None:
+        """Forget a lease whose block was left, and any of this actor's that an interrupt left."""
+        self.pop(lease, None)
+        for other, entered_by in list(self.items()):
+            if entered_by is actor and not other._gripping:  # noqa: SLF001 - within the faces
+                self.pop(other, None)
