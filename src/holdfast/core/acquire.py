@@ -12,9 +12,9 @@ What an attempt keeps to:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.core.hold import Hold
+from holdfast.core.hold import Grip, Hold
 from holdfast.core.renewer import taking_back
 from holdfast.core.token import read_holder
 from holdfast.errors import (
@@ -28,11 +28,12 @@ from holdfast.errors import (
 from holdfast.scripts import ACQUIRE, RELEASE
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Grip
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
     from holdfast.port import Reply
+
+G = TypeVar("G", bound=Grip)
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
 """Seconds between two askings for a held lock: doubled each time, up to the longest."""
@@ -45,7 +46,7 @@ LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
 
 
-async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> None:
+async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
     """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
 
     Raises:
@@ -75,7 +76,8 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
                 tainted = attempt is not None and attempt.abandoned
                 hold = Hold(spec, token, tombstone, reply, asked_at, actor, session, grip, tainted)
                 grip._hold = hold
-                return session.took(hold)
+                session.took(hold)
+                return grip
             if attempt is None:
                 attempt = _Attempt(spec, timeout, asked_at)
             wait = attempt.in_vain(reply, now, port.jitter())
@@ -105,11 +107,11 @@ async def _undo(
         await session.port.shielded(take_back(session, spec, token))
 
 
-def _reenter(hold: Hold, spec: LockSpec, grip: Grip) -> None:
+def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
     if spec.reentrant:
         grip._hold = hold
         hold.grips.add(grip)
-        return
+        return grip
     raise WouldDeadlock(
         f"{spec.name!r} is held by this very thread or task, which would wait for itself: "
         "give the lock reentrant=True, or release it first",

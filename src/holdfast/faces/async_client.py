@@ -150,7 +150,7 @@ class AsyncLock(LockFacts):
         self._spec = spec
         self._entered: Entered[AsyncLease] = Entered()
 
-    async def acquire(self, *, timeout: float | Unset | None = UNSET) -> AsyncLease:
+    def acquire(self, *, timeout: float | Unset | None = UNSET) -> Coroutine[Any, Any, AsyncLease]:
         """Take the lock and return the lease.
 
         Cancelled at any moment, it leaves nothing held.
@@ -168,9 +168,7 @@ class AsyncLock(LockFacts):
             timeout = self._spec.timeout
         else:
             check_timeout(timeout, lock=self._spec.name)
-        lease = AsyncLease(self._client)
-        await acquire(self._session, self._spec, timeout, lease)
-        return lease
+        return acquire(self._session, self._spec, timeout, AsyncLease(self._client))
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free, without waiting; None if somebody holds it.

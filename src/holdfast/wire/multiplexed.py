@@ -197,10 +197,15 @@ class Multiplexer(asyncio.Protocol):
         try:
             while (answer := gets()) is not False:
                 future, _, give_up, request, serial = next_in_turn()
-                if isinstance(answer, hiredis.ReplyError) or request is None:
+                if (
+                    type(answer) is bytes and answer[-3:] == serial
+                ):  # `opened`, for the most of them
+                    reply = int(answer[:-3])
+                elif isinstance(answer, hiredis.ReplyError) or request is None:
                     self._answered_oddly(answer, future, give_up, request)
                     continue
-                reply = opened(answer, serial)
+                else:
+                    reply = opened(answer, serial)
                 if not future.done():
                     future.set_result(reply)
         except (hiredis.HiredisError, IndexError, StrayAnswer) as error:
@@ -233,7 +238,7 @@ class Multiplexer(asyncio.Protocol):
         asked: list[Future[Any]] = []
         for probe in probes(keys):
             asked.append(Future(loop=self.loop))
-            self._send(pack(probe), (asked[-1], now(), give_up, None, b""))
+            self._send(pack(probe), (asked[-1], now(), give_up, None, b"probe"))
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user
