@@ -33,7 +33,7 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     tombstone = f"{lock}:gone:{token}"
     keys = (lock, f"{lock}:fence", tombstone)
     yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", "3600000", b"001"))
-    yield pack(("EVALSHA", RELEASE.sha, 2, lock, tombstone, token, "0", b"001"))
+    yield pack(("EVALSHA", RELEASE.sha, 1, lock, token, "0", b"001"))
 
 
 class BareSocket:

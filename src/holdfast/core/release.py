@@ -70,7 +70,10 @@ async def release(session: Session, grip: Grip) -> None:
         if hold in session.renewer.under_way:
             await session.renewer.let_go(hold, session.port)
         spec = hold.spec
-        keys, args = (spec.key, hold.tombstone), (hold.token, TOMBSTONE_MS if hold.tainted else "0")
+        keys: tuple[bytes, ...] = (spec.key,)
+        args = hold.token, "0"
+        if hold.tainted:
+            keys, args = (spec.key, hold.tombstone), (hold.token, TOMBSTONE_MS)
         for left in reversed(range(TRIES)):
             try:
                 released = await session.port.call(RELEASE, keys, args, spec.command_timeout)

@@ -1,6 +1,6 @@
 -- release: give the lock back if it is still this token's.
 --
--- KEYS  1 lock  2 tombstone of this token
+-- KEYS  1 lock  2 tombstone of this token, if it is to have one
 -- ARGV  1 token  2 life of the tombstone (ms), 0 for none  3 serial of the request
 --
 -- Returns  1 .. serial  it was ours and is free now
