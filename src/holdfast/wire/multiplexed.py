@@ -197,9 +197,8 @@ class Multiplexer(asyncio.Protocol):
         try:
             while (answer := gets()) is not False:
                 future, _, give_up, request, serial = next_in_turn()
-                if (
-                    type(answer) is bytes and answer[-3:] == serial
-                ):  # `opened`, for the most of them
+                # `opened`, written out for the most of them.
+                if type(answer) is bytes and answer[-3:] == serial:
                     reply = int(answer[:-3])
                 elif isinstance(answer, hiredis.ReplyError) or request is None:
                     self._answered_oddly(answer, future, give_up, request)

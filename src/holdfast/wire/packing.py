@@ -47,7 +47,7 @@ def by_text(script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], seri
 
 def opened(answer: object, serial: bytes) -> Reply:
     """Take what a script answered out of the answer to the request with this serial."""
-    if type(answer) is bytes and answer[-3:] == serial:
+    if type(answer) is bytes and answer[-3:] == serial and answer[:-3].isdigit():
         return int(answer[:-3])
     if type(answer) is list and answer and answer.pop() == serial:
         return answer
