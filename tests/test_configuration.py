@@ -133,23 +133,36 @@ async def test_a_missing_password_is_told(face: Face, own_server: Server) -> Non
 
 
 RULES = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+del", "+time"]
+WAITING = ["+zadd", "+zrem", "+zrange", "+publish", "+subscribe", "+ping", "&holdfast:*"]
 
 
 async def test_a_user_with_just_the_documented_rights_can_do_everything(
     face: Face, own_server: Server
 ) -> None:
-    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *RULES)
-    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    own_server.command(
+        "ACL", "SETUSER", "ann", "on", ">pw", "resetchannels", "~holdfast:*", *RULES, *WAITING
+    )
+    events: list[holdfast.Event] = []
+    url = f"redis://ann:pw@{own_server.host}:{own_server.port}"
+    client = face.connect(url, on_event=events.append)
     async with client.lock("a", ttl=5) as lease:
         await lease.extend(10)
         assert await client.lock("a").holder() is not None
+
+    async def cycle() -> None:
+        for _ in range(5):
+            async with client.lock("a", ttl=5, lock_delay=0.1):
+                pass
+
+    await face.together(*(cycle() for _ in range(4)))
+    assert events == []
 
 
 @pytest.mark.parametrize("missing", RULES)
 async def test_a_missing_right_is_named_as_the_rule_to_add(
     face: Face, own_server: Server, missing: str
 ) -> None:
-    rights = [rule for rule in RULES if rule != missing]
+    rights = [rule for rule in RULES + WAITING if rule != missing]
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *rights)
     client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     own_server.command("SCRIPT", "FLUSH")
@@ -167,7 +180,13 @@ async def test_a_missing_right_is_named_as_the_rule_to_add(
 
 async def test_a_right_missing_halfway_leaves_nothing_held(face: Face, own_server: Server) -> None:
     own_server.command(
-        "ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *[r for r in RULES if r != "+set"]
+        "ACL",
+        "SETUSER",
+        "ann",
+        "on",
+        ">pw",
+        "~holdfast:*",
+        *[r for r in RULES + WAITING if r != "+set"],
     )
     client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     with pytest.raises(holdfast.ConfigurationError):
@@ -178,7 +197,7 @@ async def test_a_right_missing_halfway_leaves_nothing_held(face: Face, own_serve
 async def test_keys_out_of_reach_are_named_as_the_pattern_to_add(
     face: Face, own_server: Server
 ) -> None:
-    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~mine:*", *RULES)
+    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~mine:*", *RULES, *WAITING)
     client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER \w+ ~holdfast:\*"):
         await client.lock("a").acquire()

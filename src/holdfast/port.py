@@ -8,7 +8,7 @@ the one job that keeps a client's leases alive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -19,15 +19,43 @@ if TYPE_CHECKING:
 Reply: TypeAlias = Any
 """What a script answered: an int, bytes, or a list of these. Each script's header says which."""
 
+L = TypeVar("L", bound="Listener")
+
 Request: TypeAlias = tuple["Script", tuple[bytes, ...], tuple[str, ...]]
 """A script with its keys and its arguments."""
 
 
 class Signal(Protocol):
-    """A one-time event that one party waits for and another, in any thread, sets."""
+    """What one party waits for and another, in any thread, sets."""
 
     def set(self) -> None:
-        """End the wait, also one that has not begun."""
+        """End the wait, or the next one if nobody waits just now."""
+
+
+class Listener(Protocol):
+    """Whoever listens on a push connection. All but `listening` is for the connection's owner."""
+
+    channel: str
+    listening: bool
+
+    def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
+        """The channel is subscribed to, by a request sent at `sent_at`; `rouse` ends a rest."""
+
+    def heard(self, message: Sequence[bytes], now: float) -> None:
+        """Take in one message; ValueError says that it cannot be one."""
+
+    def tick(self, now: float) -> tuple[bytes | None, float]:
+        """Return a PING's payload to send, if any, and when to call again.
+
+        TimeoutError says that the connection is dead.
+        """
+
+    def cut(self, now: float) -> None:
+        """The connection has ended."""
+
+    @property
+    def idle(self) -> bool:
+        """Nobody needs the connection."""
 
 
 class Job(Protocol):
@@ -49,8 +77,8 @@ class Port(Protocol):
     def actor(self) -> Any:  # noqa: ANN401 - a thread, a task, or a simulation's own kind
         """The thread or task this runs in, the same object every time."""
 
-    def draw_token(self, actor: Any, label: str) -> str:  # noqa: ANN401 - what `actor` gave
-        """A token that was never drawn before, naming the actor and carrying `label`."""
+    def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
+        """A token that was never drawn before, naming the client and the actor."""
 
     def jitter(self) -> float:
         """A random number, at least 0 and below 1."""
@@ -79,8 +107,24 @@ class Port(Protocol):
     def signal(self) -> Signal:
         """Make a signal that `wait` of this port understands."""
 
-    async def wait(self, signal: Signal, timeout: float) -> None:
-        """Return when the signal is set, or after `timeout`."""
+    async def wait(self, signal: Signal, timeout: float) -> bool:
+        """Return True when the signal is set, and unset it; False after `timeout`."""
+
+    def line(self, make: Callable[[str], L]) -> L:
+        """The listener that serves the caller, the same one every time.
+
+        It is made from the name of the client in tokens that are drawn here.
+        """
+
+    async def listen(self, listener: Listener, timeout: float) -> None:
+        """Have the listener's channel subscribed to; whoever else asks for it joins in.
+
+        The connection stays until it fails, the client is closed, or nobody has waited for long.
+
+        Raises:
+            NodeUnavailable: it cannot be had now.
+            ConfigurationError: the server will never allow it.
+        """
 
 
 class Background(Protocol):

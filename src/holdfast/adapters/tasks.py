@@ -8,32 +8,61 @@ a blocked event loop does not lose its locks.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.wire.clock import now
+from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
 from holdfast.wire.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from holdfast.port import Reply, Signal
+    from holdfast.port import L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.wire.target import Target
 
 
 class LoopSignal:
-    """A signal that ends a wait on its own loop, set from any thread."""
+    """A signal that a task waits for on its own loop, set from any thread."""
+
+    __slots__ = ("_future", "_is_set", "_loop")
 
     def __init__(self) -> None:
-        self.event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[bool] | None = None
+        self._is_set = False
 
     def set(self) -> None:
         """End the wait."""
-        tell(self._loop, self.event.set)
+        tell(self._loop, self._set)
+
+    def _set(self) -> None:
+        self._is_set = True
+        self._end(self._future)
+
+    def _end(self, future: asyncio.Future[bool] | None) -> None:
+        if future is not None and not future.done():
+            future.set_result(self._is_set)
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait until it is set, and unset it."""
+        if not self._is_set:
+            self._future = future = self._loop.create_future()
+            timer = None
+            if timeout < math.inf:
+                timer = self._loop.call_later(timeout, self._end, future)
+            try:
+                await future
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
 def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
@@ -51,6 +80,23 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
             raise
 
 
+class _Place:
+    """What belongs to one event loop, in one process."""
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.generation = generation()
+        self.wire = Multiplexer(target, timeout)
+        self.ears = LoopEars(target, timeout)
+        self.mint = new_mint()
+        self.line: Listener | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.wire.close()
+        self.ears.close()
+
+
 class TasksPort:
     """`holdfast.port.Port` for the tasks of one client."""
 
@@ -58,33 +104,42 @@ class TasksPort:
     process = staticmethod(generation)
     jitter = staticmethod(random.random)
 
+    actor = staticmethod(asyncio.current_task)
+
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
         self._timeout = timeout
-        self._mint = new_mint()
-        self._minted_in = generation()
-        self._wires: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
-        self._last: Multiplexer | None = None
+        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
+        self._last: _Place | None = None
         self._shielded: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    actor = staticmethod(asyncio.current_task)
+    def _here(self) -> _Place:
+        place, loop = self._last, asyncio.get_running_loop()
+        if place is None or place.loop is not loop or place.generation != generation():
+            place = self._last = self._place_of(loop)
+        return place
 
-    def draw_token(self, actor: asyncio.Task[Any], label: str) -> str:
+    def _place_of(self, loop: asyncio.AbstractEventLoop) -> _Place:
+        place = self._places.get(loop)
+        if place is None or place.generation != generation():
+            for gone in [known for known in self._places if known.is_closed()]:
+                del self._places[gone]
+            place = self._places[loop] = _Place(self._target, self._timeout)
+            if self._closed:
+                place.close()
+        return place
+
+    def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
-        if self._minted_in != generation():
-            self._mint, self._minted_in = new_mint(), generation()
-        return self._mint.draw(actor.get_name(), label)
+        return self._here().mint.draw(actor.get_name(), suffix)
 
-    def _wire(self) -> Multiplexer:
-        loop = asyncio.get_running_loop()
-        wire = self._wires.get(loop)
-        if wire is None or wire.generation != generation():
-            for gone in [known for known in self._wires if known.is_closed()]:
-                del self._wires[gone]
-            wire = self._wires[loop] = Multiplexer(self._target, self._timeout)
-            wire.closed = self._closed
-        return wire
+    def line(self, make: Callable[[str], L]) -> L:
+        """One for all tasks of the loop."""
+        here = self._here()
+        if here.line is None:
+            here.line = make(here.mint.client)
+        return cast("L", here.line)
 
     def call(
         self,
@@ -94,10 +149,7 @@ class TasksPort:
         timeout: float,
     ) -> Awaitable[Reply]:
         """Run a script over this loop's connection."""
-        wire, loop = self._last, asyncio.get_running_loop()
-        if wire is None or wire.loop is not loop or wire.generation != generation():
-            wire = self._last = self._wire()
-        return wire.call(script, keys, args, timeout)
+        return self._here().wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""
@@ -114,23 +166,20 @@ class TasksPort:
         """Make a signal for the running loop."""
         return LoopSignal()
 
-    async def wait(self, signal: Signal, timeout: float) -> None:
+    def wait(self, signal: Signal, timeout: float) -> Coroutine[Any, Any, bool]:
         """Wait until the signal is set."""
-        try:
-            await asyncio.wait_for(cast("LoopSignal", signal).event.wait(), timeout)
-        except asyncio.TimeoutError:
-            return
+        return cast("LoopSignal", signal).wait(timeout)
+
+    def listen(self, listener: Listener, timeout: float) -> Coroutine[Any, Any, None]:
+        """Listen on a connection that all tasks of this loop share."""
+        return self._here().ears.listen(listener, timeout)
 
     async def close(self) -> None:
         """Finish what is under way in the background and close this loop's connection."""
         self._closed = True
         if self._shielded:
             await asyncio.wait(self._shielded, timeout=self._timeout)
-        for loop, wire in list(self._wires.items()):
-            if wire.generation != generation():
-                continue
-            if loop is asyncio.get_running_loop():
-                wire.close()
-            else:
-                tell(loop, wire.close)
+        for loop, place in list(self._places.items()):
+            if place.generation == generation():
+                tell(loop, place.close)
         await asyncio.sleep(0)

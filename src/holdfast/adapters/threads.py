@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
-    from holdfast.port import Job, Reply, Request, Signal
+    from holdfast.port import Job, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
     from holdfast.wire.blocking import BlockingWire
+    from holdfast.wire.blocking_ears import BlockingEars
 
 T = TypeVar("T")
 
@@ -45,6 +46,27 @@ def run(operation: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("an operation over threads suspended: the core awaited outside its port")
 
 
+class ThreadSignal:
+    """A signal that one thread waits for: a mutex that is free while the signal is set."""
+
+    __slots__ = ("_mutex",)
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._mutex.acquire()
+
+    def set(self) -> None:
+        """End the wait."""
+        try:  # noqa: SIM105 - in a hurry
+            self._mutex.release()
+        except RuntimeError:  # it is set already
+            pass
+
+    def wait(self, timeout: float) -> bool:
+        """Block until it is set, and unset it."""
+        return self._mutex.acquire(timeout=-1 if timeout > threading.TIMEOUT_MAX else timeout)
+
+
 class ThreadsPort:
     """`holdfast.port.Port` for the threads of one client."""
 
@@ -53,16 +75,26 @@ class ThreadsPort:
     actor = staticmethod(threading.current_thread)
     jitter = staticmethod(random.random)
 
-    def __init__(self, wire: BlockingWire) -> None:
+    def __init__(self, wire: BlockingWire, ears: BlockingEars) -> None:
         self._wire = wire
-        self._mint = new_mint()
-        self._minted_in = generation()
+        self._ears = ears
+        self._begin()
 
-    def draw_token(self, actor: threading.Thread, label: str) -> str:
+    def _begin(self) -> None:
+        self._process = generation()
+        self._mint = new_mint()
+        self._lines: dict[str, Any] = {}
+
+    def draw_token(self, actor: threading.Thread, suffix: str) -> str:
         """Draw a token that names the thread."""
-        if self._minted_in != generation():
-            self._mint, self._minted_in = new_mint(), generation()
-        return self._mint.draw(actor.name, label)
+        if self._process != generation():
+            self._begin()
+        return self._mint.draw(actor.name, suffix)
+
+    def line(self, make: Callable[[str], L]) -> L:
+        """One for all threads of the process."""
+        client = self._mint.client
+        return cast("L", self._lines.get(client) or self._lines.setdefault(client, make(client)))
 
     async def call(
         self,
@@ -82,13 +114,17 @@ class ThreadsPort:
         """Run the operation: nothing cancels a thread."""
         await operation
 
-    def signal(self) -> threading.Event:
-        """Make an event."""
-        return threading.Event()
+    def signal(self) -> ThreadSignal:
+        """Make a signal for one thread."""
+        return ThreadSignal()
 
-    async def wait(self, signal: Signal, timeout: float) -> None:
-        """Block until the event is set."""
-        cast("threading.Event", signal).wait(timeout)
+    async def wait(self, signal: Signal, timeout: float) -> bool:
+        """Block until the signal is set."""
+        return cast("ThreadSignal", signal).wait(timeout)
+
+    async def listen(self, listener: Listener, timeout: float) -> None:
+        """Listen with a thread that all waiting threads share."""
+        self._ears.listen(listener, timeout)
 
 
 class BackgroundThread:

@@ -1,12 +1,16 @@
-"""Acquiring: one script and one round trip when the lock is free.
+"""Acquiring: one script and one round trip when the lock is free, or when it becomes free.
 
 What an attempt keeps to:
 
 - One token for the whole attempt. A request without an answer is sent again under it, and the
   server answers as it did, or would have done, the first time.
 - The deadline counts from the first of the sendings that were not answered.
-- An attempt that ends without the lock, while some request of it may still be carried out, takes
-  its token back: at once when it was interrupted, in the background when the server is silent.
+- Who waits stands in a queue on the server, and is told when it is their turn (`core.line`). It
+  asks again only when told to, and keeps its place by the ticket it got. Where the server cannot
+  speak to us, or is not to, the lock is asked for again and again instead.
+- An attempt that ends without the lock, while it stands in line or some request of it may still be
+  carried out, takes its token back: at once when it can, in the background when the server is
+  silent.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
+from holdfast.core.line import Grant, Line, Waiter
 from holdfast.core.renewer import taking_back
-from holdfast.core.token import read_holder
+from holdfast.core.spec import TOMBSTONE_MS, validity_of
+from holdfast.core.token import is_ours, read_holder
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -25,18 +32,26 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
-from holdfast.scripts import ACQUIRE, RELEASE
+from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.holder import Holder
     from holdfast.port import Reply
 
 G = TypeVar("G", bound=Grip)
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
-"""Seconds between two askings for a held lock: doubled each time, up to the longest."""
+"""Seconds between two askings for a held lock where one has to poll: doubled up to the longest."""
+
+EXPIRY = 0.002
+"""Seconds after which a key whose time is up is gone for sure."""
+
+NO_EXPIRY = 30.0
+"""Seconds after which to ask again for a lock whose holder has no expiry."""
+
+DEAF_FOR = 1.0
+"""Seconds of polling after the push connection failed, before it is tried again."""
 
 TRIES = 3
 """Sendings of a request before the server counts as away: a connection that was closed while idle
@@ -46,8 +61,12 @@ LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
 
 
-async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+async def acquire(
+    session: Session, spec: LockSpec, timeout: float | None, grip: G, token: str | None = None
+) -> G:
     """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
+
+    A `token` that was not drawn here cannot stand in line: who waits with one, polls.
 
     Raises:
         AcquireTimeout: it was held by others all the while.
@@ -60,30 +79,29 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         return _reenter(mine, spec, grip)
     port = session.port
     actor = port.actor()
-    token = port.draw_token(actor, spec.encoded_label)
-    tombstone = spec.tombstone_prefix + token.encode()
-    keys, args = (spec.key, spec.fence_key, tombstone), (token, spec.ttl_ms, spec.fence_life_ms)
+    queues = token is None and not session.polls
+    if token is None:
+        token = port.draw_token(actor, spec.suffix)
     attempt: _Attempt | None = None
-    asked_at, limit = port.now(), spec.command_timeout
+    asked_at = port.now()
     try:
-        while True:
+        reply: Reply | HoldfastError = None
+        if timeout == 0 or not session.has_waited or not queues:
             try:
-                reply = await port.call(ACQUIRE, keys, args, limit)
+                args = token, spec.ttl_ms, "", spec.settings
+                reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
             except (OutcomeUnknown, NodeUnavailable) as error:
                 reply = error
-            now = port.now()
-            if isinstance(reply, int) and reply > 0 and now < asked_at + spec.validity:
-                tainted = attempt is not None and attempt.abandoned
-                hold = Hold(spec, token, tombstone, reply, asked_at, actor, session, grip, tainted)
-                grip._hold = hold
-                session.took(hold)
-                return grip
-            if attempt is None:
-                attempt = _Attempt(spec, timeout, asked_at)
-            wait = attempt.in_vain(reply, now, port.jitter())
-            if wait:
-                await port.sleep(wait)
-            asked_at, limit = attempt.ask_again(port.now())
+        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.validity:
+            grip._hold = hold = Hold(spec, token, reply, asked_at, actor, session, grip)
+            due = asked_at + spec.first_due
+        else:
+            line = session.line() if queues and timeout != 0 else None
+            attempt = _Attempt(session, spec, timeout, token, asked_at, line)
+            grant = await attempt.run(reply)
+            grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
+            due = attempt.hand_over(hold, grant)
+        session.took(hold, due)
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -93,18 +111,27 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         asking = not isinstance(error, ConfigurationError)
         await _undo(session, spec, token, attempt, asking=asking)
         raise
+    return grip
 
 
 async def _undo(
     session: Session, spec: LockSpec, token: str, attempt: _Attempt | None, *, asking: bool
 ) -> None:
     """Leave nothing behind of an attempt that ended without the lock."""
-    if attempt is not None:
-        asking = (asking and attempt.asking) or attempt.abandoned
-    if asking and attempt is not None and attempt.silent:
-        session.renewer.clean_up(spec, token)
-    elif asking:
-        await session.port.shielded(take_back(session, spec, token))
+    if attempt is None:
+        if asking:
+            await session.port.shielded(take_back(session, spec, token, TOMBSTONE_MS))
+        return
+    abandoned = (asking and attempt.asking) or attempt.abandoned
+    if attempt.waiter is not None:
+        attempt.waiter.leave()
+    if abandoned and attempt.silent:
+        session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
+    elif abandoned or attempt.in_line:
+        tombstone = TOMBSTONE_MS if abandoned else "0"
+        await session.port.shielded(take_back(session, spec, token, tombstone))
+    if attempt.waiter is not None:
+        attempt.waiter.forget()
 
 
 def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
@@ -120,18 +147,35 @@ def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
 
 
 class _Attempt:
-    """What an attempt keeps in mind once its first asking was in vain."""
+    """An attempt whose first asking was in vain, or that begins by standing in line."""
 
-    def __init__(self, spec: LockSpec, timeout: float | None, began_at: float) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
+        self,
+        session: Session,
+        spec: LockSpec,
+        timeout: float | None,
+        token: str,
+        began_at: float,
+        line: Line | None,
+    ) -> None:
+        self._session = session
         self._spec = spec
         self._timeout = timeout
+        self._token = token
         self._give_up = math.inf if timeout is None else began_at + timeout
         # Whatever happens, the caller gets its answer by its timeout and one command's.
         self._end = self._give_up + spec.command_timeout
-        self._asked_at: float | None = began_at
+        self._asked_at = began_at
+        self._counts_anew = False
         self._answered_at = -math.inf
         self._failures = self._late = 0
         self._pause = PAUSE_FIRST
+        self._ticket = "0"
+        self._held_by: tuple[bytes, int] | None = None
+        self._line = line
+        self.waiter: Waiter | None = None
+        self.in_line = False
+        """The server may have this token in its queue."""
         self.asking = True
         """A request is under way."""
         self.abandoned = False
@@ -139,24 +183,177 @@ class _Attempt:
         self.silent = False
         """The server did not answer the last request: waiting for it once more is in vain."""
 
-    def ask_again(self, now: float) -> tuple[float, float]:
-        """Begin another asking: say since when it counts, and how long to wait for its answer."""
-        self.asking = True
-        if self._asked_at is None:
-            self._asked_at = now
-        return self._asked_at, max(0.0, min(self._spec.command_timeout, self._end - now))
+    async def run(self, reply: Reply | HoldfastError) -> Grant:
+        """Wait and ask until the lock is ours; `reply` is what the first asking brought, if any."""
+        port = self._session.port
+        if reply is None:
+            reply = await self._ask()
+        while True:
+            now = port.now()
+            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
+                return Grant(reply, self._spec.ttl, self._asked_at)
+            if self.waiter is None or self.waiter.grant is None:
+                pause = self._in_vain(reply, now, port.jitter())
+                if pause is not None:
+                    await port.sleep(pause)
+                elif self.waiter is not None:
+                    await self._wait_in_line(self.waiter)
+            if self.waiter is not None and self.waiter.grant is not None:
+                grant = await self._confirmed(self.waiter.grant)
+                if grant is not None:
+                    return grant
+            reply = await self._ask()
 
-    def in_vain(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float:
-        """Take in what was not a grant; say how long to wait before asking again, or give up."""
+    def hand_over(self, hold: Hold, grant: Grant) -> float:
+        """Tell the hold all that is known; return when it is due to be renewed."""
+        hold.tainted = self.abandoned
+        if self.waiter is not None:
+            hold.waiter = self.waiter
+            self.waiter.leave()
+        return hold.begin(grant.since, grant.seconds)
+
+    # Asking
+
+    async def _ask(self) -> Reply | HoldfastError:
+        port, spec = self._session.port, self._spec
+        place, line = "", self._line
+        if line is not None and (line.counted or await self._listens(line)):
+            if self.waiter is None:
+                self.waiter = line.enter(self._token, spec.keys[0], port.signal())
+            place = self._ticket if line.counted else f"!{self._ticket}"
+            self.in_line = True
+        now = port.now()
+        if self._counts_anew:
+            self._asked_at, self._counts_anew = now, False
+        limit = max(0.0, min(spec.command_timeout, self._end - now))
+        self.asking = True
+        if self.waiter is not None:
+            self.waiter.ask, self.waiter.grant = False, None
+        args = self._token, spec.ttl_ms, place, spec.settings
+        try:
+            return await port.call(ACQUIRE, spec.keys, args, limit)
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            return error
+        except ConfigurationError:
+            self.in_line = self._ticket != "0"
+            raise
+
+    async def _confirmed(self, grant: Grant) -> Grant | None:
+        """Make sure of a grant that was pushed: believe it if it is young, else ask to renew it.
+
+        The fence is then the one that renewing answers: the push may be older than a later grant.
+        """
+        port, spec = self._session.port, self._spec
+        asked_at = port.now()
+        if spec.renew and asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds):
+            return grant
+        limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
+        try:
+            args = self._token, spec.ttl_ms, spec.settings
+            fence = await port.call(RENEW, spec.keys, args, limit)
+        except (OutcomeUnknown, NodeUnavailable):
+            return None
+        if fence and port.now() < asked_at + spec.validity:
+            return Grant(fence, spec.ttl, asked_at)
+        return None
+
+    # Listening
+
+    async def _listens(self, line: Line) -> bool:
+        """See that the server can speak to us, before it is asked to."""
+        port = self._session.port
+        if not line.listening or line.counted is None:
+            if port.now() < line.deaf_until:
+                return False
+            try:
+                if not line.listening:
+                    await port.listen(line, self._limit())
+                if line.counted is None:
+                    await self._probe(line)
+            except ConfigurationError as error:
+                self._deaf(line, f"waiting polls: {error}")
+            except (OutcomeUnknown, NodeUnavailable):
+                line.deaf_until = port.now() + DEAF_FOR
+        return port.now() >= line.deaf_until
+
+    async def _probe(self, line: Line) -> None:
+        """Find out whether the server counts us among its listeners, and whether we hear it."""
+        port = self._session.port
+        line.counted = False  # for those who ask meanwhile: the answer may be no
+        line.heard_itself = heard = port.signal()
+        try:
+            count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
+        except HoldfastError:
+            line.counted = None
+            raise
+        if count > 0:
+            line.counted = True
+        elif not await port.wait(heard, self._limit()):
+            self._deaf(line, "waiting polls: what the server publishes does not arrive")
+            line.rally()
+
+    def _deaf(self, line: Line, detail: str) -> None:
+        if line.deaf_until < math.inf:
+            line.deaf_until = math.inf
+            self._session.report(Event("polling", self._spec.name, 0, detail))
+
+    def _limit(self) -> float:
+        left = self._end - self._session.port.now()
+        return max(0.0, min(self._spec.command_timeout, left))
+
+    # Waiting
+
+    async def _wait_in_line(self, waiter: Waiter) -> None:
+        """Wait until the line tells something, or until it is no longer worth it."""
+        port = self._session.port
+        while waiter.grant is None and not waiter.ask:
+            left = self._give_up - port.now()
+            if left <= 0:
+                raise self._timed_out()
+            await port.wait(waiter.signal, left)
+
+    def _timed_out(self) -> AcquireTimeout:
+        name, holder = self._spec.name, self._held_by and read_holder(*self._held_by)
+        message = f"{name!r} was not acquired within {self._timeout} s: held by {holder}"
+        return AcquireTimeout(message, lock=name, holder=holder)
+
+    def _in_vain(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float | None:
+        """Take in what was not a grant: say how long to pause before asking again, or give up.
+
+        None means to wait in line.
+        """
         self.silent = isinstance(reply, HoldfastError)
         if isinstance(reply, HoldfastError):
             return self._unanswered(reply, now, jitter)
-        self._asked_at = None
+        self._counts_anew = True
         if isinstance(reply, int):
             return self._too_late(now)
         self.asking = False
         self._failures, self._answered_at = 0, now
-        return self._held_by(read_holder(*reply), now, jitter)
+        return self._held(reply, now, jitter)
+
+    def _held(self, reply: Reply, now: float, jitter: float) -> float | None:
+        token, left_ms, ticket, put_back, message = reply
+        if message:
+            self._session.line().answered(message, self._asked_at, now)
+        self._held_by = token, left_ms
+        if now >= self._give_up:
+            raise self._timed_out()
+        if self.waiter is None and self._line is not None and now >= self._line.deaf_until:
+            return 0.0  # it was not asked to put us in line yet
+        pause = self._pause * (0.5 + 0.5 * jitter)
+        self._pause = min(self._pause * 2, PAUSE_LONGEST)
+        left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
+        if not is_ours(token):
+            left = min(left, pause)  # it will not hand over to us
+        self.in_line = ticket != b"0"
+        if self.waiter is None or not self.in_line:
+            return min(pause, left, self._give_up - now)
+        self._ticket = ticket.decode()
+        self.waiter.queued(self._asked_at, left)
+        if put_back:
+            self.waiter.line.places_lost(self._asked_at, now)
+        return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
         self.asking = False
@@ -181,28 +378,18 @@ class _Attempt:
             lock=self._spec.name,
         )
 
-    def _held_by(self, holder: Holder, now: float, jitter: float) -> float:
-        if now >= self._give_up:
-            raise AcquireTimeout(
-                f"{self._spec.name!r} was not acquired within {self._timeout} s: held by {holder}",
-                lock=self._spec.name,
-                holder=holder,
-            )
-        wait = self._pause * (0.5 + 0.5 * jitter)
-        self._pause = min(self._pause * 2, PAUSE_LONGEST)
-        if holder.remaining is not None:
-            wait = min(wait, holder.remaining + 0.001)
-        return min(wait, self._give_up - now)
 
-
-async def take_back(session: Session, spec: LockSpec, token: str) -> None:
+async def take_back(session: Session, spec: LockSpec, token: str, tombstone: str) -> None:
     """Take a token back whatever became of it; in the background if it does not work at once."""
     done = False
     try:
-        await session.port.call(RELEASE, *taking_back(spec, token), spec.command_timeout)
+        asked_at, args = session.port.now(), (token, spec.ttl_ms, tombstone, spec.settings)
+        reply = await session.port.call(RELEASE, spec.keys, args, spec.command_timeout)
+        session.released(reply, asked_at)
         done = True
     except HoldfastError:
         pass
     finally:
         if not done:
-            session.renewer.clean_up(spec, token)
+            session.rally(spec)
+            session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)

@@ -8,7 +8,6 @@ from holdfast.core.acquire import TRIES
 from holdfast.core.release import check
 from holdfast.core.spec import check_ttl
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
-from holdfast.scripts import RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.hold import Grip
@@ -34,7 +33,7 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
     request = hold.renewal(ttl)
     for left in reversed(range(TRIES)):
         try:
-            kept = await port.call(RENEW, *request, hold.spec.command_timeout)
+            kept = await port.call(*request, hold.spec.command_timeout)
             break
         except (OutcomeUnknown, NodeUnavailable):
             check(session, grip)

@@ -24,15 +24,17 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import RENEWALS_A_TTL, fence_life_ms, to_ms, validity_of
+from holdfast.core.spec import RENEWALS_A_TTL, to_ms, validity_of
 from holdfast.errors import LeaseLost, LossReason
+from holdfast.scripts import RENEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.core.line import Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Signal
+    from holdfast.port import Request, Signal
 
 _WHY: dict[LossReason, str] = {
     "expired": "its time ran out",
@@ -79,6 +81,10 @@ class Hold:
     """A release was sent and not answered: the server may have carried it out."""
     due = 0.0
     """When the renewer will look at this. Written by the renewer alone."""
+    tainted = False
+    """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
+    waiter: Waiter | None = None
+    """Who stood in line for it: the server may have more to say to them."""
     settled: Signal | None = None
     """Set by the renewer when a renewal that was under way at the release has ended."""
 
@@ -86,30 +92,24 @@ class Hold:
         self,
         spec: LockSpec,
         token: str,
-        tombstone: bytes,
         fence: int,
         asked_at: float,
         actor: object,
         session: Session,
         grip: Grip,
-        tainted: bool,  # noqa: FBT001 - as above
     ) -> None:
         self.grips = {grip}
         self.spec = spec
         self.token = token
-        self.tombstone = tombstone
         self.fence = fence
         self.actor = actor
         self.process = session.process
-        self.tainted = tainted
-        """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
-        self.asked_at = asked_at
-        """When the request that last prolonged this was sent."""
         self.deadline = asked_at + spec.validity
+        self.renew_at = asked_at + spec.renew_after
+        self.renew_until = asked_at + spec.max_hold
+        self.renewing = spec.renew
         self.longest_ttl = spec.ttl
         """The most that was ever asked for: so long the server may keep it at worst."""
-        self.renewing = spec.renew
-        self.renew_until = asked_at + spec.max_hold
         self._watchers: list[Callable[[Hold], object]] = [session.lost]
 
     def alive(self, now: float, process: int) -> bool:
@@ -130,8 +130,17 @@ class Hold:
         """When the renewer has something to do: renew it, end its renewal, or declare it lost."""
         if not self.renewing:
             return self.deadline
-        third = (self.deadline - self.asked_at) / RENEWALS_A_TTL
-        return min(self.asked_at + third, self.renew_until)
+        return min(self.renew_at, self.renew_until)
+
+    def begin(self, since: float, seconds: float) -> float:
+        """Count a grant for `seconds` from `since` on; return when there is something to do.
+
+        What was handed over is held for a short window only, and is renewed halfway through.
+        """
+        self.deadline = since + validity_of(seconds)
+        if seconds < self.spec.ttl:
+            self.renew_at = since + seconds / 2
+        return self.next_due()
 
     def prolong(self, asked_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
         """Take in the server's word that a request sent at `asked_at` keeps it for `ttl` more.
@@ -141,9 +150,9 @@ class Hold:
         """
         if self.state is not HELD or now >= self.deadline:
             return False
-        deadline = asked_at + validity_of(ttl)
-        self.asked_at = asked_at
-        self.deadline = deadline if exactly else max(deadline, self.deadline)
+        validity = validity_of(ttl)
+        self.renew_at = asked_at + validity / RENEWALS_A_TTL
+        self.deadline = asked_at + validity if exactly else max(asked_at + validity, self.deadline)
         self.unanswered = False
         return True
 
@@ -188,7 +197,6 @@ class Hold:
             fence=self.fence,
         )
 
-    def renewal(self, ttl: float) -> tuple[tuple[bytes, bytes], tuple[str, str, str]]:
-        """Keys and arguments of the script that keeps it for `ttl` more."""
-        args = self.token, to_ms(ttl), fence_life_ms(ttl)
-        return (self.spec.key, self.spec.fence_key), args
+    def renewal(self, ttl: float) -> Request:
+        """Make the request that keeps it for `ttl` more."""
+        return RENEW, self.spec.keys, (self.token, to_ms(ttl), self.spec.settings)

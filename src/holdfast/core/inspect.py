@@ -22,7 +22,7 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
         NodeUnavailable: the server does not answer.
         ConfigurationError: the server will not say.
     """
-    request = INSPECT, (spec.key, spec.fence_key), (), spec.command_timeout
+    request = INSPECT, spec.keys, (), spec.command_timeout
     for left in reversed(range(TRIES)):
         try:
             reply = await session.port.call(*request)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
+from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
@@ -70,22 +71,24 @@ async def release(session: Session, grip: Grip) -> None:
         if hold in session.renewer.under_way:
             await session.renewer.let_go(hold, session.port)
         spec = hold.spec
-        keys: tuple[bytes, ...] = (spec.key,)
-        args = hold.token, "0"
-        if hold.tainted:
-            keys, args = (spec.key, hold.tombstone), (hold.token, TOMBSTONE_MS)
+        args = hold.token, spec.ttl_ms, TOMBSTONE_MS if hold.tainted else "0", spec.settings
+        asked_at = session.port.now()
         for left in reversed(range(TRIES)):
             try:
-                released = await session.port.call(RELEASE, keys, args, spec.command_timeout)
+                reply = await session.port.call(RELEASE, spec.keys, args, spec.command_timeout)
                 break
             except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
                 _unheard(session, hold, error, left)
+        if hold.waiter is not None:
+            hold.waiter.forget()
+        released = reply == 1 or session.released(reply, asked_at)
         if not released or hold.state is LOST:
             _was_not_ours(session, hold)
         hold.state = RELEASED
     except (GeneratorExit, HoldfastError):
         raise
     except BaseException:
+        session.rally(hold.spec)
         await session.port.shielded(_finish(session, hold, grip))
         raise
 
@@ -113,10 +116,12 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     """Take in a try that failed; with the last one, leave it to the background and say so."""
     if isinstance(error, OutcomeUnknown):
         hold.unsure = True
+        session.rally(hold.spec)
     refused = isinstance(error, ConfigurationError)
     if tries_left and not refused:
         return
-    session.renewer.clean_up(hold.spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
+    request = taking_back(hold.spec, hold.token)
+    session.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
     if refused:
         raise error
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
@@ -144,5 +149,7 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     hold.state = RELEASING
     hold.unsure = True
     session.forget(hold)
-    await take_back(session, hold.spec, hold.token)
+    await take_back(session, hold.spec, hold.token, TOMBSTONE_MS)
+    if hold.waiter is not None:
+        hold.waiter.forget()
     hold.state = RELEASED

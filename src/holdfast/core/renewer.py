@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, to_ms
 from holdfast.errors import HoldfastError, NodeUnavailable
-from holdfast.scripts import RELEASE, RENEW
+from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,13 +55,13 @@ SLACK = 1000
 class Cleanup:
     """The taking back of a token whose fate on the server is unknown."""
 
-    __slots__ = ("deadline", "due", "fence", "live", "spec", "token")
+    __slots__ = ("deadline", "due", "fence", "live", "name", "request")
 
     patience = 1.0
 
-    def __init__(self, spec: LockSpec, token: str, *, now: float, fence: int, ttl: float) -> None:
-        self.spec = spec
-        self.token = token
+    def __init__(self, name: str, request: Request, *, now: float, fence: int, ttl: float) -> None:
+        self.name = name
+        self.request = request
         self.fence = fence
         self.live = True
         self.due = now
@@ -91,10 +91,10 @@ class Renewer:
         if due < self._wake_at:
             self._background.rouse(self)
 
-    def clean_up(self, spec: LockSpec, token: str, *, fence: int = 0, ttl: float = 0) -> None:
-        """See to it, for as long as it matters, that `token` does not hold the lock."""
+    def clean_up(self, name: str, request: Request, *, fence: int = 0, ttl: float = 0) -> None:
+        """See to it, for as long as it matters, that a token is taken back."""
         now = self._background.now()
-        self.handed_in.add(Cleanup(spec, token, now=now, fence=fence, ttl=max(ttl, spec.ttl)))
+        self.handed_in.add(Cleanup(name, request, now=now, fence=fence, ttl=ttl))
         self._background.rouse(self)
 
     async def let_go(self, hold: Hold, port: Port) -> None:
@@ -177,7 +177,7 @@ class Renewer:
             return
         item.live = False
         detail = "the server could not be told to forget it; it expires by itself"
-        self._report(Event("cleanup_failed", item.spec.name, item.fence, detail))
+        self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
     def _may_renew(self, hold: Hold, due: float) -> bool:
         if due >= hold.renew_until and hold.renewing:
@@ -219,18 +219,21 @@ class Renewer:
                 self._schedule(item, min(now + item.patience / 2, item.deadline))
         elif not isinstance(item, Hold):
             item.live = False
-        elif reply != 1:
+        elif not reply:
             item.lose("taken")
         elif item.prolong(asked_at, item.spec.ttl, now):
             self._schedule(item, item.next_due())
 
 
 def _request(item: Hold | Cleanup) -> Request:
-    if isinstance(item, Hold):
-        return (RENEW, *item.renewal(item.spec.ttl))
-    return (RELEASE, *taking_back(item.spec, item.token))
+    return item.renewal(item.spec.ttl) if isinstance(item, Hold) else item.request
 
 
-def taking_back(spec: LockSpec, token: str) -> tuple[tuple[bytes, bytes], tuple[str, str]]:
-    """Keys and arguments of the script that ends a token for good, wherever it may be."""
-    return (spec.key, spec.tombstone_prefix + token.encode()), (token, TOMBSTONE_MS)
+def taking_back(spec: LockSpec, token: str) -> Request:
+    """Make the request that ends a token for good, wherever it may be."""
+    return RELEASE, spec.keys, (token, spec.ttl_ms, TOMBSTONE_MS, spec.settings)
+
+
+def taking_back_blindly(key: bytes, token: str) -> Request:
+    """Make the same request for a token of which only the lock's key is known."""
+    return RELEASE, keys_of(key), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, "")

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
-from holdfast.core.renewer import Renewer
+from holdfast.core.line import Line
+from holdfast.core.renewer import Renewer, taking_back, taking_back_blindly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Background, Port
+    from holdfast.port import Background, Port, Reply
 
 
 class Session:
@@ -28,8 +29,12 @@ class Session:
         port: Port,
         make_background: Callable[[], Background],
         report: Callable[[Event], None],
+        *,
+        polls: bool,
     ) -> None:
         self.port = port
+        self.polls = polls
+        """Who waits asks again and again, and is not spoken to."""
         self._make_background = make_background
         self.report = report
         self._begin()
@@ -39,20 +44,44 @@ class Session:
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
+        self.has_waited = False
+        """Somebody stood in line, so that whoever asks next had better do so at once."""
+
+    def line(self) -> Line:
+        """The line that the caller would stand in."""
+        self.has_waited = True
+        return self.port.line(lambda client: Line(client, self._hand_back))
+
+    def released(self, reply: Reply, asked_at: float) -> bool:
+        """Take in the answer to a release; say whether it was ours."""
+        if isinstance(reply, int):
+            return reply == 1
+        mine, message = reply
+        self.line().answered(message, asked_at, self.port.now())
+        return bool(mine)
+
+    def rally(self, spec: LockSpec) -> None:
+        """Have those who wait here for this lock ask: a release of ours may have granted it."""
+        if self.has_waited:
+            self.line().rally(spec.keys[0])
+
+    def _hand_back(self, key: bytes, token: str) -> None:
+        """Give back what was granted to nobody here."""
+        self.renewer.clean_up(key.decode(errors="replace"), taking_back_blindly(key, token))
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""
         if self.process != self.port.process():
             self._begin()
-        hold = self.held.get(spec.key)
-        if hold is None or hold.actor is not self.port.actor():
+        hold = self.held.get(spec.keys[0])
+        if hold is None or hold.actor is not self.port.actor() or spec.owner is not None:
             return None
         return hold if hold.alive(self.port.now(), self.process) else None
 
-    def took(self, hold: Hold) -> None:
-        """Keep in mind, and alive, what was just granted."""
-        self.held[hold.spec.key] = hold
-        self.renewer.watch(hold, hold.asked_at + hold.spec.first_due)
+    def took(self, hold: Hold, due: float) -> None:
+        """Keep in mind, and alive, what was just granted; it is `due` to be looked at then."""
+        self.held[hold.spec.keys[0]] = hold
+        self.renewer.watch(hold, due)
 
     def disown(self, hold: Hold) -> None:
         """End a hold that its caller never got to see."""
@@ -62,15 +91,18 @@ class Session:
     def forget(self, hold: Hold) -> None:
         """Drop a hold that has ended, unless a newer one stands in its place."""
         self.renewer.handed_in.discard(hold)
-        if self.held.get(hold.spec.key) is hold:
-            self.held.pop(hold.spec.key, None)
+        if self.held.get(hold.spec.keys[0]) is hold:
+            self.held.pop(hold.spec.keys[0], None)
 
     def lost(self, hold: Hold) -> None:
         """See that a loss is reported, and that nothing of the lease stays on the server."""
         self.forget(hold)
+        if hold.waiter is not None:
+            hold.waiter.forget()
         reason = hold.reason or hold.overdue()
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
         # request that was abandoned may still arrive.
         if reason != "taken" or hold.tainted:
-            self.renewer.clean_up(hold.spec, hold.token, fence=hold.fence, ttl=hold.longest_ttl)
+            request = taking_back(hold.spec, hold.token)
+            self.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

@@ -21,9 +21,8 @@ MARGIN = 0.001
 RENEWALS_A_TTL = 3
 """A lease is renewed when one of so many parts of its time has passed; two remain for retries."""
 
-FENCE_LIFE = 3600.0
-"""Seconds an unused fence counter is kept, at least. The server's clock floors the next fence, so
-this is how far that clock may be set back before fences could repeat."""
+WINDOW_LONGEST = 3.0
+"""Seconds for which a lock is handed over to a waiter, at most: it has to be heard from by then."""
 
 TOMBSTONE_MS = "60000"
 """How long a given-up token stays refused: longer than a request may be under way."""
@@ -43,15 +42,15 @@ class LockSpec:
     renew: bool
     max_hold: float  # infinite when there is no cap
     reentrant: bool
+    owner: str | None
     label: str | None
 
-    key: bytes
-    fence_key: bytes
-    tombstone_prefix: bytes
-    encoded_label: str
+    keys: tuple[bytes, ...]  # of every script: lock, fence, queue, tombstones, delay, owner's holds
+    suffix: str  # the end of every token: the label, and the owner
+    settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
-    fence_life_ms: str
     validity: float
+    renew_after: float
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
 
@@ -64,6 +63,9 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     renew: bool,
     max_hold: float | None,
     reentrant: bool,
+    owner: str | None,
+    fair: bool,
+    lock_delay: float,
     key: str | None,
     label: str | None,
     command_timeout: float,
@@ -81,15 +83,16 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
             raise _wrong(f"max_hold={max_hold!r}: give seconds above 0, or None for no cap", name)
         if not renew:
             raise _wrong("max_hold caps renewal and means nothing with renew=False: drop it", name)
-    if label is not None and (not isinstance(label, str) or len(label) > LABEL_MAX):
-        raise _wrong(f"label: give a string of at most {LABEL_MAX} characters, or None", name)
-    if label is not None:
-        _encoded("label", label)
-    if key is None:
-        lock_key = siblings = b"holdfast:{%b}" % name_bytes
-    else:
-        lock_key = _name("key", key)
-        siblings = b"holdfast:key:" + (lock_key if _has_tag(lock_key) else b"{%b}" % lock_key)
+    if not _is_number(lock_delay) or not 0 <= lock_delay <= TTL_MAX:
+        raise _wrong(f"lock_delay={lock_delay!r}: give seconds, 0 for none", name)
+    _check_text("label", label, name)
+    _check_text("owner", owner, name)
+    if owner is not None and reentrant:
+        raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
+    lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
+    keys = keys_of(lock_key)
+    delay_ms, group = int(to_ms(lock_delay)), "" if owner is None else f"&{encode(owner)}"
+    plain = fair and not delay_ms and not group
     validity = validity_of(ttl)
     return LockSpec(
         name=name,
@@ -98,27 +101,31 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         renew=bool(renew),
         max_hold=math.inf if max_hold is None else float(max_hold),
         reentrant=bool(reentrant),
+        owner=owner,
         label=label,
-        key=lock_key,
-        fence_key=siblings + b":fence",
-        tombstone_prefix=siblings + b":gone:",
-        encoded_label=encode(label or ""),
+        keys=keys if owner is not None else keys[:-1],
+        suffix=encode(label or "") + (group and f":{group}"),
+        settings="" if plain else f"{delay_ms} {'fair' if fair else 'barge'} {group}",
         ttl_ms=to_ms(ttl),
-        fence_life_ms=fence_life_ms(ttl),
         validity=validity,
+        renew_after=validity / RENEWALS_A_TTL,
         first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
         command_timeout=min(command_timeout, ttl / 4),
     )
 
 
+def keys_of(lock_key: bytes) -> tuple[bytes, ...]:
+    """All the keys of the lock with this key, which share its hash slot, in the scripts' order."""
+    siblings = lock_key
+    if not (lock_key.startswith(b"holdfast:{") and _has_tag(lock_key)):
+        siblings = b"holdfast:key:" + (lock_key if _has_tag(lock_key) else b"{%b}" % lock_key)
+    names = (b":fence", b":queue", b":gone", b":delay", b":holds")
+    return (lock_key, *(siblings + name for name in names))
+
+
 def validity_of(ttl: float) -> float:
     """How long after the sending of a request for `ttl` its sender may believe in it."""
     return ttl * (1 - DRIFT) - MARGIN
-
-
-def fence_life_ms(ttl: float) -> str:
-    """How long the fence counter of a lease is kept: as long as the lease, and then some."""
-    return to_ms(max(FENCE_LIFE, 2 * ttl))
 
 
 def to_ms(seconds: float) -> str:
@@ -153,6 +160,14 @@ def _name(what: str, value: object) -> bytes:
             value[:40],
         )
     return encoded
+
+
+def _check_text(what: str, text: object, lock: str) -> None:
+    if text is None:
+        return
+    if not isinstance(text, str) or len(text) > LABEL_MAX:
+        raise _wrong(f"{what}: give a string of at most {LABEL_MAX} characters, or None", lock)
+    _encoded(what, text)
 
 
 def _encoded(what: str, value: str) -> bytes:

@@ -1,8 +1,9 @@
 """What is written in a lock's key: a value nobody else ever writes, that also names its holder.
 
-    hf1:<client>:<number>:<host>:<pid>:<thread or task>:<label>
+    hf1:<client>:<number>:<host>:<pid>:<thread or task>:<label>[:&<owner>]
 
-Client and number make it unique; the rest is for the operator who looks at the key. Each part is
+Client and number make it unique; the client is also where a grant is sent, and the owner is whose
+other holds may join. The rest is for the operator who looks at the key. Each part is
 percent-encoded, so that a colon always separates.
 """
 
@@ -27,15 +28,21 @@ class Mint:
     """Draws the tokens of one client in one process."""
 
     def __init__(self, client: str, host: str, pid: int) -> None:
+        self.client = client
         self._head = f"{_FORMAT}:{client}:"
         self._middle = f":{encode(host)}:{pid}:"
         self._number = count(1)
 
-    def draw(self, actor: str, label: str) -> str:
-        """Draw a token; `label` has been encoded, once a lock."""
+    def draw(self, actor: str, suffix: str) -> str:
+        """Draw a token; `suffix`, label and owner, has been encoded once a lock."""
         if ":" in actor or "%" in actor or not actor.isascii():
             actor = encode(actor)
-        return f"{self._head}{next(self._number):x}{self._middle}{actor}:{label}"
+        return f"{self._head}{next(self._number):x}{self._middle}{actor}:{suffix}"
+
+
+def is_ours(token: bytes) -> bool:
+    """Whether its holder is a client of holdfast, which hands the lock over."""
+    return token.startswith(b"hf1:")
 
 
 def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:
@@ -43,6 +50,8 @@ def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:
     text = token.decode("utf-8", "backslashreplace")
     remaining = None if left_ms < 0 else left_ms / 1000
     parts = text.split(":")
+    if len(parts) == _PARTS + 1 and parts[-1].startswith("&"):
+        parts.pop()
     if len(parts) != _PARTS or parts[0] != _FORMAT or not parts[4].isdecimal():
         return Holder(None, None, None, None, None, remaining, None, text)
     host, pid, actor, label = (unquote(part, errors="surrogateescape") for part in parts[3:])

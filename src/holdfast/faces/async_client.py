@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import TasksPort, tell
 from holdfast.adapters.threads import BackgroundThread
@@ -25,6 +25,7 @@ from holdfast.faces.facts import (
     LockFacts,
     Unset,
     checked_command_timeout,
+    checked_wait,
     generator_advice,
 )
 from holdfast.wire.blocking import BlockingWire
@@ -57,6 +58,8 @@ class AsyncClient:
         target: the server.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
             waits less, a quarter of it.
+        wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
+            again and again, without order, where the server may not speak to its clients.
         on_event: called, in a thread of its own, with each `Event`.
 
     Raises:
@@ -68,6 +71,7 @@ class AsyncClient:
         target: object = None,
         *,
         command_timeout: float = 1.0,
+        wait: Literal["push", "poll"] = "push",
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
@@ -78,6 +82,7 @@ class AsyncClient:
             self._port,
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),
             Herald(on_event).report,
+            polls=checked_wait(wait),
         )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
@@ -89,6 +94,9 @@ class AsyncClient:
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
+        owner: str | None = None,
+        fair: bool = True,
+        lock_delay: float = 0.0,
         key: str | None = None,
         label: str | None = None,
     ) -> AsyncLock:
@@ -101,6 +109,11 @@ class AsyncClient:
             renew: keep the lease alive until it is released.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
             reentrant: the task that holds it may take it again.
+            owner: whoever gives this name may take it again, in any process. It is free when the
+                last of them has released it, or is gone.
+            fair: first come, first served. False lets whoever asks while it is free have it.
+            lock_delay: seconds for which nobody gets it after its holder was lost, not after a
+                release. All who use the lock should give the same.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
 
@@ -114,6 +127,9 @@ class AsyncClient:
             renew=renew,
             max_hold=max_hold,
             reentrant=reentrant,
+            owner=owner,
+            fair=fair,
+            lock_delay=lock_delay,
             key=key,
             label=label,
             command_timeout=self._command_timeout,

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, run
 from holdfast.core.acquire import acquire
@@ -24,9 +24,11 @@ from holdfast.faces.facts import (
     LockFacts,
     Unset,
     checked_command_timeout,
+    checked_wait,
     generator_advice,
 )
 from holdfast.wire.blocking import BlockingWire
+from holdfast.wire.blocking_ears import BlockingEars
 from holdfast.wire.target import target_of
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Client:
         target: the server.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
             waits less, a quarter of it.
+        wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
+            again and again, without order, where the server may not speak to its clients.
         on_event: called, in a thread of its own, with each `Event`.
 
     Raises:
@@ -66,14 +70,18 @@ class Client:
         target: object = None,
         *,
         command_timeout: float = 1.0,
+        wait: Literal["push", "poll"] = "push",
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
-        self._wire = BlockingWire(target_of(target), self._command_timeout)
+        where = target_of(target)
+        self._wire = BlockingWire(where, self._command_timeout)
+        self._ears = BlockingEars(where, self._command_timeout)
         self._session = Session(
-            ThreadsPort(self._wire),
+            ThreadsPort(self._wire, self._ears),
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),
             Herald(on_event).report,
+            polls=checked_wait(wait),
         )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
@@ -85,6 +93,9 @@ class Client:
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
+        owner: str | None = None,
+        fair: bool = True,
+        lock_delay: float = 0.0,
         key: str | None = None,
         label: str | None = None,
     ) -> Lock:
@@ -97,6 +108,11 @@ class Client:
             renew: keep the lease alive until it is released.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
             reentrant: the thread that holds it may take it again.
+            owner: whoever gives this name may take it again, in any process. It is free when the
+                last of them has released it, or is gone.
+            fair: first come, first served. False lets whoever asks while it is free have it.
+            lock_delay: seconds for which nobody gets it after its holder was lost, not after a
+                release. All who use the lock should give the same.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
 
@@ -110,6 +126,9 @@ class Client:
             renew=renew,
             max_hold=max_hold,
             reentrant=reentrant,
+            owner=owner,
+            fair=fair,
+            lock_delay=lock_delay,
             key=key,
             label=label,
             command_timeout=self._command_timeout,
@@ -122,6 +141,7 @@ class Client:
         A lease that is still held is not released: it runs out, and is reported lost.
         """
         self._session.renewer.close()
+        self._ears.close()
         self._wire.close()
 
     def __enter__(self) -> Self:
@@ -218,7 +238,8 @@ class Lock(LockFacts):
     ) -> None:
         # Nothing before the try: an interrupt that strikes there would leave the lock held.
         try:
-            self._being_left().__exit__(kind, error, traceback)
+            lease = self._being_left()
+            lease.__exit__(kind, error, traceback)
         except BaseException as failure:
             lease = self._being_left()
             if not isinstance(failure, HoldfastError):
@@ -226,7 +247,7 @@ class Lock(LockFacts):
             self._entered.leave(lease, threading.current_thread())
             raise
         # Forgotten last of all: until here it can be found again, whatever strikes.
-        self._entered.leave(self._being_left(), threading.current_thread())
+        self._entered.leave(lease, threading.current_thread())
 
     def _being_left(self) -> Lease:
         return self._entered.last(threading.current_thread(), self.name)

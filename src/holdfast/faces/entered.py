@@ -26,9 +26,9 @@ class Entered(dict[L, object]):
             NotHeld: there is none, or it cannot be told which.
         """
         entered = list(self.items())
-        own = [lease for lease, entered_by in entered if entered_by is actor]
-        if own:
-            return own[-1]
+        for lease, entered_by in reversed(entered):
+            if entered_by is actor:
+                return lease
         others = [lease for lease, _ in entered if lease.held] or [lease for lease, _ in entered]
         if len(others) == 1:
             return others[0]

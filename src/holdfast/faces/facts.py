@@ -34,6 +34,13 @@ def checked_command_timeout(seconds: object) -> float:
     raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
 
 
+def checked_wait(wait: object) -> bool:
+    """Say whether waiting is to poll."""
+    if wait in {"push", "poll"}:
+        return wait == "poll"
+    raise ConfigurationError(f'wait={wait!r}: give "push" or "poll"')
+
+
 def generator_advice(name: str) -> str:
     """Say why a generator function cannot be decorated."""
     why = f"{name} is a generator function, whose body runs after the call"

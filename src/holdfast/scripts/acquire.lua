@@ -1,44 +1,112 @@
--- acquire: take the lock if it is free, and number the taking, in one step.
+-- acquire: take the lock if it is free, and number the taking; stand in line if it is not.
 --
--- KEYS  1 lock  2 fence counter  3 tombstone of this token
--- ARGV  1 token  2 ttl (ms)  3 life of the fence counter (ms)  4 serial of the request
+-- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
+-- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket; with
+--       a '!' before it (see hand_over)  4 settings  5 serial of the request
 --
--- Returns  fence .. serial      the lock is the caller's, now or since an earlier sending
---          0 .. serial          the token was given up before this request arrived
---          {holder's token, left (ms), serial}  somebody else's; left is -1 if it never expires
+-- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
+--          0 .. serial      the token was given up before this request arrived
+--          {holder's token, left (ms), ticket, put back, message or '', serial}  somebody else's;
+--          left is -1 if it never expires; put back is 1 if a ticket was given and its place was
+--          gone; the message is a grant to another waiter of the same client (see hand_over)
 --
--- The fence is written before the lock: whatever fails on the way leaves nothing held.
--- TIME in µs floors the counter, so that fences keep growing when the counter is lost.
+-- When it is found free although somebody waits, the first of them gets it, whoever asks.
 
 local call = redis.call
-local token, ttl = ARGV[1], tonumber(ARGV[2])
+local lock, queue = KEYS[1], KEYS[3]
+local token, ttl, place, settings, serial = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
-if call('EXISTS', KEYS[1], KEYS[3]) > 0 then
-  if call('EXISTS', KEYS[3]) == 1 then
-    return '0' .. ARGV[4]
-  end
-  local holder, left = call('GET', KEYS[1]), call('PTTL', KEYS[1])
-  if holder ~= token then
-    return {holder, left, ARGV[4]}
-  end
-  -- A retry. Its expiry is written even when unchanged, and never shortened.
-  ttl = math.max(left, ttl)
-  call('PEXPIRE', KEYS[1], ttl)
-  local fence = call('GET', KEYS[2])
-  if fence then
-    return fence .. ARGV[4]
-  end
+--:include _fence
+
+local there = call('EXISTS', lock, queue, KEYS[4], KEYS[5])
+if there == 0 and settings == '' then
+  local fence = new_fence()
+  call('SET', lock, token, 'PX', ttl)
+  return fence .. serial
 end
 
-local time = call('TIME')
-local fence = time[1] .. string.sub('00000' .. time[2], -6)
-local last = call('SET', KEYS[2], fence, 'PX', ARGV[3], 'GET')
-if last and tonumber(last) >= tonumber(fence) then
-  fence = string.format('%.0f', tonumber(last) + 1)
-  call('SET', KEYS[2], fence, 'PX', ARGV[3])
+local quiet = false
+--:include _settings
+--:include _hand_over
+--:include _owner
+
+-- A member's score, if it is one: ZSCORE, with the rights that a lock needs anyway.
+local function score(key, member)
+  return call('ZADD', key, 'XX', 'INCR', 0, member)
 end
-call('SET', KEYS[1], token, 'PX', ttl)
-return fence .. ARGV[4]
+
+-- What is there besides the lock and the queue may be the tombstone of this token.
+local holder, left = call('GET', lock), call('PTTL', lock)
+local last = call('ZRANGE', queue, 0, 0, 'REV', 'WITHSCORES')[2]
+if there > (holder and 1 or 0) + (last and 1 or 0) and score(KEYS[4], token) then
+  return '0' .. serial
+end
+
+local function leave_line()
+  call('ZREM', queue, token, '!' .. token)
+end
+
+if holder and (has_hold(holder, token) or is_owners(holder)) then
+  -- A retry, or one more hold. The expiry is written even when unchanged, and never shortened.
+  if left >= 0 then
+    left = keep_hold(holder, token, ttl)
+  end
+  if delay > 0 then
+    call('SET', KEYS[5], holder, 'PX', left + delay)
+  end
+  leave_line()
+  return (call('GET', KEYS[2]) or new_fence()) .. serial
+end
+
+-- Stands in line, once, and returns the ticket, and whether it had one and its place was lost.
+-- Tickets grow from the server's clock on, so that one who comes back is before all who came later.
+local function stand_in_line()
+  local mark, given = string.match(place, '^(!?)(%d*)$')
+  local ticket = tonumber(given) or 0
+  local had_one = ticket > 0
+  if had_one then
+    call('ZREM', queue, (mark == '' and '!' or '') .. token)
+  elseif last then
+    ticket = tonumber(last) + 1
+  else
+    local time = call('TIME')
+    ticket = time[1] * 1000000 + time[2]
+  end
+  local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), mark .. token) == 1
+  if had_one or not last or ticket % 16 == 0 then
+    call('PEXPIRE', queue, 3600000)
+  end
+  if not added and not had_one then
+    ticket = score(queue, mark .. token)
+  end
+  return string.format('%.0f', tonumber(ticket)), (had_one and added) and 1 or 0
+end
+
+local ticket, put_back = '0', 0
+local delayed = not holder and call('PTTL', KEYS[5]) or 0
+if not holder and delayed <= 0 then
+  if order == 'barge' then
+    leave_line()
+    local fence = new_fence()
+    grant(token, ttl)
+    return fence .. serial
+  end
+  ticket, put_back = stand_in_line()
+  local who, fence = hand_over()
+  if who == token then
+    return fence .. serial
+  end
+  holder, left = who, window
+elseif place ~= '' then
+  ticket, put_back = stand_in_line()
+end
+if place == '' then
+  leave_line()
+end
+if delayed > 0 then
+  holder, left = call('GET', KEYS[5]), delayed
+end
+return {holder, left, ticket, put_back, answer or '', serial}

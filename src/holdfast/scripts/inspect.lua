@@ -1,6 +1,6 @@
 -- inspect: who holds the lock. Changes nothing.
 --
--- KEYS  1 lock  2 fence counter
+-- KEYS  1 lock  2 fence counter, and the rest of a lock's keys
 -- ARGV  1 serial of the request
 --
 -- Returns  {serial}                                    nobody holds it

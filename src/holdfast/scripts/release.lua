@@ -1,20 +1,70 @@
--- release: give the lock back if it is still this token's.
+-- release: give the lock back if it is this token's, and hand it to whoever is next in line. Also
+-- ends an attempt: the token is taken out of the line, and a grant it may have got is passed on.
 --
--- KEYS  1 lock  2 tombstone of this token, if it is to have one
--- ARGV  1 token  2 life of the tombstone (ms), 0 for none  3 serial of the request
+-- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
+-- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none  4 settings
+--       5 serial of the request
 --
--- Returns  1 .. serial  it was ours and is free now
+-- Returns  1 .. serial  it was ours, and is not any more
 --          0 .. serial  it was not ours
+--          {either, message, serial}  and a waiter of the same client was granted it (see
+--          hand_over); not if there is a tombstone to be made: nobody may be there to read it
 --
 -- The tombstone is for a token one of whose requests was abandoned and may still arrive: it must
--- find that it comes too late. The delete goes first, because a server that is out of memory
--- refuses a script's first write only if that write could need memory.
+-- find that it comes too late. What needs memory goes last: a server that is out of it refuses only
+-- a script that has not written anything yet.
 
-local mine = redis.call('GET', KEYS[1]) == ARGV[1]
-if mine then
-  redis.call('DEL', KEYS[1])
+local call = redis.call
+local lock, queue = KEYS[1], KEYS[3]
+local token, ttl, tombstone, settings = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local holder = call('GET', lock)
+local plain = holder == token and settings == '' and tombstone == '0'
+local others = plain and call('EXISTS', queue, KEYS[5])
+if others == 0 then
+  call('DEL', lock)
+  return '1' .. ARGV[5]
 end
-if ARGV[2] ~= '0' then
-  redis.pcall('SET', KEYS[2], '', 'PX', ARGV[2])
+
+local quiet = tombstone ~= '0'
+--:include _settings
+--:include _fence
+--:include _hand_over
+--:include _owner
+
+local mine = true
+if plain then
+  -- The commonest case: it goes from hand to hand.
+  if others > 1 then
+    call('DEL', KEYS[5])
+  end
+  if not hand_over() then
+    call('DEL', lock, KEYS[5])
+  end
+else
+  call('ZREM', queue, token, '!' .. token)
+  mine = has_hold(holder, token)
+  if mine and end_hold(holder, token) then
+    call('DEL', lock, KEYS[5])
+    hand_over()
+  elseif not holder then
+    if call('GET', KEYS[5]) == token then
+      call('DEL', KEYS[5])
+    end
+    if call('EXISTS', KEYS[5]) == 0 then
+      hand_over()
+    end
+  end
 end
-return (mine and '1' or '0') .. ARGV[3]
+if tombstone ~= '0' then
+  local time = milliseconds()
+  local crumbled = call('ZRANGE', KEYS[4], '-inf', time, 'BYSCORE', 'LIMIT', 0, 100)
+  if #crumbled > 0 then
+    call('ZREM', KEYS[4], unpack(crumbled))
+  end
+  redis.pcall('ZADD', KEYS[4], time + tombstone, token)
+  redis.pcall('PEXPIRE', KEYS[4], tombstone)
+end
+if answer then
+  return {mine and 1 or 0, answer, ARGV[5]}
+end
+return (mine and '1' or '0') .. ARGV[5]

@@ -69,7 +69,7 @@ class Link:
         """Throw the connection away."""
         self._connection.disconnect()
 
-    def exchange(self, packed: bytes, timeout: float) -> Any:  # noqa: ANN401 - any answer
+    def exchange(self, packed: bytes, timeout: float, asking: Sequence[None] = ()) -> Any:  # noqa: ANN401 - any answer
         """Send one request and return its answer as it came."""
         # Much of a cycle's time is spent here with cold caches: one function, few names.
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
@@ -80,7 +80,7 @@ class Link:
         sock.sendall(packed)
         if self._quick:
             poll, spin_until = self._poll.poll, sent_at + SPIN
-            while not poll(0) and clock() < spin_until:
+            while len(asking) == 1 and not poll(0) and clock() < spin_until:
                 os.sched_yield()  # the server may be waiting for this very core
         while (answer := gets()) is False:
             size = sock.recv_into(self._buffer)
@@ -188,6 +188,8 @@ class BlockingWire:
         self._thread = threading.local()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self.closed = False
+        self._asking: list[None] = []
+        """One entry for each thread that waits for an answer."""
 
     def _fresh(self, timeout: float) -> Link:
         if self.closed:
@@ -229,13 +231,18 @@ class BlockingWire:
     ) -> Reply:
         """Run a script on the node, once; as `Port.call`, blocking."""
         # The most travelled road of all: written out rather than divided up.
+        asking = self._asking
         link: Link | None = self._thread.__dict__.pop("link", None)
         if link is None or self.closed or link.generation != generation():
             link = self._fresh(timeout)
         try:
             serial = next(link.serials)
             packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial))
-            reply = link.exchange(packed, timeout)
+            asking.append(None)
+            try:
+                reply = link.exchange(packed, timeout, asking)
+            finally:
+                asking.pop()
             if isinstance(reply, hiredis.ReplyError):
                 reply = self._refused(link, str(reply), (script, keys, args), timeout)
             else:

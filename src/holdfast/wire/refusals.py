@@ -34,6 +34,7 @@ _NOT_NOW = {
 }
 _DENIED = re.compile(r"^NOPERM|ACL failure in script|user executing the script can't")
 _COMMAND = re.compile(r"run the '(\w+)")
+_CHANNEL = re.compile(r"\bchannels?\b")
 _KEY = re.compile(r"access (?:a|one of the|at least one of the) keys?\b")
 
 
@@ -64,6 +65,10 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
         ("DEL", absent),
         ("PEXPIRE", absent, 1),
         ("SET", absent, "", "XX", "PX", 1, "GET"),
+        ("ZADD", absent, "XX", 1, ""),
+        ("ZREM", absent, ""),
+        ("ZRANGE", absent, 0, 0),
+        ("PUBLISH", "holdfast:push:0", ""),
     ]
 
 
@@ -77,9 +82,18 @@ def denial(
     if any(_KEY.search(answer) for answer in refused):
         ours = all(key.startswith(b"holdfast:") for key in keys)
         rules += ["~holdfast:*"] if ours else [f"~{keys[0].decode(errors='replace')} ~holdfast:*"]
+    if any(_CHANNEL.search(answer) for answer in refused):
+        rules.append("&holdfast:*")
     return ConfigurationError(
         f"{node} denies what a lock needs: run ACL SETUSER {user} {' '.join(rules)} ({text})"
     )
+
+
+def unheard(text: str, node: str, user: str) -> ConfigurationError:
+    """Say why the server does not let us listen."""
+    rules = f"run ACL SETUSER {user} +subscribe +publish +ping &holdfast:*"
+    advice = rules if is_denial(text) else 'give the client wait="poll" to be told no more'
+    return ConfigurationError(f"{node} does not let us listen for our turn: {advice} ({text})")
 
 
 def misplaced(hello: object, node: str) -> ConfigurationError | None:

@@ -1,0 +1,309 @@
+"""The line: those of one client who wait, and the push connection that all of them share.
+
+The server puts a waiter's name in a queue and speaks to its client when something concerns it. This
+is what the client makes of that. It does no input or output: whoever owns the connection passes on
+what was received (`heard`), asks what there is to send and when to look again (`tick`), and says
+when the connection began and ended (`opened`, `cut`).
+
+**How old is a grant?** A lock that was handed over is ours for a short window, which the server
+counts from a moment we do not know. But pushes and answers come down one connection in order: a
+grant that arrives after the answer to a PING was made after that PING was sent. So every grant is
+handed on with the moment at which the last answered PING was sent, and its deadline counts from
+there. A process that slept for a minute finds a deadline that has passed. A grant that comes with
+the answer to a release of our own was made after that release was sent.
+
+**What if a push is lost?** For each lock there is one moment at which somebody has to ask again:
+when the holder's time is up, as last heard, or a grant's window is over. `tick` then has the first
+waiter of that lock ask. When the connection was lost, everybody asks.
+
+One thread or loop calls `opened`, `heard`, `tick` and `cut`, and only it touches the timers. All
+others register in a dictionary, and hand in the rest through a deque: single operations both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.port import Signal
+
+PING_EVERY = 1.0
+"""Seconds between two PINGs while anybody waits."""
+
+PATIENCE = 2.0
+"""Seconds without an answer to a PING after which the connection counts as dead."""
+
+ASK_AT_LEAST = 1800.0
+"""Seconds after which somebody asks in any case: the server forgets a queue after twice as long."""
+
+LAG = 0.05
+"""Seconds by which a look may be late before this process counts as having been paused."""
+
+NEVER = math.inf
+
+_QUEUED, _LEFT, _GRANTED, _WATCHES = "queued", "left", "granted", "watches"
+
+
+class Grant(NamedTuple):
+    """The lock is the waiter's for `seconds`, from some moment after `since` on."""
+
+    fence: int
+    seconds: float
+    since: float
+
+
+class Waiter:
+    """One attempt that stands in line. `grant` and `ask` are what it was told, then `signal`."""
+
+    __slots__ = ("ask", "grant", "key", "line", "signal", "token", "waits")
+
+    def __init__(self, line: Line, token: str, key: bytes, signal: Signal) -> None:
+        self.line = line
+        self.token = token
+        self.key = key
+        self.signal = signal
+        self.grant: Grant | None = None
+        self.ask = False
+        self.waits = False  # the line will have it ask when somebody has to
+
+    def tell_to_ask(self) -> None:
+        """Have it ask the server again."""
+        self.ask = True
+        self.signal.set()
+
+    def queued(self, asked_at: float, left: float) -> None:
+        """Take in the answer to an asking: it stands in line, and the holder has `left` seconds."""
+        self.waits = True
+        self.line.hand_in(_QUEUED, self, asked_at, left)
+
+    def leave(self) -> None:
+        """Wait no more; a push for this token is still expected, and ignored."""
+        if self.waits:
+            self.waits = False
+            self.line.hand_in(_LEFT, self, 0.0, NEVER)
+
+    def forget(self) -> None:
+        """Let the token be unknown: it is over, and a grant for it is handed back."""
+        self.line.forget(self.token)
+
+
+class _Timer:
+    """The waiters for one lock, in order, and when one of them has to ask."""
+
+    __slots__ = ("due", "scheduled", "told_at", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: OrderedDict[str, Waiter] = OrderedDict()
+        self.due = NEVER
+        self.told_at = -NEVER  # when a push last said so
+        self.scheduled = NEVER  # when its entry in the heap comes up
+
+
+class Line:
+    """Everybody who waits on one push connection."""
+
+    def __init__(self, client: str, hand_back: Callable[[bytes, str], None]) -> None:
+        self.channel = f"holdfast:push:{client}"
+        self.listening = False
+        """The channel is subscribed to."""
+        self.counted: bool | None = None
+        """The server counts its listeners rightly; None: not found out yet."""
+        self.deaf_until = -NEVER
+        """Until then listening is not tried: it failed, or is not to be had."""
+        self.heard_itself: Signal | None = None
+        self.wake_at = NEVER
+        self._rouse: Callable[[], None] = _nobody
+        self._hand_back = hand_back
+        self._known: dict[str, Waiter] = {}
+        self._inbox: deque[tuple[str, Waiter, float, float]] = deque()
+        self._timers: dict[bytes, _Timer] = {}
+        self._heap: list[tuple[float, int, bytes]] = []
+        self._order = count()
+        self._waiting = 0
+        self._heard_since = -NEVER
+        self._pings: deque[tuple[bytes, float]] = deque()
+        self._rallied_at = -NEVER
+
+    # For those who wait
+
+    def enter(self, token: str, key: bytes, signal: Signal) -> Waiter:
+        """Be known, before the first asking: from then on the server may grant."""
+        waiter = self._known[token] = Waiter(self, token, key, signal)
+        return waiter
+
+    def hand_in(self, what: str, waiter: Waiter, at: float, seconds: float) -> None:
+        """Note what became of a waiter; its lock is to be asked for `seconds` after `at`."""
+        self._inbox.append((what, waiter, at, seconds))
+        if at + seconds < self.wake_at:
+            self._rouse()
+
+    def forget(self, token: str) -> None:
+        """Know the token no more."""
+        self._known.pop(token, None)
+
+    def places_lost(self, asked_at: float, now: float) -> None:
+        """Have everybody ask again: who asked at `asked_at` learnt that places were lost."""
+        if asked_at >= self._rallied_at:
+            self._rallied_at = now
+            self.rally()
+
+    def rally(self, key: bytes | None = None) -> None:
+        """Have everybody ask again, or everybody who waits for the lock with this key."""
+        for waiter in list(self._known.values()):
+            if key is None or waiter.key == key:
+                waiter.tell_to_ask()
+
+    def answered(self, message: bytes, asked_at: float, now: float) -> None:
+        """Take in a grant that came with the answer to a request sent at `asked_at`."""
+        kind, number, px, token, key = _read(message)
+        if kind == b"G":
+            self._granted(token, key, Grant(number, px / 1000, asked_at), now)
+
+    # For the one who owns the connection
+
+    def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
+        """The channel is subscribed to, by a request sent at `sent_at`."""
+        self._pings.clear()
+        self._heard_since = sent_at
+        self._rouse = rouse
+        self.counted = None
+        self.listening = True
+
+    def cut(self, now: float) -> None:
+        """The connection is gone, and with it perhaps a grant."""
+        self.listening, self.counted = False, None
+        self._rouse = _nobody
+        self.wake_at = NEVER
+        self._heard_since = -NEVER
+        self._rallied_at = now
+        self.rally()
+
+    def heard(self, message: Sequence[bytes], now: float) -> None:
+        """Take in one message of the connection.
+
+        Raises:
+            ValueError: it is none of ours.
+        """
+        if message[0] == b"pong":
+            while self._pings:
+                payload, sent_at = self._pings.popleft()
+                if payload == message[1]:
+                    self._heard_since = sent_at
+                    return
+            raise ValueError("an answer to a PING that was not sent")
+        if message[0] != b"message":
+            return
+        kind, number, px, token, key = _read(message[2])
+        waiter = self._known.get(token)
+        if kind == b"G":
+            self._granted(token, key, Grant(number, px / 1000, self._heard_since), now)
+        elif kind == b"P":
+            if self.heard_itself is not None:
+                self.heard_itself.set()
+        elif waiter is not None and kind == b"A":
+            waiter.tell_to_ask()
+        elif waiter is not None:
+            self.hand_in(_WATCHES, waiter, now, px / 1000)
+
+    def _granted(self, token: str, key: bytes, grant: Grant, now: float) -> None:
+        waiter = self._known.get(token)
+        if waiter is None:
+            self._hand_back(key, token)
+            return
+        waiter.grant, waiter.waits = grant, False
+        waiter.signal.set()
+        # Whoever of this client is next looks whether it was taken up.
+        self.hand_in(_GRANTED, waiter, now, grant.seconds)
+
+    def tick(self, now: float) -> tuple[bytes | None, float]:
+        """Do what is due; return a PING's payload to send now, if any, and when to look again.
+
+        Raises:
+            TimeoutError: the server does not answer PINGs.
+        """
+        paused = now > self.wake_at + LAG
+        self.wake_at = -NEVER  # busy: whoever hands something in need not rouse
+        self._take_in()
+        self._ask_where_due(now)
+        ping, wake_at = None, NEVER
+        if self._waiting:
+            oldest = self._pings[0][1] if self._pings else NEVER
+            if now >= oldest + PATIENCE and not paused:
+                raise TimeoutError("PINGs are not answered")
+            last = self._pings[-1][1] if self._pings else self._heard_since
+            if now >= last + PING_EVERY:
+                ping, last = b"%d" % next(self._order), now
+                self._pings.append((ping, now))
+            wake_at = last + PING_EVERY
+        if self._heap:
+            wake_at = min(wake_at, self._heap[0][0])
+        self.wake_at = wake_at
+        return (ping, now) if self._inbox else (ping, wake_at)
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits."""
+        return not self._known and not self._inbox
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            what, waiter, at, seconds = self._inbox.popleft()
+            timer = self._timers.get(waiter.key)
+            if timer is None:
+                timer = self._timers[waiter.key] = _Timer()
+            if what is _LEFT or what is _GRANTED:
+                self._take_out(timer, waiter.token)
+            elif what is _QUEUED and waiter.token not in timer.waiters:
+                timer.waiters[waiter.token] = waiter
+                self._waiting += 1
+            if what is _GRANTED or what is _WATCHES:
+                timer.told_at = at
+                self._look(waiter.key, timer, at + seconds)
+            elif (
+                what is _QUEUED and at > timer.told_at
+            ):  # else a push that overtook it knows better
+                self._look(waiter.key, timer, at + min(seconds, ASK_AT_LEAST))
+
+    def _take_out(self, timer: _Timer, token: str) -> None:
+        if timer.waiters.pop(token, None) is not None:
+            self._waiting -= 1
+
+    def _look(self, key: bytes, timer: _Timer, due: float) -> None:
+        timer.due = due
+        if due < timer.scheduled:
+            timer.scheduled = due
+            heappush(self._heap, (due, next(self._order), key))
+
+    def _ask_where_due(self, now: float) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heappop(self._heap)
+            timer = self._timers.get(key)
+            if timer is None or timer.scheduled != due:
+                continue
+            timer.scheduled = NEVER
+            if not timer.waiters:
+                del self._timers[key]
+            elif timer.due > now:
+                self._look(key, timer, timer.due)
+            else:
+                # If nothing comes of it, the next one asks.
+                token, waiter = next(iter(timer.waiters.items()))
+                timer.waiters.move_to_end(token)
+                waiter.tell_to_ask()
+                self._look(key, timer, now + PING_EVERY)
+
+
+def _read(message: bytes) -> tuple[bytes, int, int, str, bytes]:
+    """Take apart what the scripts say: kind, fence, milliseconds, token, and the lock's key."""
+    kind, fence, px, size, rest = message.split(b":", 4)
+    return kind, int(fence), int(px), rest[: int(size)].decode(), rest[int(size) :]
+
+
+def _nobody() -> None:
+    """Nobody is there to be roused."""

@@ -1,0 +1,77 @@
+-- A part of scripts about a lock that has an owner. Needs: call, owner.
+--
+-- The lock's key holds the token of the owner's first hold. Once a second one joins, all are kept in
+-- KEYS[6], each with the moment it expires at, beside a mark that says for which token in the lock's
+-- key they count: a new grant makes the old ones void without touching them.
+
+local function milliseconds()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function is_owners(holder)
+  return owner ~= '' and holder and string.sub(holder, -#owner) == owner
+end
+
+-- The holds that keep the lock, with the moments they expire at, and the latest of these; nothing
+-- while there is one only, whose token is in the lock's key.
+local function holds_of(holder, time)
+  if not is_owners(holder) then
+    return nil
+  end
+  local found = call('ZRANGE', KEYS[6], '(' .. time, '+inf', 'BYSCORE', 'WITHSCORES')
+  local holds, latest = {}, 0
+  for index = 1, #found, 2 do
+    holds[found[index]] = tonumber(found[index + 1])
+    if string.sub(found[index], 1, 1) ~= '=' then
+      latest = math.max(latest, holds[found[index]])
+    end
+  end
+  if holds['=' .. holder] then
+    return holds, latest
+  end
+end
+
+-- Whether `token` is one of the holds that keep the lock.
+local function has_hold(holder, token)
+  local holds = is_owners(holder) and holds_of(holder, milliseconds())
+  if holds then
+    return holds[token] ~= nil
+  end
+  return holder == token
+end
+
+-- Keeps the hold `token` for at least `ttl` more, and the lock with it; returns what is left then.
+local function keep_hold(holder, token, ttl)
+  local left = call('PTTL', KEYS[1])
+  call('PEXPIRE', KEYS[1], math.max(left, ttl))
+  if is_owners(holder) then
+    local time = milliseconds()
+    local holds = holds_of(holder, time)
+    if not holds and holder ~= token then
+      call('DEL', KEYS[6])
+      call('ZADD', KEYS[6], '+inf', '=' .. holder, time + left, holder)
+      holds = {}
+    end
+    if holds then
+      call('ZADD', KEYS[6], math.max(holds[token] or 0, time + ttl), token)
+      call('PEXPIRE', KEYS[6], math.max(left, ttl))
+    end
+  end
+  return math.max(left, ttl)
+end
+
+-- Ends the hold `token`; says whether it was the last one. A lock that others keep is theirs for as
+-- long as the longest of them asked for.
+local function end_hold(holder, token)
+  local time = is_owners(holder) and milliseconds()
+  if not time or not holds_of(holder, time) then
+    return true
+  end
+  call('ZREM', KEYS[6], token)
+  local _, latest = holds_of(holder, time)
+  if latest > time then
+    call('PEXPIRE', KEYS[1], latest - time)
+  end
+  return latest <= time
+end

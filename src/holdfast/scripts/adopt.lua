@@ -1,0 +1,31 @@
+-- adopt: carry on, under a token of one's own, what another process exported.
+--
+-- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay
+-- ARGV  1 own token  2 ttl (ms)  3 exported token  4 settings  5 serial of the request
+--
+-- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
+--          0 .. serial      it was no longer the exporter's, or was adopted by somebody else
+--
+-- The exported token is worth nothing afterwards: of two who adopt, one gets the lock.
+
+local call = redis.call
+local token, ttl, exported, settings, serial = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+if not ttl or ttl < 1 then
+  return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
+end
+
+--:include _settings
+--:include _fence
+
+local holder = call('GET', KEYS[1])
+local buried = call('ZADD', KEYS[4], 'XX', 'INCR', 0, token)
+if (holder ~= exported and holder ~= token) or buried then
+  return '0' .. serial
+end
+local px = math.max(call('PTTL', KEYS[1]), ttl)
+call('SET', KEYS[1], token, 'PX', px)
+if delay > 0 then
+  call('SET', KEYS[5], token, 'PX', px + delay)
+end
+call('PEXPIRE', KEYS[2], math.max(3600000, 2 * ttl))
+return (call('GET', KEYS[2]) or new_fence()) .. serial
