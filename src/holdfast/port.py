@@ -137,7 +137,7 @@ class Background(Protocol):
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float | None],
+        meanwhile: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
         """Run scripts on the node in one pipeline; an error stands in its own request's place.
 

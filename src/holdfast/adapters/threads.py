@@ -147,7 +147,7 @@ class BackgroundThread:
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float | None],
+        meanwhile: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
         """Run scripts in one pipeline on the thread's own connection."""
         return self._wire.call_many(requests, timeout, meanwhile)

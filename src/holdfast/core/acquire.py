@@ -79,25 +79,26 @@ async def acquire(
         return _reenter(mine, spec, grip)
     port = session.port
     actor = port.actor()
-    queues = token is None and not session.polls
+    queues = token is None and timeout != 0 and not session.polls
     if token is None:
         token = port.draw_token(actor, spec.suffix)
+    waiter = session.waiter(spec, token) if queues and session.has_waited else None
+    place = "" if waiter is None else "0"
     attempt: _Attempt | None = None
     asked_at = port.now()
     try:
-        reply: Reply | HoldfastError = None
-        if timeout == 0 or not session.has_waited or not queues:
-            try:
-                args = token, spec.ttl_ms, "", spec.settings
-                reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
-            except (OutcomeUnknown, NodeUnavailable) as error:
-                reply = error
+        try:
+            args = token, spec.ttl_ms, place, spec.settings
+            reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            reply = error
         if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.validity:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, session, grip)
+            hold.waiter = waiter
             due = asked_at + spec.first_due
         else:
-            line = session.line() if queues and timeout != 0 else None
-            attempt = _Attempt(session, spec, timeout, token, asked_at, line)
+            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
+            attempt.line = session.line() if queues else None
             grant = await attempt.run(reply)
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
             due = attempt.hand_over(hold, grant)
@@ -108,30 +109,11 @@ async def acquire(
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
         # A refusal is an answer: that request was not carried out.
-        asking = not isinstance(error, ConfigurationError)
-        await _undo(session, spec, token, attempt, asking=asking)
+        if attempt is None:
+            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
+        await attempt.undo(asking=not isinstance(error, ConfigurationError))
         raise
     return grip
-
-
-async def _undo(
-    session: Session, spec: LockSpec, token: str, attempt: _Attempt | None, *, asking: bool
-) -> None:
-    """Leave nothing behind of an attempt that ended without the lock."""
-    if attempt is None:
-        if asking:
-            await session.port.shielded(take_back(session, spec, token, TOMBSTONE_MS))
-        return
-    abandoned = (asking and attempt.asking) or attempt.abandoned
-    if attempt.waiter is not None:
-        attempt.waiter.leave()
-    if abandoned and attempt.silent:
-        session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
-    elif abandoned or attempt.in_line:
-        tombstone = TOMBSTONE_MS if abandoned else "0"
-        await session.port.shielded(take_back(session, spec, token, tombstone))
-    if attempt.waiter is not None:
-        attempt.waiter.forget()
 
 
 def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
@@ -147,7 +129,7 @@ def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
 
 
 class _Attempt:
-    """An attempt whose first asking was in vain, or that begins by standing in line."""
+    """An attempt whose first asking was in vain."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
         self,
@@ -156,7 +138,7 @@ class _Attempt:
         timeout: float | None,
         token: str,
         began_at: float,
-        line: Line | None,
+        waiter: Waiter | None,
     ) -> None:
         self._session = session
         self._spec = spec
@@ -172,70 +154,85 @@ class _Attempt:
         self._pause = PAUSE_FIRST
         self._ticket = "0"
         self._held_by: tuple[bytes, int] | None = None
-        self._line = line
-        self.waiter: Waiter | None = None
-        self.in_line = False
+        self.line: Line | None = None
+        """Where to stand in line, for those who may."""
+        self._waiter = waiter
+        self._in_line = waiter is not None
         """The server may have this token in its queue."""
-        self.asking = True
+        self._asking = True
         """A request is under way."""
-        self.abandoned = False
+        self._abandoned = False
         """Some request will never be answered, and may still be carried out."""
-        self.silent = False
+        self._silent = False
         """The server did not answer the last request: waiting for it once more is in vain."""
 
     async def run(self, reply: Reply | HoldfastError) -> Grant:
-        """Wait and ask until the lock is ours; `reply` is what the first asking brought, if any."""
+        """Wait and ask until the lock is ours; `reply` is what the first asking brought."""
         port = self._session.port
-        if reply is None:
-            reply = await self._ask()
         while True:
             now = port.now()
             if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
                 return Grant(reply, self._spec.ttl, self._asked_at)
-            if self.waiter is None or self.waiter.grant is None:
+            if self._waiter is None or self._waiter.grant is None:
                 pause = self._in_vain(reply, now, port.jitter())
                 if pause is not None:
                     await port.sleep(pause)
-                elif self.waiter is not None:
-                    await self._wait_in_line(self.waiter)
-            if self.waiter is not None and self.waiter.grant is not None:
-                grant = await self._confirmed(self.waiter.grant)
+                elif self._waiter is not None:
+                    await self._wait_in_line(self._waiter)
+            if self._waiter is not None and self._waiter.grant is not None:
+                grant = await self._confirmed(self._waiter.grant)
                 if grant is not None:
                     return grant
             reply = await self._ask()
 
     def hand_over(self, hold: Hold, grant: Grant) -> float:
         """Tell the hold all that is known; return when it is due to be renewed."""
-        hold.tainted = self.abandoned
-        if self.waiter is not None:
-            hold.waiter = self.waiter
-            self.waiter.leave()
+        hold.tainted = self._abandoned
+        if self._waiter is not None:
+            hold.waiter = self._waiter
+            self._waiter.leave()
         return hold.begin(grant.since, grant.seconds)
+
+    async def undo(self, *, asking: bool) -> None:
+        """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
+        session, spec, token = self._session, self._spec, self._token
+        abandoned = (asking and self._asking) or self._abandoned
+        if self._waiter is not None:
+            self._waiter.leave()
+        if abandoned:
+            session.rally(spec)
+        if abandoned and self._silent:
+            session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
+        elif abandoned or self._in_line:
+            tombstone = TOMBSTONE_MS if abandoned else "0"
+            await session.port.shielded(take_back(session, spec, token, tombstone))
+        if self._waiter is not None:
+            self._waiter.forget()
 
     # Asking
 
     async def _ask(self) -> Reply | HoldfastError:
         port, spec = self._session.port, self._spec
-        place, line = "", self._line
+        place, line = "", self.line
         if line is not None and (line.counted or await self._listens(line)):
-            if self.waiter is None:
-                self.waiter = line.enter(self._token, spec.keys[0], port.signal())
+            if self._waiter is None:
+                self._waiter = line.enter(self._token, spec.keys[0], port.signal())
             place = self._ticket if line.counted else f"!{self._ticket}"
-            self.in_line = True
+            self._in_line = True
         now = port.now()
         if self._counts_anew:
             self._asked_at, self._counts_anew = now, False
         limit = max(0.0, min(spec.command_timeout, self._end - now))
-        self.asking = True
-        if self.waiter is not None:
-            self.waiter.ask, self.waiter.grant = False, None
+        self._asking = True
+        if self._waiter is not None:
+            self._waiter.ask, self._waiter.grant = False, None
         args = self._token, spec.ttl_ms, place, spec.settings
         try:
             return await port.call(ACQUIRE, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             return error
         except ConfigurationError:
-            self.in_line = self._ticket != "0"
+            self._in_line = self._ticket != "0"
             raise
 
     async def _confirmed(self, grant: Grant) -> Grant | None:
@@ -322,13 +319,13 @@ class _Attempt:
 
         None means to wait in line.
         """
-        self.silent = isinstance(reply, HoldfastError)
+        self._silent = isinstance(reply, HoldfastError)
         if isinstance(reply, HoldfastError):
             return self._unanswered(reply, now, jitter)
         self._counts_anew = True
         if isinstance(reply, int):
             return self._too_late(now)
-        self.asking = False
+        self._asking = False
         self._failures, self._answered_at = 0, now
         return self._held(reply, now, jitter)
 
@@ -339,25 +336,27 @@ class _Attempt:
         self._held_by = token, left_ms
         if now >= self._give_up:
             raise self._timed_out()
-        if self.waiter is None and self._line is not None and now >= self._line.deaf_until:
+        if self._waiter is None and self.line is not None and now >= self.line.deaf_until:
             return 0.0  # it was not asked to put us in line yet
         pause = self._pause * (0.5 + 0.5 * jitter)
         self._pause = min(self._pause * 2, PAUSE_LONGEST)
         left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
         if not is_ours(token):
             left = min(left, pause)  # it will not hand over to us
-        self.in_line = ticket != b"0"
-        if self.waiter is None or not self.in_line:
+        self._in_line = ticket != b"0"
+        if self._waiter is None or not self._in_line:
             return min(pause, left, self._give_up - now)
         self._ticket = ticket.decode()
-        self.waiter.queued(self._asked_at, left)
+        self._waiter.queued(self._asked_at, left)
         if put_back:
-            self.waiter.line.places_lost(self._asked_at, now)
+            self._waiter.line.places_lost(self._asked_at, now)
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        self.asking = False
-        self.abandoned = self.abandoned or isinstance(error, OutcomeUnknown)
+        self._asking = False
+        if isinstance(error, OutcomeUnknown):
+            self._abandoned = True
+            self._session.rally(self._spec)  # it may have granted somebody else of ours
         self._failures += 1
         # An outage is sat out by those who wait in line, for as long as what they know is fresh.
         given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl

@@ -50,7 +50,7 @@ def check(session: Session, grip: Grip) -> Hold:
         hold.lose(hold.overdue())
     if hold.state is LOST:
         raise hold.loss()
-    raise NotHeld(f"the lease of {hold.spec.name!r} was released", lock=hold.spec.name)
+    raise NotHeld(f"the lease of {hold.spec.name!r} was released or exported", lock=hold.spec.name)
 
 
 async def release(session: Session, grip: Grip) -> None:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 WINDOW = 0.05
 """Seconds by which a renewal may come early, to share a pipeline with others."""
 
+LOOK = 0.02
+"""Seconds between two looks at what was handed in while answers are outstanding."""
+
 BATCH = 1000
 """Requests in one pipeline, so that its answers come well within a command's timeout."""
 
@@ -171,6 +174,11 @@ class Renewer:
                 self._ready.append(item)
         return None
 
+    def _meanwhile(self) -> float:
+        """Go on with everything but sending; say when to be called again."""
+        due, soon = self._advance(), self._background.now() + LOOK
+        return soon if due is None else min(due, soon)
+
     def _give_up(self, item: Hold | Cleanup) -> None:
         if isinstance(item, Hold):
             item.lose(item.overdue())
@@ -196,7 +204,7 @@ class Renewer:
             timeout = max(item.patience for item in batch)
             requests = [_request(item) for item in batch]
             try:
-                replies = await self._background.call_many(requests, timeout, self._advance)
+                replies = await self._background.call_many(requests, timeout, self._meanwhile)
             except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
                 replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
             for item, reply in zip(batch, replies, strict=True):

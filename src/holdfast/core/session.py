@@ -1,7 +1,7 @@
 """What one client knows in one process: its port, its renewer, and the holds it has.
 
-A forked child inherits the object but none of that: `renew_process` begins anew there, so that a
-child never renews, releases or believes in what its parent holds.
+A forked child inherits the object but none of that: `begin_in_this_process` begins anew there, so
+that a child never renews, releases or believes in what its parent holds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.hold import Hold
+    from holdfast.core.line import Waiter
     from holdfast.core.spec import LockSpec
     from holdfast.port import Background, Port, Reply
 
@@ -52,6 +53,11 @@ class Session:
         self.has_waited = True
         return self.port.line(lambda client: Line(client, self._hand_back))
 
+    def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
+        """Be ready to stand in line, if whoever asks has long been listening."""
+        line = self.line()
+        return line.enter(token, spec.keys[0], self.port.signal()) if line.counted else None
+
     def released(self, reply: Reply, asked_at: float) -> bool:
         """Take in the answer to a release; say whether it was ours."""
         if isinstance(reply, int):
@@ -69,10 +75,14 @@ class Session:
         """Give back what was granted to nobody here."""
         self.renewer.clean_up(key.decode(errors="replace"), taking_back_blindly(key, token))
 
-    def mine(self, spec: LockSpec) -> Hold | None:
-        """The hold on this lock that the calling thread or task is within, if any."""
+    def begin_in_this_process(self) -> None:
+        """In a forked child, hold nothing."""
         if self.process != self.port.process():
             self._begin()
+
+    def mine(self, spec: LockSpec) -> Hold | None:
+        """The hold on this lock that the calling thread or task is within, if any."""
+        self.begin_in_this_process()
         hold = self.held.get(spec.keys[0])
         if hold is None or hold.actor is not self.port.actor() or spec.owner is not None:
             return None

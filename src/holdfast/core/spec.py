@@ -43,6 +43,8 @@ class LockSpec:
     max_hold: float  # infinite when there is no cap
     reentrant: bool
     owner: str | None
+    fair: bool
+    lock_delay: float
     label: str | None
 
     keys: tuple[bytes, ...]  # of every script: lock, fence, queue, tombstones, delay, owner's holds
@@ -102,6 +104,8 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         max_hold=math.inf if max_hold is None else float(max_hold),
         reentrant=bool(reentrant),
         owner=owner,
+        fair=bool(fair),
+        lock_delay=float(lock_delay),
         label=label,
         keys=keys if owner is not None else keys[:-1],
         suffix=encode(label or "") + (group and f":{group}"),

@@ -12,6 +12,7 @@ from holdfast.adapters.tasks import TasksPort, tell
 from holdfast.adapters.threads import BackgroundThread
 from holdfast.core.acquire import acquire
 from holdfast.core.extend import extend
+from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.session import Session
@@ -135,6 +136,19 @@ class AsyncClient:
             command_timeout=self._command_timeout,
         )
         return AsyncLock(self, spec)
+
+    async def adopt(self, text: str) -> AsyncLease:
+        """Carry on a lease that another process exported, with its settings and its fence.
+
+        Cancelled, it leaves nothing held. Keep such a text to yourself: who has it can take the
+        lease.
+
+        Raises:
+            LeaseLost: it ran out, or was adopted by somebody else.
+            NodeUnavailable: the server does not answer.
+            ConfigurationError: `text` is not what `lease.export()` returned.
+        """
+        return await adopt(self._session, text, AsyncLease(self), self._command_timeout)
 
     async def close(self) -> None:
         """Close all connections and stop renewing.
@@ -291,6 +305,21 @@ class AsyncLease(LeaseFacts):
             NodeUnavailable: the server cannot be reached; the old deadline stands.
         """
         await extend(self._session, self, ttl)
+
+    async def export(self) -> str:
+        """Let go without releasing, and return a text by which `client.adopt` carries the lease on.
+
+        Whoever adopts it has a whole ttl to do so, counted from now. Cancelled, it leaves the
+        lease as it was.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was released, or was taken by the process this one was forked from.
+            ConfigurationError: it is held at several levels, or by an owner.
+            OutcomeUnknown: the server did not answer; the lease is still ours.
+            NodeUnavailable: the server cannot be reached; likewise.
+        """
+        return await export(self._session, self)
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Give the lock back. Once it has succeeded, calling it again does nothing.

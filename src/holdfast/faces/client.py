@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, run
 from holdfast.core.acquire import acquire
 from holdfast.core.extend import extend
+from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.session import Session
@@ -134,6 +135,25 @@ class Client:
             command_timeout=self._command_timeout,
         )
         return Lock(self, spec)
+
+    def adopt(self, text: str) -> Lease:
+        """Carry on a lease that another process exported, with its settings and its fence.
+
+        Interrupted, it leaves nothing held. Keep such a text to yourself: who has it can take the
+        lease.
+
+        Raises:
+            LeaseLost: it ran out, or was adopted by somebody else.
+            NodeUnavailable: the server does not answer.
+            ConfigurationError: `text` is not what `lease.export()` returned.
+        """
+        lease = Lease(self)
+        try:
+            run(adopt(self._session, text, lease, self._command_timeout))
+            return lease  # noqa: TRY300 - an interrupt may strike here
+        except BaseException:
+            lease._abandon()  # noqa: SLF001 - one face, one file
+            raise
 
     def close(self) -> None:
         """Close all connections and stop renewing.
@@ -308,6 +328,21 @@ class Lease(LeaseFacts):
             NodeUnavailable: the server cannot be reached; the old deadline stands.
         """
         run(extend(self._session, self, ttl))
+
+    def export(self) -> str:
+        """Let go without releasing, and return a text by which `client.adopt` carries the lease on.
+
+        Whoever adopts it has a whole ttl to do so, counted from now. Interrupted, it leaves the
+        lease as it was.
+
+        Raises:
+            LeaseLost: it was no longer ours.
+            NotHeld: it was released, or was taken by the process this one was forked from.
+            ConfigurationError: it is held at several levels, or by an owner.
+            OutcomeUnknown: the server did not answer; the lease is still ours.
+            NodeUnavailable: the server cannot be reached; likewise.
+        """
+        return run(export(self._session, self))
 
     def release(self) -> None:
         """Give the lock back. Once it has succeeded, calling it again does nothing.

@@ -22,6 +22,10 @@ local buried = call('ZADD', KEYS[4], 'XX', 'INCR', 0, token)
 if (holder ~= exported and holder ~= token) or buried then
   return '0' .. serial
 end
+-- A request of the exporter's that was delayed until now must find that it comes too late.
+local time = call('TIME')
+call('ZADD', KEYS[4], time[1] * 1000 + 60000, exported)
+call('PEXPIRE', KEYS[4], 60000)
 local px = math.max(call('PTTL', KEYS[1]), ttl)
 call('SET', KEYS[1], token, 'PX', px)
 if delay > 0 then

@@ -100,7 +100,7 @@ class Link:
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float | None],
+        meanwhile: Callable[[], float],
         pack: Packer = by_sha,
     ) -> list[Reply]:
         """Run scripts in one go and return as many answers as came within `timeout`.
@@ -124,7 +124,7 @@ class Link:
             try:
                 self._receive()
             except _NOT_NOW:
-                wait = left if due is None else min(left, due - now())
+                wait = min(left, due - now())
                 _wait(self._sock, max(0.0, wait), writing=bool(unsent))
             while (answer := self._reader.gets()) is not False:
                 serial = numbers[len(replies)]
@@ -275,7 +275,7 @@ class BlockingWire:
         return denial(text, answers, keys, self._target.node, self._target.user)
 
     def call_many(
-        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float | None]
+        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
     ) -> list[Reply | HoldfastError]:
         """Run scripts in one pipeline; as `Background.call_many`, blocking."""
         replies = self._call_many(requests, timeout, meanwhile, by_sha)
@@ -299,7 +299,7 @@ class BlockingWire:
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float | None],
+        meanwhile: Callable[[], float],
         pack: Packer,
     ) -> list[Reply | HoldfastError]:
         replies: list[Reply | HoldfastError] = []
@@ -320,15 +320,14 @@ class BlockingWire:
             link.close()
         return replies + [failure] * (len(requests) - len(replies))
 
-    def _open_meanwhile(self, timeout: float, meanwhile: Callable[[], float | None]) -> Link:
+    def _open_meanwhile(self, timeout: float, meanwhile: Callable[[], float]) -> Link:
         if self.closed:
             raise NodeUnavailable("this client is closed", node=self._target.node)
         opening = Opening(self._target, timeout)
         end = now() + timeout
         while now() < end:
             due = meanwhile()
-            wait = end if due is None else min(end, due)
-            if opening.done.wait(max(0.0, wait - now())):
+            if opening.done.wait(max(0.0, min(end, due) - now())):
                 return opening.link()
         if opening.done.is_set():
             return opening.link()

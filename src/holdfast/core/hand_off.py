@@ -1,0 +1,156 @@
+"""Handing a lease from one process to another, which carries it on.
+
+The exporter lets go without releasing, and what it gives out is a text. Whoever adopts it takes the
+lock over under a token of its own, with the same fence. Of two who adopt the same text one gets the
+lease; if nobody does, it runs out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.core.acquire import TRIES, take_back
+from holdfast.core.hold import RELEASED, Grip, Hold
+from holdfast.core.release import check
+from holdfast.core.spec import TOMBSTONE_MS, describe
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    LeaseLost,
+    NodeUnavailable,
+    OutcomeUnknown,
+)
+from holdfast.scripts import ADOPT
+
+if TYPE_CHECKING:
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+
+G = TypeVar("G", bound=Grip)
+
+_MARK = "hf1-lease-"
+
+
+async def export(session: Session, grip: Grip) -> str:
+    """Let go of the lease without releasing it; return the text by which it can be adopted.
+
+    The server keeps it for a whole ttl from now on. Interrupted, it leaves the lease as it was.
+
+    Raises:
+        LeaseLost: it was no longer ours.
+        NotHeld: it was released, or belongs to the process this one was forked from.
+        ConfigurationError: it is held at several levels, or by an owner.
+        OutcomeUnknown, NodeUnavailable: the server was not heard; the lease is still ours.
+    """
+    hold = check(session, grip)
+    spec = hold.spec
+    if spec.owner is not None:
+        raise ConfigurationError(
+            f"{spec.name!r} has the owner {spec.owner!r}: whoever gives this name can take it "
+            "without an export",
+            lock=spec.name,
+        )
+    if len(hold.grips) > 1:
+        raise ConfigurationError(
+            f"{spec.name!r} is held at several levels: release the inner ones, then export",
+            lock=spec.name,
+        )
+    for left in reversed(range(TRIES)):
+        try:
+            kept = await session.port.call(*hold.renewal(spec.ttl), spec.command_timeout)
+            break
+        except (OutcomeUnknown, NodeUnavailable):
+            check(session, grip)
+            if not left:
+                raise
+    check(session, grip)
+    if not kept:
+        hold.lose("taken")
+        raise hold.loss()
+    text = _write(hold, session.port.now())
+    session.forget(hold)
+    if hold.waiter is not None:
+        hold.waiter.forget()
+    hold.state = RELEASED
+    return text
+
+
+def _write(hold: Hold, now: float) -> str:
+    spec = hold.spec
+    facts = {
+        "token": hold.token,
+        "name": spec.name,
+        "key": spec.keys[0].decode("utf-8", "surrogateescape"),
+        "ttl": spec.ttl,
+        "renew": spec.renew,
+        "max_hold": None if spec.max_hold == math.inf else max(0.001, hold.renew_until - now),
+        "reentrant": spec.reentrant,
+        "fair": spec.fair,
+        "lock_delay": spec.lock_delay,
+        "label": spec.label,
+    }
+    return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
+
+
+def _read(text: str, command_timeout: float) -> tuple[str, LockSpec]:
+    try:
+        if not text.startswith(_MARK):
+            raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
+        facts: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text[len(_MARK) :]))
+        token, name = str(facts.pop("token")), facts.pop("name")
+        spec = describe(name, **facts, timeout=None, owner=None, command_timeout=command_timeout)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
+        raise ConfigurationError(message) from None
+    return token, spec
+
+
+def _check(spec: LockSpec, fence: int) -> None:
+    if not fence:
+        message = f"the exported lease of {spec.name!r} is over: it ran out, or was adopted already"
+        raise LeaseLost(message, lock=spec.name, reason="taken")
+
+
+async def adopt(session: Session, text: str, grip: G, command_timeout: float) -> G:
+    """Take the exported lease into `grip`.
+
+    Interrupted, it gives the lock back if it had taken it over.
+
+    Raises:
+        LeaseLost: it ran out, was broken, or was adopted by somebody else.
+        NodeUnavailable: the server does not answer.
+        ConfigurationError: `text` was not made by `export`.
+    """
+    exported, spec = _read(text, command_timeout)
+    port = session.port
+    session.begin_in_this_process()
+    actor = port.actor()
+    token = port.draw_token(actor, spec.suffix)
+    args = token, spec.ttl_ms, exported, spec.settings
+    asked_at, abandoned = port.now(), False
+    try:
+        for left in reversed(range(TRIES)):
+            try:
+                fence = await port.call(ADOPT, spec.keys, args, spec.command_timeout)
+                break
+            except (OutcomeUnknown, NodeUnavailable) as error:
+                abandoned = abandoned or isinstance(error, OutcomeUnknown)
+                if not left:
+                    message = f"{spec.name!r} was not adopted: {error}"
+                    raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
+        _check(spec, fence if port.now() < asked_at + spec.validity else 0)
+        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
+        hold.tainted = abandoned
+        session.took(hold, asked_at + spec.first_due)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if grip._hold is not None:
+            session.disown(grip._hold)
+        if abandoned or not isinstance(error, HoldfastError):
+            await port.shielded(take_back(session, spec, token, TOMBSTONE_MS))
+        raise
+    return grip

@@ -1,0 +1,190 @@
+"""A lease that one process exports and another carries on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from kit.faces import Face
+    from kit.proxy import Proxy
+    from kit.servers import Server
+
+KEY = "holdfast:{a}"
+
+
+async def know_the_script(giver: Any, taker: Any) -> None:
+    """See that the server knows the script, so that a lost answer is the answer to it."""
+    await (await taker.adopt(await (await giver.lock("warm").acquire()).export())).release()
+
+
+async def test_an_exported_lease_is_carried_on_with_its_fence_and_settings(
+    face: Face, server: Server
+) -> None:
+    giver, taker = face.connect(server.url), face.connect(server.url)
+    given = await giver.lock("a", ttl=20, label="import", lock_delay=1).acquire()
+    taken = await taker.adopt(await given.export())
+    assert (taken.name, taken.fence) == ("a", given.fence)
+    assert taken.held
+    assert not given.held
+    assert 15 < taken.remaining() < 20
+    holder = await taker.lock("a").holder()
+    assert (holder.token, holder.label) == (taken.token, "import")
+    assert server.command("PTTL", f"{KEY}:delay") > 20_000
+    await taken.extend(30)
+    await taken.release()
+    assert server.command("EXISTS", KEY, f"{KEY}:delay") == 0
+
+
+async def test_the_exporter_has_let_go_without_releasing(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    async with client.lock("a", ttl=20) as lease:
+        text = await lease.export()
+        with pytest.raises(holdfast.NotHeld):
+            lease.check()
+        with pytest.raises(holdfast.NotHeld):
+            await lease.export()
+    await lease.release()
+    assert server.command("EXISTS", KEY) == 1
+    await (await client.adopt(text)).release()
+
+
+async def test_export_gives_the_adopter_a_whole_ttl(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    lease = await client.lock("a", ttl=20).acquire()
+    server.command("PEXPIRE", KEY, 5000)
+    await lease.export()
+    assert server.command("PTTL", KEY) > 15_000
+
+
+async def test_an_adopted_lease_is_renewed(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    lease = await client.lock("a", ttl=0.9).acquire()
+    adopted = await client.adopt(await lease.export())
+    first = adopted.deadline
+
+    async def later() -> bool:
+        return bool(adopted.deadline > first)
+
+    await face.eventually(later)
+    await adopted.release()
+
+
+async def test_of_two_who_adopt_one_gets_it(face: Face, server: Server) -> None:
+    one, other = face.connect(server.url), face.connect(server.url)
+    text = await (await one.lock("a").acquire()).export()
+    lease = await one.adopt(text)
+    for client in (other, one):
+        with pytest.raises(holdfast.LeaseLost, match="adopted"):
+            await client.adopt(text)
+    assert lease.held
+    await lease.release()
+    with pytest.raises(holdfast.LeaseLost):
+        await other.adopt(text)
+
+
+async def test_what_ran_out_cannot_be_adopted(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    text = await (await client.lock("a", ttl=0.1).acquire()).export()
+    eventually(lambda: server.command("EXISTS", KEY) == 0, what="it runs out")
+    with pytest.raises(holdfast.LeaseLost):
+        await client.adopt(text)
+    assert server.command("EXISTS", KEY) == 0
+
+
+async def test_a_lost_lease_cannot_be_exported(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    lease = await client.lock("a").acquire()
+    server.command("DEL", KEY)
+    with pytest.raises(holdfast.LeaseLost):
+        await lease.export()
+    assert server.command("EXISTS", KEY) == 0
+
+
+async def test_a_waiter_gets_the_lock_when_the_adopter_releases(face: Face, server: Server) -> None:
+    giver, taker, waiter = (face.connect(server.url) for _ in range(3))
+    given = await giver.lock("a").acquire()
+
+    async def wait() -> int:
+        async with waiter.lock("a", timeout=10) as lease:
+            return int(lease.fence)
+
+    async def pass_on() -> None:
+        async def queued() -> bool:
+            return bool(server.command("ZCARD", f"{KEY}:queue"))
+
+        await face.eventually(queued)
+        taken = await taker.adopt(await given.export())
+        await taken.release()
+
+    fence, _ = await face.together(wait(), pass_on())
+    assert fence > given.fence
+
+
+async def test_levels_and_owners_are_not_exported(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    lock = client.lock("a", reentrant=True)
+    outer, inner = await lock.acquire(), await lock.acquire()
+    with pytest.raises(holdfast.ConfigurationError, match="several levels"):
+        await inner.export()
+    await inner.release()
+    await client.adopt(await outer.export())
+    owned = await client.lock("b", owner="me").acquire()
+    with pytest.raises(holdfast.ConfigurationError, match="owner"):
+        await owned.export()
+    assert owned.held
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "hf1-lease-", "hf1-lease-e30=", None, 5])
+async def test_a_text_of_another_kind_is_refused(face: Face, server: Server, text: Any) -> None:
+    client = face.connect(server.url)
+    with pytest.raises(holdfast.ConfigurationError, match="export"):
+        await client.adopt(text)
+
+
+@pytest.mark.parametrize(
+    "fault", ["swallow_reply", "drop_request", "double_reply", "duplicate_request"]
+)
+async def test_a_lost_answer_to_adopt_is_asked_for_again(
+    face: Face, server: Server, proxy: Proxy, fault: str
+) -> None:
+    giver = face.connect(server.url)
+    taker = face.connect(proxy.url, command_timeout=0.3)
+    await know_the_script(giver, taker)
+    text = await (await giver.lock("a").acquire()).export()
+    getattr(proxy, fault)(1)
+    lease = await taker.adopt(text)
+    assert server.command("GET", KEY).decode() == lease.token
+    await lease.release()
+    assert server.command("EXISTS", KEY) == 0
+
+
+async def test_an_adoption_nobody_heard_of_leaves_nothing_held(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    giver = face.connect(server.url)
+    taker = face.connect(proxy.url, command_timeout=0.2)
+    await know_the_script(giver, taker)
+    text = await (await giver.lock("a").acquire()).export()
+    for number in (1, 2, 3):
+        proxy.swallow_reply(number)
+    with pytest.raises(holdfast.NodeUnavailable):
+        await taker.adopt(text)
+    eventually(lambda: server.command("EXISTS", KEY) == 0, what="it is given back")
+
+
+def test_a_lease_outlives_the_process_that_took_it(server: Server) -> None:
+    code = "import sys, holdfast; c = holdfast.Client(sys.argv[1]); "
+    code += "print(c.lock('a', ttl=20).acquire().export())"
+    text = subprocess.run(
+        [sys.executable, "-c", code, server.url], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    with holdfast.Client(server.url) as client, client.adopt(text) as lease:
+        assert lease.held
+    assert server.command("EXISTS", KEY) == 0
