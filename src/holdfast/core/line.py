@@ -256,6 +256,8 @@ class Line:
             what, waiter, at, seconds = self._inbox.popleft()
             timer = self._timers.get(waiter.key)
             if timer is None:
+                if what is _LEFT:
+                    continue
                 timer = self._timers[waiter.key] = _Timer()
             if what is _LEFT or what is _GRANTED:
                 self._take_out(timer, waiter.token)

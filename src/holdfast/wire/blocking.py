@@ -70,7 +70,10 @@ class Link:
         self._connection.disconnect()
 
     def exchange(self, packed: bytes, timeout: float, asking: Sequence[None] = ()) -> Any:  # noqa: ANN401 - any answer
-        """Send one request and return its answer as it came."""
+        """Send one request and return its answer as it came.
+
+        `asking` has an entry for each thread that waits for an answer: only a lone one spins.
+        """
         # Much of a cycle's time is spent here with cold caches: one function, few names.
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
         if timeout != self._timeout:

@@ -1,8 +1,8 @@
-"""The push connection of a client's threads: one, and a thread that reads it.
+"""The push connection of a client's threads: one, and a thread that opens and reads it.
 
-It is opened by the first thread that waits, in that thread, so that it can be told why it failed.
-The reader then belongs to the listener: it passes on what comes, sends the PINGs it is asked for,
-and rests until the next is due or somebody rouses it. When nobody has waited for a while both end.
+The thread belongs to the listener: it passes on what comes, sends the PINGs it is asked for, and
+rests until the next is due or somebody rouses it. When nobody has waited for a while it ends. Those
+who want to wait are told whether it could be opened; being interrupted meanwhile does not stop it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from holdfast.errors import NodeUnavailable
+from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
 from holdfast.wire.process import generation
@@ -43,26 +43,26 @@ class BlockingEars:
 
     def _begin(self) -> None:
         self._generation = generation()
-        self._opening = threading.Lock()
+        self._mutex = threading.RLock()
         self._reader: _Reader | None = None
 
     def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed; as `Port.listen`, blocking."""
         if self._generation != generation():
             self._begin()
-        if not self._opening.acquire(timeout=timeout):
-            node = self._target.node
-            raise NodeUnavailable(f"cannot listen to {node} within {timeout} s", node=node)
-        try:
+        node = self._target.node
+        with self._mutex:
             if listener.listening:
                 return
             if self.closed:
-                message = "this client is closed: make a new one"
-                raise NodeUnavailable(message, node=self._target.node)
-            self._reader = _Reader(self._target, listener, min(timeout, self._timeout))
-            self._reader.start()
-        finally:
-            self._opening.release()
+                raise NodeUnavailable("this client is closed: make a new one", node=node)
+            reader = self._reader
+            if reader is None or reader.settled.is_set():
+                reader = self._reader = _Reader(self._target, listener, self._timeout)
+        if not reader.settled.wait(timeout):
+            raise NodeUnavailable(f"cannot listen to {node} within {timeout} s", node=node)
+        if reader.failure is not None:
+            raise reader.failure
 
     def close(self) -> None:
         """Hang up."""
@@ -77,34 +77,17 @@ class _Reader:
     def __init__(self, target: Target, listener: Listener, timeout: float) -> None:
         self._target = target
         self._listener = listener
-        self._connection = target.connect(timeout)
-        # redis-py has no public name for it; the oldest and newest supported both have this one.
-        self._sock: socket.socket = self._connection._sock  # noqa: SLF001
+        self._timeout = timeout
+        self._connection: Any = None  # of redis-py
+        self._closed = False
         self._replies = hiredis.Reader()
         self._buffer = bytearray(_BUFFER)
+        self.failure: HoldfastError | None = None
+        self.settled = threading.Event()
+        """Set when it is subscribed, or has failed."""
         self._bell, self._rope = socket.socketpair()
-        try:
-            self._subscribe()
-        except BaseException:
-            self._hang_up()
-            raise
-
-    def _subscribe(self) -> None:
-        sent_at, node = now(), self._target.node
-        try:
-            self._sock.sendall(pack(("SUBSCRIBE", self._listener.channel)))
-            while (answer := self._replies.gets()) is False:
-                self._receive()
-        except (OSError, hiredis.HiredisError) as error:
-            raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from error
-        if isinstance(answer, hiredis.ReplyError):
-            raise unheard(str(answer), node, self._target.user)
         self._bell.settimeout(0)
         self._rope.settimeout(0)
-        self._listener.opened(sent_at, self.rouse)
-
-    def start(self) -> None:
-        """Read from now on."""
         threading.Thread(target=self._run, name="holdfast-ears", daemon=True).start()
 
     def rouse(self) -> None:
@@ -114,19 +97,41 @@ class _Reader:
 
     def close(self) -> None:
         """End the reader."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._closed = True
+        self.rouse()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, hiredis.HiredisError, ValueError):
+        opened = False
+        try:
+            self._open()
+            opened = True
+            self.settled.set()
             self._read()
-        self._hang_up()
-        self._listener.cut(now())
+        except HoldfastError as error:
+            self.failure = error
+        except (OSError, hiredis.HiredisError, ValueError) as error:
+            node = self._target.node
+            self.failure = NodeUnavailable(f"cannot listen to {node}: {error}", node=node)
+        finally:
+            if self._connection is not None:
+                self._connection.disconnect()
+            self._bell.close()
+            self._rope.close()
+            if opened:
+                self._listener.cut(now())
+            self.settled.set()
 
-    def _hang_up(self) -> None:
-        self._connection.disconnect()
-        self._bell.close()
-        self._rope.close()
+    def _open(self) -> None:
+        self._connection = self._target.connect(self._timeout)
+        # redis-py has no public name for it; the oldest and newest supported both have this one.
+        self._sock: socket.socket = self._connection._sock  # noqa: SLF001
+        sent_at = now()
+        self._sock.sendall(pack(("SUBSCRIBE", self._listener.channel)))
+        while (answer := self._replies.gets()) is False:
+            self._receive()
+        if isinstance(answer, hiredis.ReplyError):
+            raise unheard(str(answer), self._target.node, self._target.user)
+        self._listener.opened(sent_at, self.rouse)
 
     def _receive(self) -> None:
         size = self._sock.recv_into(self._buffer)
@@ -135,25 +140,31 @@ class _Reader:
         self._replies.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
 
     def _read(self) -> None:
-        gets, heard, tick = self._replies.gets, self._listener.heard, self._listener.tick
         idle_since = now()
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
-        bell = self._bell.fileno()
-        while True:
-            while (message := gets()) is not False:
-                heard(message, now())
-            ping, wake_at = tick(now())
+        while not self._closed:
+            while (message := self._replies.gets()) is not False:
+                self._listener.heard(message, now())
+            ping, wake_at = self._listener.tick(now())
             if ping is not None:
                 self._sock.sendall(pack(("PING", ping)))
             if not self._listener.idle:
                 idle_since = now()
             elif now() >= idle_since + LINGER:
                 return
-            wait = max(0.0, min(wake_at, idle_since + LINGER) - now())
-            for ready, _ in poll.poll(math.ceil(wait * 1000)):
-                if ready == bell:
-                    self._bell.recv(4096)
-                else:
-                    self._receive()
+            self._rest(min(wake_at, idle_since + LINGER))
+
+    def _rest(self, until: float) -> None:
+        """Return when something has come, when roused, or then."""
+        wait = max(0.0, until - now())
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            poll.register(self._bell, select.POLLIN)
+            ready = [number for number, _ in poll.poll(math.ceil(wait * 1000))]
+        else:
+            both = self._sock.fileno(), self._bell.fileno()
+            ready, _, _ = select.select(both, (), (), wait)
+        if self._bell.fileno() in ready:
+            self._bell.recv(4096)
+        if self._sock.fileno() in ready:
+            self._receive()
