@@ -8,6 +8,7 @@ holdfast does (it spins, and writes every 16 requests), or the comparison would 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from holdfast.core.spec import keys_of
 from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
 
 def cycle(name: str, number: int) -> Iterator[bytes]:
     """The two requests of one acquire and release, packed."""
-    lock = f"floor:{{{name}}}"
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
-    tombstone = f"{lock}:gone:{token}"
-    keys = (lock, f"{lock}:fence", tombstone)
-    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", "3600000", b"001"))
-    yield pack(("EVALSHA", RELEASE.sha, 1, lock, token, "0", b"001"))
+    keys = _keys(name)
+    yield pack(("EVALSHA", ACQUIRE.sha, 5, *keys, token, "30000", "", "", b"001"))
+    yield pack(("EVALSHA", RELEASE.sha, 5, *keys, token, "30000", "0", "", b"001"))
+
+
+@functools.cache
+def _keys(name: str) -> tuple[bytes, ...]:
+    return keys_of(b"holdfast:{floor %b}" % name.encode())[:5]
 
 
 class BareSocket:
@@ -61,6 +66,8 @@ class BareSocket:
         while (reply := self._reader.gets()) is False:
             size = self._sock.recv_into(self._buffer)
             self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
         return reply
 
     def close(self) -> None:

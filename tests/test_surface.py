@@ -34,6 +34,7 @@ def test_the_exported_names_are_these() -> None:
         "AsyncClient",
         "AsyncLease",
         "AsyncLock",
+        "AsyncRedisLock",
         "Client",
         "ConfigurationError",
         "Event",
@@ -45,6 +46,7 @@ def test_the_exported_names_are_these() -> None:
         "NodeUnavailable",
         "NotHeld",
         "OutcomeUnknown",
+        "RedisLock",
         "WouldDeadlock",
     }
     for name in holdfast.__all__:

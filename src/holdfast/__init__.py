@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from holdfast.faces.async_client import AsyncClient, AsyncLease, AsyncLock
     from holdfast.faces.client import Client, Lease, Lock
+    from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
     from holdfast.holder import Holder
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
+    "AsyncRedisLock",
     "Client",
     "ConfigurationError",
     "Event",
@@ -47,6 +49,7 @@ __all__ = [
     "NodeUnavailable",
     "NotHeld",
     "OutcomeUnknown",
+    "RedisLock",
     "WouldDeadlock",
 ]
 
@@ -54,11 +57,13 @@ _HOMES = {
     "AsyncClient": "holdfast.faces.async_client",
     "AsyncLease": "holdfast.faces.async_client",
     "AsyncLock": "holdfast.faces.async_client",
+    "AsyncRedisLock": "holdfast.faces.redis_lock",
     "Client": "holdfast.faces.client",
     "Event": "holdfast.core.events",
     "Holder": "holdfast.holder",
     "Lease": "holdfast.faces.client",
     "Lock": "holdfast.faces.client",
+    "RedisLock": "holdfast.faces.redis_lock",
 }
 
 

@@ -36,7 +36,10 @@ class Listener(Protocol):
     """Whoever listens on a push connection. All but `listening` is for the connection's owner."""
 
     channel: str
-    listening: bool
+
+    @property
+    def listening(self) -> bool:
+        """The channel is subscribed to, as far as is known."""
 
     def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
         """The channel is subscribed to, by a request sent at `sent_at`; `rouse` ends a rest."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.line import Grant, Line, Waiter
+from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.token import is_ours, read_holder
@@ -61,12 +61,8 @@ LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
 
 
-async def acquire(
-    session: Session, spec: LockSpec, timeout: float | None, grip: G, token: str | None = None
-) -> G:
+async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
     """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
-
-    A `token` that was not drawn here cannot stand in line: who waits with one, polls.
 
     Raises:
         AcquireTimeout: it was held by others all the while.
@@ -79,9 +75,8 @@ async def acquire(
         return _reenter(mine, spec, grip)
     port = session.port
     actor = port.actor()
-    queues = token is None and timeout != 0 and not session.polls
-    if token is None:
-        token = port.draw_token(actor, spec.suffix)
+    queues = timeout != 0 and not session.polls
+    token = port.draw_token(actor, spec.suffix)
     waiter = session.waiter(spec, token) if queues and session.has_waited else None
     place = "" if waiter is None else "0"
     attempt: _Attempt | None = None
@@ -99,7 +94,8 @@ async def acquire(
         else:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
             attempt.line = session.line() if queues else None
-            grant = await attempt.run(reply)
+            attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
+            grant = await attempt.run()
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
             due = attempt.hand_over(hold, grant)
         session.took(hold, due)
@@ -131,6 +127,30 @@ def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
 class _Attempt:
     """An attempt whose first asking was in vain."""
 
+    __slots__ = (
+        "_abandoned",
+        "_answered_at",
+        "_asked_at",
+        "_asking",
+        "_counts_anew",
+        "_end",
+        "_failures",
+        "_give_up",
+        "_held_by",
+        "_in_line",
+        "_late",
+        "_pause",
+        "_session",
+        "_silent",
+        "_spec",
+        "_ticket",
+        "_timeout",
+        "_token",
+        "_waiter",
+        "line",
+        "reply",
+    )
+
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
         self,
         session: Session,
@@ -154,6 +174,8 @@ class _Attempt:
         self._pause = PAUSE_FIRST
         self._ticket = "0"
         self._held_by: tuple[bytes, int] | None = None
+        self.reply: Reply | HoldfastError = None
+        """What the last asking brought."""
         self.line: Line | None = None
         """Where to stand in line, for those who may."""
         self._waiter = waiter
@@ -166,15 +188,16 @@ class _Attempt:
         self._silent = False
         """The server did not answer the last request: waiting for it once more is in vain."""
 
-    async def run(self, reply: Reply | HoldfastError) -> Grant:
-        """Wait and ask until the lock is ours; `reply` is what the first asking brought."""
+    async def run(self) -> Grant:
+        """Wait and ask until the lock is ours."""
         port = self._session.port
         while True:
-            now = port.now()
+            now, reply = port.now(), self.reply
             if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
                 return Grant(reply, self._spec.ttl, self._asked_at)
             if self._waiter is None or self._waiter.grant is None:
                 pause = self._in_vain(reply, now, port.jitter())
+                reply = self.reply = None
                 if pause is not None:
                     await port.sleep(pause)
                 elif self._waiter is not None:
@@ -183,7 +206,7 @@ class _Attempt:
                 grant = await self._confirmed(self._waiter.grant)
                 if grant is not None:
                     return grant
-            reply = await self._ask()
+            self.reply = await self._ask()
 
     def hand_over(self, hold: Hold, grant: Grant) -> float:
         """Tell the hold all that is known; return when it is due to be renewed."""
@@ -213,11 +236,15 @@ class _Attempt:
 
     async def _ask(self) -> Reply | HoldfastError:
         port, spec = self._session.port, self._spec
-        place, line = "", self.line
-        if line is not None and (line.counted or await self._listens(line)):
+        place, ear = "", None
+        if self.line is not None:
+            ear = self.line.ear
+            if ear is None or ear.counted is None:
+                ear = await self._listen(self.line)
+        if self.line is not None and ear is not None:
             if self._waiter is None:
-                self._waiter = line.enter(self._token, spec.keys[0], port.signal())
-            place = self._ticket if line.counted else f"!{self._ticket}"
+                self._waiter = self.line.enter(self._token, spec.keys[0], port.signal())
+            place = self._ticket if ear.counted else f"!{self._ticket}"
             self._in_line = True
         now = port.now()
         if self._counts_anew:
@@ -225,7 +252,9 @@ class _Attempt:
         limit = max(0.0, min(spec.command_timeout, self._end - now))
         self._asking = True
         if self._waiter is not None:
-            self._waiter.ask, self._waiter.grant = False, None
+            # Told first, looked at second: a connection that is lost does these two the other way.
+            self._waiter.grant, self._waiter.ask = None, False
+            self._waiter.ask = self._waiter.line.ear is not ear
         args = self._token, spec.ttl_ms, place, spec.settings
         try:
             return await port.call(ACQUIRE, spec.keys, args, limit)
@@ -256,36 +285,36 @@ class _Attempt:
 
     # Listening
 
-    async def _listens(self, line: Line) -> bool:
-        """See that the server can speak to us, before it is asked to."""
+    async def _listen(self, line: Line) -> Ear | None:
+        """See that the server can speak to us, before it is asked to; None if it cannot now."""
         port = self._session.port
-        if not line.listening or line.counted is None:
-            if port.now() < line.deaf_until:
-                return False
-            try:
-                if not line.listening:
-                    await port.listen(line, self._limit())
-                if line.counted is None:
-                    await self._probe(line)
-            except ConfigurationError as error:
-                self._deaf(line, f"waiting polls: {error}")
-            except (OutcomeUnknown, NodeUnavailable):
-                line.deaf_until = port.now() + DEAF_FOR
-        return port.now() >= line.deaf_until
+        if port.now() < line.deaf_until:
+            return None
+        try:
+            if line.ear is None:
+                await port.listen(line, self._limit())
+            ear = line.ear
+            if ear is not None and ear.counted is None:
+                await self._probe(line, ear)
+        except ConfigurationError as error:
+            self._deaf(line, f"waiting polls: {error}")
+        except (OutcomeUnknown, NodeUnavailable):
+            line.deaf_until = port.now() + DEAF_FOR
+        return line.ear if port.now() >= line.deaf_until else None
 
-    async def _probe(self, line: Line) -> None:
+    async def _probe(self, line: Line, ear: Ear) -> None:
         """Find out whether the server counts us among its listeners, and whether we hear it."""
         port = self._session.port
-        line.counted = False  # for those who ask meanwhile: the answer may be no
-        line.heard_itself = heard = port.signal()
+        ear.counted = False  # for those who ask meanwhile: the answer may be no
+        ear.heard_itself = port.signal()
         try:
             count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
         except HoldfastError:
-            line.counted = None
+            ear.counted = None
             raise
         if count > 0:
-            line.counted = True
-        elif not await port.wait(heard, self._limit()):
+            ear.counted = True
+        elif not await port.wait(ear.heard_itself, self._limit()) and line.ear is ear:
             self._deaf(line, "waiting polls: what the server publishes does not arrive")
             line.rally()
 

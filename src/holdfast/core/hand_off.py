@@ -73,7 +73,7 @@ async def export(session: Session, grip: Grip) -> str:
     text = _write(hold, session.port.now())
     session.forget(hold)
     if hold.waiter is not None:
-        hold.waiter.forget()
+        hold.waiter.outlive(session.port.now())
     hold.state = RELEASED
     return text
 

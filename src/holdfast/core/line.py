@@ -92,6 +92,10 @@ class Waiter:
         """Let the token be unknown: it is over, and a grant for it is handed back."""
         self.line.forget(self.token)
 
+    def outlive(self, now: float) -> None:
+        """Let the token be unknown soon: it is somebody else's, who must not lose it to a push."""
+        self.line.outlive(self.token, now)
+
 
 class _Timer:
     """The waiters for one lock, in order, and when one of them has to ask."""
@@ -105,18 +109,24 @@ class _Timer:
         self.scheduled = NEVER  # when its entry in the heap comes up
 
 
+class Ear:
+    """What was found out about one connection. The next one has to find it out again."""
+
+    counted: bool | None = None
+    """The server counts it among its listeners; None: not found out yet."""
+    heard_itself: Signal | None = None
+    """Set when what we published to ourselves arrives, or never will."""
+
+
 class Line:
     """Everybody who waits on one push connection."""
 
     def __init__(self, client: str, hand_back: Callable[[bytes, str], None]) -> None:
         self.channel = f"holdfast:push:{client}"
-        self.listening = False
-        """The channel is subscribed to."""
-        self.counted: bool | None = None
-        """The server counts its listeners rightly; None: not found out yet."""
+        self.ear: Ear | None = None
+        """What is known of the connection, while there is one."""
         self.deaf_until = -NEVER
         """Until then listening is not tried: it failed, or is not to be had."""
-        self.heard_itself: Signal | None = None
         self.wake_at = NEVER
         self._rouse: Callable[[], None] = _nobody
         self._hand_back = hand_back
@@ -128,6 +138,7 @@ class Line:
         self._waiting = 0
         self._heard_since = -NEVER
         self._pings: deque[tuple[bytes, float]] = deque()
+        self._outlived: deque[tuple[str, float]] = deque()
         self._rallied_at = -NEVER
 
     # For those who wait
@@ -146,6 +157,12 @@ class Line:
     def forget(self, token: str) -> None:
         """Know the token no more."""
         self._known.pop(token, None)
+
+    def outlive(self, token: str, now: float) -> None:
+        """Forget the token when all that was pushed before now has arrived."""
+        self._outlived.append((token, now))
+        if now < self.wake_at:
+            self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:
         """Have everybody ask again: who asked at `asked_at` learnt that places were lost."""
@@ -172,15 +189,18 @@ class Line:
         self._pings.clear()
         self._heard_since = sent_at
         self._rouse = rouse
-        self.counted = None
-        self.listening = True
+        self.ear = Ear()
 
     def cut(self, now: float) -> None:
         """The connection is gone, and with it perhaps a grant."""
-        self.listening, self.counted = False, None
+        ear, self.ear = self.ear, None
+        if ear is not None and ear.heard_itself is not None:
+            ear.heard_itself.set()
         self._rouse = _nobody
         self.wake_at = NEVER
         self._heard_since = -NEVER
+        while self._outlived:
+            self.forget(self._outlived.popleft()[0])
         self._rallied_at = now
         self.rally()
 
@@ -191,12 +211,7 @@ class Line:
             ValueError: it is none of ours.
         """
         if message[0] == b"pong":
-            while self._pings:
-                payload, sent_at = self._pings.popleft()
-                if payload == message[1]:
-                    self._heard_since = sent_at
-                    return
-            raise ValueError("an answer to a PING that was not sent")
+            self._ponged(message[1])
         if message[0] != b"message":
             return
         kind, number, px, token, key = _read(message[2])
@@ -204,12 +219,22 @@ class Line:
         if kind == b"G":
             self._granted(token, key, Grant(number, px / 1000, self._heard_since), now)
         elif kind == b"P":
-            if self.heard_itself is not None:
-                self.heard_itself.set()
+            if self.ear is not None and self.ear.heard_itself is not None:
+                self.ear.heard_itself.set()
         elif waiter is not None and kind == b"A":
             waiter.tell_to_ask()
         elif waiter is not None:
             self.hand_in(_WATCHES, waiter, now, px / 1000)
+
+    def _ponged(self, payload: bytes) -> None:
+        while self._pings:
+            ping, sent_at = self._pings.popleft()
+            if ping == payload:
+                self._heard_since = sent_at
+                while self._outlived and self._outlived[0][1] < sent_at:
+                    self.forget(self._outlived.popleft()[0])
+                return
+        raise ValueError("an answer to a PING that was not sent")
 
     def _granted(self, token: str, key: bytes, grant: Grant, now: float) -> None:
         waiter = self._known.get(token)
@@ -232,7 +257,7 @@ class Line:
         self._take_in()
         self._ask_where_due(now)
         ping, wake_at = None, NEVER
-        if self._waiting:
+        if self._waiting or self._outlived:
             oldest = self._pings[0][1] if self._pings else NEVER
             if now >= oldest + PATIENCE and not paused:
                 raise TimeoutError("PINGs are not answered")
@@ -245,6 +270,11 @@ class Line:
             wake_at = min(wake_at, self._heap[0][0])
         self.wake_at = wake_at
         return (ping, now) if self._inbox else (ping, wake_at)
+
+    @property
+    def listening(self) -> bool:
+        """The channel is subscribed to."""
+        return self.ear is not None
 
     @property
     def idle(self) -> bool:

@@ -56,7 +56,15 @@ class Session:
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
         line = self.line()
-        return line.enter(token, spec.keys[0], self.port.signal()) if line.counted else None
+        ear = line.ear
+        if ear is None or not ear.counted:
+            return None
+        waiter = line.enter(token, spec.keys[0], self.port.signal())
+        # Known first, looked at second: a connection that is lost does these two the other way.
+        if line.ear is ear:
+            return waiter
+        waiter.forget()
+        return None
 
     def released(self, reply: Reply, asked_at: float) -> bool:
         """Take in the answer to a release; say whether it was ours."""

@@ -9,7 +9,8 @@
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
 
-local window = math.min(ttl, 3000)
+-- Long enough to be taken up by a busy process, and no longer than the ttl if that is.
+local window = math.max(250, math.min(ttl, 3000))
 local answer
 
 -- The token of a waiter, the name of its client, and whether it counts as there although unheard.

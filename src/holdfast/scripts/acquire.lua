@@ -51,7 +51,9 @@ end
 
 if holder and (has_hold(holder, token) or is_owners(holder)) then
   -- A retry, or one more hold. The expiry is written even when unchanged, and never shortened.
-  if left >= 0 then
+  if order == 'forever' then
+    call('SET', lock, holder)
+  elseif left >= 0 then
     left = keep_hold(holder, token, ttl)
   end
   if delay > 0 then
@@ -66,9 +68,9 @@ end
 local function stand_in_line()
   local mark, given = string.match(place, '^(!?)(%d*)$')
   local ticket = tonumber(given) or 0
-  local had_one = ticket > 0
+  local had_one, remarked = ticket > 0, 0
   if had_one then
-    call('ZREM', queue, (mark == '' and '!' or '') .. token)
+    remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token)
   elseif last then
     ticket = tonumber(last) + 1
   else
@@ -82,7 +84,7 @@ local function stand_in_line()
   if not added and not had_one then
     ticket = score(queue, mark .. token)
   end
-  return string.format('%.0f', tonumber(ticket)), (had_one and added) and 1 or 0
+  return string.format('%.0f', tonumber(ticket)), (had_one and added and remarked == 0) and 1 or 0
 end
 
 local ticket, put_back = '0', 0

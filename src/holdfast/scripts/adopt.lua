@@ -16,18 +16,20 @@ end
 
 --:include _settings
 --:include _fence
+--:include _tombstone
 
 local holder = call('GET', KEYS[1])
 local buried = call('ZADD', KEYS[4], 'XX', 'INCR', 0, token)
 if (holder ~= exported and holder ~= token) or buried then
   return '0' .. serial
 end
--- A request of the exporter's that was delayed until now must find that it comes too late.
-local time = call('TIME')
-call('ZADD', KEYS[4], time[1] * 1000 + 60000, exported)
-call('PEXPIRE', KEYS[4], 60000)
+bury(exported, 60000)
 local px = math.max(call('PTTL', KEYS[1]), ttl)
-call('SET', KEYS[1], token, 'PX', px)
+if order == 'forever' then
+  call('SET', KEYS[1], token)
+else
+  call('SET', KEYS[1], token, 'PX', px)
+end
 if delay > 0 then
   call('SET', KEYS[5], token, 'PX', px + delay)
 end

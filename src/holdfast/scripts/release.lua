@@ -10,9 +10,8 @@
 --          {either, message, serial}  and a waiter of the same client was granted it (see
 --          hand_over); not if there is a tombstone to be made: nobody may be there to read it
 --
--- The tombstone is for a token one of whose requests was abandoned and may still arrive: it must
--- find that it comes too late. What needs memory goes last: a server that is out of it refuses only
--- a script that has not written anything yet.
+-- What needs memory goes last: a server that is out of it refuses only a script that has not written
+-- anything yet.
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
@@ -30,6 +29,7 @@ local quiet = tombstone ~= '0'
 --:include _fence
 --:include _hand_over
 --:include _owner
+--:include _tombstone
 
 local mine = true
 if plain then
@@ -56,13 +56,7 @@ else
   end
 end
 if tombstone ~= '0' then
-  local time = milliseconds()
-  local crumbled = call('ZRANGE', KEYS[4], '-inf', time, 'BYSCORE', 'LIMIT', 0, 100)
-  if #crumbled > 0 then
-    call('ZREM', KEYS[4], unpack(crumbled))
-  end
-  redis.pcall('ZADD', KEYS[4], time + tombstone, token)
-  redis.pcall('PEXPIRE', KEYS[4], tombstone)
+  bury(token, tonumber(tombstone))
 end
 if answer then
   return {mine and 1 or 0, answer, ARGV[5]}

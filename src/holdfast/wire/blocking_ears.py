@@ -8,8 +8,7 @@ who want to wait are told whether it could be opened; being interrupted meanwhil
 from __future__ import annotations
 
 import contextlib
-import math
-import select
+import selectors
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -85,6 +84,7 @@ class _Reader:
         self.failure: HoldfastError | None = None
         self.settled = threading.Event()
         """Set when it is subscribed, or has failed."""
+        self._selector = selectors.DefaultSelector()
         self._bell, self._rope = socket.socketpair()
         self._bell.settimeout(0)
         self._rope.settimeout(0)
@@ -115,6 +115,7 @@ class _Reader:
         finally:
             if self._connection is not None:
                 self._connection.disconnect()
+            self._selector.close()
             self._bell.close()
             self._rope.close()
             if opened:
@@ -131,6 +132,8 @@ class _Reader:
             self._receive()
         if isinstance(answer, hiredis.ReplyError):
             raise unheard(str(answer), self._target.node, self._target.user)
+        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._listener.opened(sent_at, self.rouse)
 
     def _receive(self) -> None:
@@ -155,16 +158,8 @@ class _Reader:
 
     def _rest(self, until: float) -> None:
         """Return when something has come, when roused, or then."""
-        wait = max(0.0, until - now())
-        if hasattr(select, "poll"):
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
-            poll.register(self._bell, select.POLLIN)
-            ready = [number for number, _ in poll.poll(math.ceil(wait * 1000))]
-        else:
-            both = self._sock.fileno(), self._bell.fileno()
-            ready, _, _ = select.select(both, (), (), wait)
-        if self._bell.fileno() in ready:
-            self._bell.recv(4096)
-        if self._sock.fileno() in ready:
-            self._receive()
+        for key, _ in self._selector.select(max(0.0, until - now())):
+            if key.fileobj is self._bell:
+                self._bell.recv(4096)
+            else:
+                self._receive()

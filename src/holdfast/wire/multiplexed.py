@@ -215,10 +215,14 @@ class Multiplexer(asyncio.Protocol):
     def _answered_oddly(
         self, answer: object, future: Future[Any], give_up: float, request: Request | None
     ) -> None:
-        """Deal with an error reply, and with the answer to a probe."""
+        """Deal with an error reply, and with the answer to a probe.
+
+        It carries no serial. If its request was given up, it may be another's: then the answers
+        are out of step, and only a new connection helps.
+        """
         text = str(answer)
         if future.done():
-            return
+            raise StrayAnswer
         if request is None:
             future.set_result(answer)
         elif text.startswith("NOSCRIPT"):
