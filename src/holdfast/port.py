@@ -44,7 +44,7 @@ class Listener(Protocol):
     def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
         """The channel is subscribed to, by a request sent at `sent_at`; `rouse` ends a rest."""
 
-    def heard(self, message: Sequence[bytes], now: float) -> None:
+    def heard(self, message: object, now: float) -> None:
         """Take in one message; ValueError says that it cannot be one."""
 
     def tick(self, now: float) -> tuple[bytes | None, float]:

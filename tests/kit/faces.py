@@ -14,11 +14,22 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import holdfast
+from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-_AWAITED = {"acquire", "try_acquire", "locked", "holder", "extend", "release", "close"}
+_AWAITED = {
+    "acquire",
+    "adopt",
+    "export",
+    "try_acquire",
+    "locked",
+    "holder",
+    "extend",
+    "release",
+    "close",
+}
 _LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
 
 
@@ -71,6 +82,59 @@ def drive(story: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("a story over threads must not suspend")
 
 
+class Started(ABC):
+    """A story that is told beside the one who started it."""
+
+    @abstractmethod
+    async def result(self, within: float = 2 * PATIENCE) -> Any:
+        """Wait for its end; return what it returned, or raise what it raised."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+
+class _InAThread(Started):
+    def __init__(self, story: Coroutine[Any, Any, Any]) -> None:
+        self._story = story
+        self._outcome: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread.start()
+
+    def _tell(self) -> None:
+        try:
+            self._outcome = drive(self._story)
+        except BaseException as error:  # noqa: BLE001 - raised by the one who asks for the result
+            self._error = error
+
+    async def result(self, within: float = 2 * PATIENCE) -> Any:
+        self._thread.join(within)
+        assert self.done, "it did not end in time"
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+
+class _InATask(Started):
+    def __init__(self, story: Coroutine[Any, Any, Any]) -> None:
+        self._task = asyncio.get_running_loop().create_task(story)
+
+    async def result(self, within: float = 2 * PATIENCE) -> Any:
+        await asyncio.wait([self._task], timeout=within)
+        assert self.done, "it did not end in time"
+        return self._task.result()
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+
 class Face(ABC):
     """One of the two ways to use holdfast, and to tell a story about it."""
 
@@ -106,6 +170,10 @@ class Face(ABC):
     @abstractmethod
     async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
         """Tell stories at once, each in a thread or task of its own; the first error is raised."""
+
+    @abstractmethod
+    def start(self, story: Coroutine[Any, Any, Any]) -> Started:
+        """Tell a story in a thread or task of its own, and go on."""
 
     @abstractmethod
     async def wait(self, event: Any, seconds: float) -> bool:
@@ -152,6 +220,9 @@ class Threads(Face):
                 raise result
         return results
 
+    def start(self, story: Coroutine[Any, Any, Any]) -> Started:
+        return _InAThread(story)
+
     async def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
 
@@ -178,6 +249,9 @@ class Tasks(Face):
 
     async def together(self, *stories: Coroutine[Any, Any, Any]) -> list[Any]:
         return await asyncio.gather(*stories)
+
+    def start(self, story: Coroutine[Any, Any, Any]) -> Started:
+        return _InATask(story)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         try:

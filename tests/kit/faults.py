@@ -28,6 +28,11 @@ def script_calls(args: Args) -> bool:
     return args[0].upper() in {b"EVALSHA", b"EVAL"}
 
 
+def says(command: str) -> Matching:
+    """Match one command, such as "PING"."""
+    return lambda args: args[0].upper() == command.encode()
+
+
 def every_request(args: Args) -> bool:
     """Match all requests, the set-up of a connection (HELLO, CLIENT, SELECT) included."""
     return bool(args)
@@ -98,6 +103,7 @@ class Faults:
         self.refusing = False
         self.blackholed = False
         self._rules: list[_Rule] = []
+        self._message_rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._late_copies: list[threading.Thread] = []
@@ -105,13 +111,27 @@ class Faults:
     @property
     def rules_left(self) -> int:
         """How many rules still wait for their request; 0 shows that every fault has happened."""
-        return len(self._rules)
+        return len(self._rules) + len(self._message_rules)
 
     def swallow_reply(
         self, k: int = 1, *, close: bool = False, matching: Matching = script_calls
     ) -> None:
         """Lose the reply but not the request; with `close`, reset the connection instead."""
         self._add_rule(k, matching, reply_delivered=False, reset_after_reply=close)
+
+    def lose_message(self, k: int = 1, *, close: bool = False) -> None:
+        """Lose the k-th next message that is pushed; with `close`, its connection with it."""
+        self._add_message_rule(k, reply_delivered=False, reset_after_reply=close)
+
+    def double_message(self, k: int = 1) -> None:
+        """Deliver the k-th next message that is pushed twice."""
+        self._add_message_rule(k, times_delivered=2)
+
+    def hold_message(self, k: int = 1) -> Held:
+        """Keep the k-th next message, and all behind it on its connection, until released."""
+        held = Held()
+        self._add_message_rule(k, reply_held=held)
+        return held
 
     def double_reply(self, k: int = 1, *, matching: Matching = script_calls) -> None:
         """Deliver the reply twice, though the request was executed once."""
@@ -181,14 +201,12 @@ class Faults:
             self.log.append(args)
             if self.blackholed:
                 return Plan(times_forwarded=0)
-            plan = Plan()
-            for rule in self._rules:
-                if rule.matching(args):
-                    rule.countdown -= 1
-                    if rule.countdown == 0:
-                        plan = replace(plan, **rule.changes)
-            self._rules = [rule for rule in self._rules if rule.countdown]
-            return plan
+            return _applied(self._rules, args)
+
+    def plan_for_message(self) -> Plan:
+        """Apply the rules for pushed messages whose turn it is."""
+        with self._lock:
+            return _applied(self._message_rules, ())
 
     def count_reply(self) -> None:
         """Count a reply that came from the server, whatever becomes of it."""
@@ -200,6 +218,12 @@ class Faults:
             raise ValueError(f"k counts requests to come, so it starts at 1, not {k}")
         with self._lock:
             self._rules.append(_Rule(k, matching, changes))
+
+    def _add_message_rule(self, k: int, **changes: object) -> None:
+        if k < 1:
+            raise ValueError(f"k counts messages to come, so it starts at 1, not {k}")
+        with self._lock:
+            self._message_rules.append(_Rule(k, lambda _: True, changes))
 
     def _release_later(self, copy: Held, later: float | threading.Event) -> None:
         if not self._comes(copy.arrived):
@@ -218,3 +242,15 @@ class Faults:
             if self._stopped.is_set():
                 return False
         return True
+
+
+def _applied(rules: list[_Rule], args: Args) -> Plan:
+    """Make the plan that the rules give, and drop those that are done."""
+    plan = Plan()
+    for rule in rules:
+        if rule.matching(args):
+            rule.countdown -= 1
+            if rule.countdown == 0:
+                plan = replace(plan, **rule.changes)
+    rules[:] = [rule for rule in rules if rule.countdown]
+    return plan

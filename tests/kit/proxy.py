@@ -88,6 +88,10 @@ class _Link:
         self._server = server
         self._target = target
         self._state: list[bytes] = []
+        self.subscribes = False
+        """A push connection: its client has subscribed to something."""
+        self.muted = False
+        """Nothing passes, in either direction, and nobody is told."""
         self._unanswered: deque[Plan] = deque()
         self._arrivals: SimpleQueue[tuple[float, bytes, Plan] | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -108,6 +112,20 @@ class _Link:
             self._client.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its sockets may still be open."""
+        return self._thread.is_alive()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, from whichever side."""
+        return self._closed.is_set()
+
+    def inject(self, data: bytes) -> None:
+        """Send the client something that the server never said."""
+        self._client.sendall(data)
 
     def join(self) -> None:
         """Wait until both sockets are closed and all threads of this link have ended."""
@@ -143,6 +161,9 @@ class _Link:
         command = args[0].upper()
         if command in _STATE_OF_A_CONNECTION and plan.times_forwarded:
             self._state.append(request)
+        self.subscribes = self.subscribes or command in _ANSWERED_BY_PUSH
+        if self.muted:
+            return
         if plan.sent_apart:
             requests = [*self._state, request]
             plan.sent_apart.keep(partial(_send_apart, self._target, requests))
@@ -162,8 +183,13 @@ class _Link:
             self._arrivals.put(None)  # What came before the end is still delivered.
 
     def _plan_of(self, reply: bytes) -> Plan:
-        if reply.startswith(b">"):
+        if reply.startswith((b">", b"*3\r\n$9\r\nsubscribe")):
             return Plan()
+        if reply.startswith(b"*3\r\n$7\r\nmessage"):
+            plan = self._faults.plan_for_message()
+            if plan.reply_held:
+                plan.reply_held.keep()
+            return plan
         self._faults.count_reply()
         # Subscribers in RESP2 get messages that no request has asked for.
         plan = self._unanswered.popleft() if self._unanswered else Plan()
@@ -181,7 +207,7 @@ class _Link:
         while plan.reply_held and not self._closed.is_set():
             if plan.reply_held.released.wait(POLL_INTERVAL):
                 break
-        if self._closed.is_set() or self._faults.blackholed:
+        if self._closed.is_set() or self._faults.blackholed or self.muted:
             return
         if plan.reply_delivered:
             self._client.sendall(reply * plan.times_delivered)
@@ -247,6 +273,31 @@ class Proxy(Faults):
             link.close(reset=True)
         for link in links:
             link.join()
+
+    def cut_push(self) -> None:
+        """Reset the push connections there are."""
+        for link in self._push_links():
+            link.close(reset=True)
+
+    def mute_push(self) -> None:
+        """Lose all that passes on the push connections there are, and keep these open."""
+        for link in self._push_links():
+            link.muted = True
+
+    def inject(self, data: bytes) -> None:
+        """Say something on the push connections there are that the server never said."""
+        for link in self._push_links():
+            link.inject(data)
+
+    @property
+    def all_links_ended(self) -> bool:
+        """Whether no connection is left, so that the server has seen the end of each."""
+        with self._lock:
+            return not any(link.alive for link in self._links)
+
+    def _push_links(self) -> list[_Link]:
+        with self._lock:
+            return [link for link in self._links if link.subscribes and not link.ended]
 
     def _accept_clients(self) -> None:
         while True:

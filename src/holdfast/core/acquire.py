@@ -214,6 +214,7 @@ class _Attempt:
         if self._waiter is not None:
             hold.waiter = self._waiter
             self._waiter.leave()
+        hold.renew_until = self._session.port.now() + self._spec.max_hold
         return hold.begin(grant.since, grant.seconds)
 
     async def undo(self, *, asking: bool) -> None:
@@ -227,8 +228,13 @@ class _Attempt:
         if abandoned and self._silent:
             session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
         elif abandoned or self._in_line:
-            tombstone = TOMBSTONE_MS if abandoned else "0"
-            await session.port.shielded(take_back(session, spec, token, tombstone))
+            await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
+            return
+        if self._waiter is not None:
+            self._waiter.forget()
+
+    async def _leave(self, tombstone: str) -> None:
+        await take_back(self._session, self._spec, self._token, tombstone)
         if self._waiter is not None:
             self._waiter.forget()
 
@@ -239,7 +245,7 @@ class _Attempt:
         place, ear = "", None
         if self.line is not None:
             ear = self.line.ear
-            if ear is None or ear.counted is None:
+            if ear is None or not ear.counted:
                 ear = await self._listen(self.line)
         if self.line is not None and ear is not None:
             if self._waiter is None:
@@ -295,26 +301,34 @@ class _Attempt:
                 await port.listen(line, self._limit())
             ear = line.ear
             if ear is not None and ear.counted is None:
-                await self._probe(line, ear)
+                await self._find_out(line, ear)
         except ConfigurationError as error:
             self._deaf(line, f"waiting polls: {error}")
         except (OutcomeUnknown, NodeUnavailable):
             line.deaf_until = port.now() + DEAF_FOR
-        return line.ear if port.now() >= line.deaf_until else None
+        ear = line.ear
+        known = ear is not None and ear.counted is not None
+        return ear if known and port.now() >= line.deaf_until else None
 
-    async def _probe(self, line: Line, ear: Ear) -> None:
+    async def _find_out(self, line: Line, ear: Ear) -> None:
         """Find out whether the server counts us among its listeners, and whether we hear it."""
         port = self._session.port
-        ear.counted = False  # for those who ask meanwhile: the answer may be no
-        ear.heard_itself = port.signal()
+        if ear.heard_itself is not None:  # somebody is about to
+            known = port.signal()
+            ear.curious.append(known)
+            if ear.heard_itself is not None:
+                await port.wait(known, self._limit())
+            return
         try:
+            ear.heard_itself = port.signal()
             count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
-        except HoldfastError:
-            ear.counted = None
-            raise
-        if count > 0:
-            ear.counted = True
-        elif not await port.wait(ear.heard_itself, self._limit()) and line.ear is ear:
+            heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
+            ear.counted = count > 0
+        finally:
+            ear.heard_itself = None
+            for signal in ear.curious:
+                signal.set()
+        if not heard and line.ear is ear:
             self._deaf(line, "waiting polls: what the server publishes does not arrive")
             line.rally()
 
@@ -361,7 +375,7 @@ class _Attempt:
     def _held(self, reply: Reply, now: float, jitter: float) -> float | None:
         token, left_ms, ticket, put_back, message = reply
         if message:
-            self._session.line().answered(message, self._asked_at, now)
+            self._session.granted(message, self._asked_at)
         self._held_by = token, left_ms
         if now >= self._give_up:
             raise self._timed_out()
@@ -389,6 +403,7 @@ class _Attempt:
         self._failures += 1
         # An outage is sat out by those who wait in line, for as long as what they know is fresh.
         given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
+        given_up = given_up or self._session.closed
         if given_up or now >= self._end:
             name, node = self._spec.name, getattr(error, "node", "")
             message = f"{name!r} was not acquired: {error}"

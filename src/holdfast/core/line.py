@@ -29,7 +29,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from holdfast.port import Signal
 
@@ -46,6 +46,8 @@ LAG = 0.05
 """Seconds by which a look may be late before this process counts as having been paused."""
 
 NEVER = math.inf
+
+_PARTS_LEAST = 2  # of a PONG: the word and the payload
 
 _QUEUED, _LEFT, _GRANTED, _WATCHES = "queued", "left", "granted", "watches"
 
@@ -115,13 +117,19 @@ class Ear:
     counted: bool | None = None
     """The server counts it among its listeners; None: not found out yet."""
     heard_itself: Signal | None = None
-    """Set when what we published to ourselves arrives, or never will."""
+    """Set when what we published to ourselves arrives, or never will. While it is there, and
+    nothing is found out yet, somebody is about to."""
+
+    def __init__(self) -> None:
+        self.curious: list[Signal] = []
+        """Those who wait until it is found out."""
 
 
 class Line:
     """Everybody who waits on one push connection."""
 
     def __init__(self, client: str, hand_back: Callable[[bytes, str], None]) -> None:
+        self.client = client
         self.channel = f"holdfast:push:{client}"
         self.ear: Ear | None = None
         """What is known of the connection, while there is one."""
@@ -196,6 +204,8 @@ class Line:
         ear, self.ear = self.ear, None
         if ear is not None and ear.heard_itself is not None:
             ear.heard_itself.set()
+        for signal in ear.curious if ear is not None else ():
+            signal.set()
         self._rouse = _nobody
         self.wake_at = NEVER
         self._heard_since = -NEVER
@@ -204,17 +214,19 @@ class Line:
         self._rallied_at = now
         self.rally()
 
-    def heard(self, message: Sequence[bytes], now: float) -> None:
+    def heard(self, message: object, now: float) -> None:
         """Take in one message of the connection.
 
         Raises:
             ValueError: it is none of ours.
         """
+        if not isinstance(message, list) or len(message) < _PARTS_LEAST:
+            raise ValueError("not a message")
         if message[0] == b"pong":
             self._ponged(message[1])
         if message[0] != b"message":
             return
-        kind, number, px, token, key = _read(message[2])
+        kind, number, px, token, key = _read(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
             self._granted(token, key, Grant(number, px / 1000, self._heard_since), now)
@@ -331,8 +343,15 @@ class Line:
                 self._look(key, timer, now + PING_EVERY)
 
 
+def client_in(message: bytes) -> str:
+    """Say for whose waiter the message is."""
+    return _read(message)[3].split(":", 2)[1]
+
+
 def _read(message: bytes) -> tuple[bytes, int, int, str, bytes]:
     """Take apart what the scripts say: kind, fence, milliseconds, token, and the lock's key."""
+    if not isinstance(message, bytes):
+        raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
     kind, fence, px, size, rest = message.split(b":", 4)
     return kind, int(fence), int(px), rest[: int(size)].decode(), rest[int(size) :]
 

@@ -242,6 +242,12 @@ def taking_back(spec: LockSpec, token: str) -> Request:
     return RELEASE, spec.keys, (token, spec.ttl_ms, TOMBSTONE_MS, spec.settings)
 
 
+def taking_back_lost(spec: LockSpec, token: str) -> Request:
+    """Make the same request for a lease that was lost: nobody is to have it before the delay."""
+    settings = spec.settings and f"{spec.settings} lost"
+    return RELEASE, spec.keys, (token, spec.ttl_ms, TOMBSTONE_MS, settings)
+
+
 def taking_back_blindly(key: bytes, token: str) -> Request:
     """Make the same request for a token of which only the lock's key is known."""
     return RELEASE, keys_of(key), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, "")

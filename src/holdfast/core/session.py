@@ -7,11 +7,12 @@ that a child never renews, releases or believes in what its parent holds.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
-from holdfast.core.line import Line
-from holdfast.core.renewer import Renewer, taking_back, taking_back_blindly
+from holdfast.core.line import Line, client_in
+from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ class Session:
         polls: bool,
     ) -> None:
         self.port = port
+        self.closed = False
         self.polls = polls
         """Who waits asks again and again, and is not spoken to."""
         self._make_background = make_background
@@ -45,13 +47,28 @@ class Session:
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
+        self._lines: WeakValueDictionary[str, Line] = WeakValueDictionary()
+        """Those of all loops, by the name of their client; the port keeps them."""
         self.has_waited = False
         """Somebody stood in line, so that whoever asks next had better do so at once."""
 
     def line(self) -> Line:
         """The line that the caller would stand in."""
         self.has_waited = True
-        return self.port.line(lambda client: Line(client, self._hand_back))
+        return self.port.line(self._make_line)
+
+    def _make_line(self, client: str) -> Line:
+        line = self._lines[client] = Line(client, self._hand_back)
+        return line
+
+    def granted(self, message: bytes, asked_at: float) -> None:
+        """Take in a grant to another of this client, which came with the answer to a request.
+
+        It may be for another loop's: a lease may be released on another one than acquired it.
+        """
+        line = self._lines.get(client_in(message))
+        if line is not None:
+            line.answered(message, asked_at, self.port.now())
 
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
@@ -71,17 +88,22 @@ class Session:
         if isinstance(reply, int):
             return reply == 1
         mine, message = reply
-        self.line().answered(message, asked_at, self.port.now())
+        self.granted(message, asked_at)
         return bool(mine)
 
     def rally(self, spec: LockSpec) -> None:
         """Have those who wait here for this lock ask: a release of ours may have granted it."""
-        if self.has_waited:
-            self.line().rally(spec.keys[0])
+        for line in list(self._lines.values()):
+            line.rally(spec.keys[0])
 
     def _hand_back(self, key: bytes, token: str) -> None:
         """Give back what was granted to nobody here."""
         self.renewer.clean_up(key.decode(errors="replace"), taking_back_blindly(key, token))
+
+    def close(self) -> None:
+        """Renew nothing from now on; who waits is told to stop."""
+        self.closed = True
+        self.renewer.close()
 
     def begin_in_this_process(self) -> None:
         """In a forked child, hold nothing."""
@@ -121,6 +143,6 @@ class Session:
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
         # request that was abandoned may still arrive.
         if reason != "taken" or hold.tainted:
-            request = taking_back(hold.spec, hold.token)
+            request = taking_back_lost(hold.spec, hold.token)
             self.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

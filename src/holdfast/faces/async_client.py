@@ -155,7 +155,7 @@ class AsyncClient:
 
         A lease that is still held is not released: it runs out, and is reported lost.
         """
-        self._session.renewer.close()
+        self._session.close()
         self._wire.close()
         await self._port.close()
 

@@ -160,7 +160,7 @@ class Client:
 
         A lease that is still held is not released: it runs out, and is reported lost.
         """
-        self._session.renewer.close()
+        self._session.close()
         self._ears.close()
         self._wire.close()
 

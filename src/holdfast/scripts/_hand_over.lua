@@ -10,6 +10,9 @@
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
 
 -- Long enough to be taken up by a busy process, and no longer than the ttl if that is.
+-- What the server said when it did not let us publish: then nobody is told, and nobody is dropped.
+local denied
+
 local window = math.max(250, math.min(ttl, 3000))
 local answer
 
@@ -30,7 +33,12 @@ local function tell(waiter, kind, fence, px)
     answer = message
     return true
   end
-  return call('PUBLISH', 'holdfast:push:' .. client, message) > 0 or uncounted
+  local heard = redis.pcall('PUBLISH', 'holdfast:push:' .. client, message)
+  if type(heard) == 'table' then
+    denied = heard
+    return false
+  end
+  return heard > 0 or uncounted
 end
 
 -- Tells the waiter at `index`, and says whether there is one. Those whose client is gone are dropped
@@ -38,7 +46,7 @@ end
 local function tell_next(index, kind, px)
   while true do
     local waiter = call('ZRANGE', queue, index, index)[1]
-    if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) then
+    if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) or denied then
       return waiter
     end
     call('ZREM', queue, waiter)
@@ -76,8 +84,8 @@ local function hand_over()
   end
   local fence
   while true do
-    local waiters = call('ZRANGE', queue, 0, 1)
-    local waiter, second = waiters[1], waiters[2]
+    local waiters = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+    local waiter, ticket, second = waiters[1], waiters[2], waiters[3]
     if not waiter then
       return nil
     end
@@ -95,6 +103,10 @@ local function hand_over()
         tell_next(0, 'W', window)
       end
       return who, fence
+    end
+    if denied then
+      call('ZADD', queue, ticket, waiter)
+      return nil
     end
   end
 end

@@ -61,8 +61,8 @@ local function keep_hold(holder, token, ttl)
   return math.max(left, ttl)
 end
 
--- Ends the hold `token`; says whether it was the last one. A lock that others keep is theirs for as
--- long as the longest of them asked for.
+-- Ends the hold `token`; says whether it was the last one, and else what is left of the lock. A lock
+-- that others keep is theirs for as long as the longest of them asked for.
 local function end_hold(holder, token)
   local time = is_owners(holder) and milliseconds()
   if not time or not holds_of(holder, time) then
@@ -72,6 +72,7 @@ local function end_hold(holder, token)
   local _, latest = holds_of(holder, time)
   if latest > time then
     call('PEXPIRE', KEYS[1], latest - time)
+    return false, latest - time
   end
-  return latest <= time
+  return true
 end

@@ -101,7 +101,7 @@ if not holder and delayed <= 0 then
   if who == token then
     return fence .. serial
   end
-  holder, left = who, window
+  holder, left = who or '', window
 elseif place ~= '' then
   ticket, put_back = stand_in_line()
 end
@@ -110,5 +110,8 @@ if place == '' then
 end
 if delayed > 0 then
   holder, left = call('GET', KEYS[5]), delayed
+end
+if denied then
+  return denied
 end
 return {holder, left, ticket, put_back, answer or '', serial}

@@ -2,8 +2,8 @@
 -- ends an attempt: the token is taken out of the line, and a grant it may have got is passed on.
 --
 -- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
--- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none  4 settings
---       5 serial of the request
+-- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none  4 settings, which end with
+--       ' lost' if it is the end of a lost lease: then the lock delay stays  5 serial of the request
 --
 -- Returns  1 .. serial  it was ours, and is not any more
 --          0 .. serial  it was not ours
@@ -31,6 +31,11 @@ local quiet = tombstone ~= '0'
 --:include _owner
 --:include _tombstone
 
+local lost = string.sub(owner, -5) == ' lost'
+if lost then
+  owner = string.sub(owner, 1, -6)
+end
+
 local mine = true
 if plain then
   -- The commonest case: it goes from hand to hand.
@@ -43,11 +48,17 @@ if plain then
 else
   call('ZREM', queue, token, '!' .. token)
   mine = has_hold(holder, token)
-  if mine and end_hold(holder, token) then
-    call('DEL', lock, KEYS[5])
-    hand_over()
-  elseif not holder then
-    if call('GET', KEYS[5]) == token then
+  local last, left = true, 0
+  if mine then
+    last, left = end_hold(holder, token)
+  end
+  if not last then
+    tell_next(0, 'W', left)
+  elseif mine or not holder then
+    if mine then
+      call('DEL', lock)
+    end
+    if not lost and call('GET', KEYS[5]) == token then
       call('DEL', KEYS[5])
     end
     if call('EXISTS', KEYS[5]) == 0 then
@@ -57,6 +68,9 @@ else
 end
 if tombstone ~= '0' then
   bury(token, tonumber(tombstone))
+end
+if denied then
+  return denied
 end
 if answer then
   return {mine and 1 or 0, answer, ARGV[5]}

@@ -31,6 +31,15 @@ LINGER = 30.0
 _BUFFER = 65_536
 
 
+GREETINGS = 2
+"""Answers to the greeting."""
+
+
+def greeting(channel: str) -> bytes:
+    """Subscribe; and send the PING that will be needed, to learn at once if it is refused."""
+    return pack(("SUBSCRIBE", channel)) + pack(("PING", "hello"))
+
+
 class BlockingEars:
     """Listens for the threads of one client."""
 
@@ -127,11 +136,12 @@ class _Reader:
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         sent_at = now()
-        self._sock.sendall(pack(("SUBSCRIBE", self._listener.channel)))
-        while (answer := self._replies.gets()) is False:
-            self._receive()
-        if isinstance(answer, hiredis.ReplyError):
-            raise unheard(str(answer), self._target.node, self._target.user)
+        self._sock.sendall(greeting(self._listener.channel))
+        for _ in range(GREETINGS):
+            while (answer := self._replies.gets()) is False:
+                self._receive()
+            if isinstance(answer, hiredis.ReplyError):
+                raise unheard(str(answer), self._target.node, self._target.user)
         self._selector.register(self._sock, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._listener.opened(sent_at, self.rouse)

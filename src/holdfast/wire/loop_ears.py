@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from holdfast.errors import NodeUnavailable
-from holdfast.wire.blocking_ears import LINGER
+from holdfast.wire.blocking_ears import GREETINGS, LINGER, greeting
 from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
 from holdfast.wire.refusals import unheard
@@ -82,6 +82,7 @@ class _Reader(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = self._idle_since = 0.0
         self._opened = False
+        self._greetings = 0
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
@@ -89,7 +90,7 @@ class _Reader(asyncio.Protocol):
         self._transport: asyncio.Transport = self._writer.transport
         self._transport.set_protocol(self)
         self._sent_at = now()
-        self._transport.write(pack(("SUBSCRIBE", listener.channel)))
+        self._transport.write(greeting(listener.channel))
 
     def close(self) -> None:
         """Hang up."""
@@ -112,19 +113,29 @@ class _Reader(asyncio.Protocol):
             while (message := self._replies.gets()) is not False:
                 if self._opened:
                     self._listener.heard(message, now())
-                elif isinstance(message, hiredis.ReplyError):
-                    self.subscribed.set_result(message)
-                    return
                 elif not self.subscribed.done():
-                    self._opened = True
-                    self._idle_since = now()
-                    self._listener.opened(self._sent_at, self._look)
-                    self.subscribed.set_result(message)
+                    self._greeted(message)
         except (hiredis.HiredisError, ValueError):
             self._transport.abort()
             return
         if self._opened and self._listener_is_due():
             self._look()
+
+    def _greeted(self, answer: object) -> None:
+        self._greetings += 1
+        refused = isinstance(answer, hiredis.ReplyError)
+        if self._greetings == GREETINGS and not refused:
+            self._opened = True
+            self._idle_since = now()
+            self._listener.opened(self._sent_at, self._rouse)
+        if refused or self._opened:
+            self.subscribed.set_result(answer)
+
+    def _rouse(self) -> None:
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented, raises nothing
+            self._look()
+        else:
+            self._loop.call_soon_threadsafe(self._look)
 
     def _listener_is_due(self) -> bool:
         return now() >= self._wake_at

@@ -192,22 +192,25 @@ class Multiplexer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand each answer to the one whose turn it is."""
-        gets, next_in_turn = self._reader.gets, self._unanswered.popleft
+        gets, unanswered = self._reader.gets, self._unanswered
         self._reader.feed(data)
         try:
             while (answer := gets()) is not False:
-                future, _, give_up, request, serial = next_in_turn()
+                # Taken off last: whoever it is fails with the rest if the answer is not theirs.
+                future, _, give_up, request, serial = unanswered[0]
                 # `opened`, written out for the most of them.
                 if type(answer) is bytes and answer[-3:] == serial:
                     reply = int(answer[:-3])
                 elif isinstance(answer, hiredis.ReplyError) or request is None:
                     self._answered_oddly(answer, future, give_up, request)
+                    unanswered.popleft()
                     continue
                 else:
                     reply = opened(answer, serial)
+                unanswered.popleft()
                 if not future.done():
                     future.set_result(reply)
-        except (hiredis.HiredisError, IndexError, StrayAnswer) as error:
+        except (hiredis.HiredisError, IndexError, StrayAnswer, ValueError) as error:
             self._give_up(error)
             return
         self._quick = CAN_SPIN and now() - self._sent_at < QUICK
@@ -217,10 +220,12 @@ class Multiplexer(asyncio.Protocol):
     ) -> None:
         """Deal with an error reply, and with the answer to a probe.
 
-        It carries no serial. If its request was given up, it may be another's: then the answers
-        are out of step, and only a new connection helps.
+        It carries no serial. If nobody answered its request in time, it may be another's: then the
+        answers are out of step, and only a new connection helps.
         """
         text = str(answer)
+        if future.cancelled():
+            return
         if future.done():
             raise StrayAnswer
         if request is None:
