@@ -97,7 +97,7 @@ async def test_a_waiter_is_queued_by_the_very_call_that_failed(face: Face, serve
     holder, waiter = face.connect(server.url), face.connect(server.url)
     lease = await holder.lock("a").acquire()
     with pytest.raises(holdfast.AcquireTimeout):
-        await waiter.lock("a").acquire(timeout=0.01)
+        await waiter.lock("a").acquire(timeout=0.3)  # long enough to begin to listen
     server.reset_stats()
     (waiting,) = await joined(face, server, waiter.lock("a").acquire())
     assert commands_processed(server)["evalsha"] == 1
@@ -1069,6 +1069,8 @@ def test_a_lease_released_on_another_loop_is_handed_over_on_its_own(server: Serv
 
     async def release() -> None:
         await leases[0].release()
+        await asyncio.to_thread(thread.join)
+        await client.close()
 
     failures: list[BaseException] = []
 
@@ -1082,7 +1084,6 @@ def test_a_lease_released_on_another_loop_is_handed_over_on_its_own(server: Serv
     thread.start()
     eventually(lambda: server.command("ZCARD", QUEUE) == 1)
     asyncio.run(release())
-    thread.join()
     assert failures == []
     assert order == ["waiter"]
     assert_clean(server)

@@ -177,9 +177,11 @@ class TasksPort:
     async def close(self) -> None:
         """Finish what is under way in the background and close this loop's connection."""
         self._closed = True
-        if self._shielded:
-            await asyncio.wait(self._shielded, timeout=self._timeout)
-        for loop, place in list(self._places.items()):
-            if place.generation == generation():
-                tell(loop, place.close)
+        try:
+            if self._shielded:
+                await asyncio.wait(self._shielded, timeout=self._timeout)
+        finally:
+            for loop, place in list(self._places.items()):
+                if place.generation == generation():
+                    tell(loop, place.close)
         await asyncio.sleep(0)

@@ -50,8 +50,9 @@ EXPIRY = 0.002
 NO_EXPIRY = 30.0
 """Seconds after which to ask again for a lock whose holder has no expiry."""
 
-DEAF_FOR = 1.0
-"""Seconds of polling after the push connection failed, before it is tried again."""
+DEAF_FOR, DEAF_FOR_LONG = 1.0, 60.0
+"""Seconds of polling after the push connection failed, or let nothing through, before it is tried
+again."""
 
 TRIES = 3
 """Sendings of a request before the server counts as away: a connection that was closed while idle
@@ -195,8 +196,9 @@ class _Attempt:
             now, reply = port.now(), self.reply
             if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
                 return Grant(reply, self._spec.ttl, self._asked_at)
+            self._take_in(reply, now)
             if self._waiter is None or self._waiter.grant is None:
-                pause = self._in_vain(reply, now, port.jitter())
+                pause = self._pause_after(reply, now, port.jitter())
                 reply = self.reply = None
                 if pause is not None:
                     await port.sleep(pause)
@@ -214,8 +216,7 @@ class _Attempt:
         if self._waiter is not None:
             hold.waiter = self._waiter
             self._waiter.leave()
-        hold.renew_until = self._session.port.now() + self._spec.max_hold
-        return hold.begin(grant.since, grant.seconds)
+        return hold.begin(grant.since, grant.seconds, self._session.port.now())
 
     async def undo(self, *, asking: bool) -> None:
         """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
@@ -260,7 +261,8 @@ class _Attempt:
         if self._waiter is not None:
             # Told first, looked at second: a connection that is lost does these two the other way.
             self._waiter.grant, self._waiter.ask = None, False
-            self._waiter.ask = self._waiter.line.ear is not ear
+            if self._waiter.line.ear is not ear:
+                self._waiter.ask = True
         args = self._token, spec.ttl_ms, place, spec.settings
         try:
             return await port.call(ACQUIRE, spec.keys, args, limit)
@@ -303,7 +305,7 @@ class _Attempt:
             if ear is not None and ear.counted is None:
                 await self._find_out(line, ear)
         except ConfigurationError as error:
-            self._deaf(line, f"waiting polls: {error}")
+            self._deaf(line, math.inf, f"waiting polls: {error}")
         except (OutcomeUnknown, NodeUnavailable):
             line.deaf_until = port.now() + DEAF_FOR
         ear = line.ear
@@ -329,12 +331,13 @@ class _Attempt:
             for signal in ear.curious:
                 signal.set()
         if not heard and line.ear is ear:
-            self._deaf(line, "waiting polls: what the server publishes does not arrive")
+            until = port.now() + DEAF_FOR_LONG
+            self._deaf(line, until, "waiting polls: what the server publishes does not arrive")
             line.rally()
 
-    def _deaf(self, line: Line, detail: str) -> None:
-        if line.deaf_until < math.inf:
-            line.deaf_until = math.inf
+    def _deaf(self, line: Line, until: float, detail: str) -> None:
+        if line.deaf_until < until:
+            line.deaf_until = until
             self._session.report(Event("polling", self._spec.name, 0, detail))
 
     def _limit(self) -> float:
@@ -357,62 +360,65 @@ class _Attempt:
         message = f"{name!r} was not acquired within {self._timeout} s: held by {holder}"
         return AcquireTimeout(message, lock=name, holder=holder)
 
-    def _in_vain(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float | None:
-        """Take in what was not a grant: say how long to pause before asking again, or give up.
-
-        None means to wait in line.
-        """
+    def _take_in(self, reply: Reply | HoldfastError, now: float) -> None:
+        """Learn what there is to learn from an answer that was not a grant, or from its absence."""
         self._silent = isinstance(reply, HoldfastError)
         if isinstance(reply, HoldfastError):
-            return self._unanswered(reply, now, jitter)
+            self._asking = False
+            self._failures += 1
+            if isinstance(reply, OutcomeUnknown):
+                self._abandoned = True
+                self._session.rally(self._spec)  # it may have granted somebody else of ours
+            return
         self._counts_anew = True
         if isinstance(reply, int):
-            return self._too_late(now)
+            self._late += 1
+            return
         self._asking = False
         self._failures, self._answered_at = 0, now
-        return self._held(reply, now, jitter)
-
-    def _held(self, reply: Reply, now: float, jitter: float) -> float | None:
-        token, left_ms, ticket, put_back, message = reply
+        token, left_ms, ticket, _, message = reply
+        self._held_by = token, left_ms
+        self._in_line = ticket != b"0"
+        if self._in_line:
+            self._ticket = ticket.decode()
         if message:
             self._session.granted(message, self._asked_at)
-        self._held_by = token, left_ms
+
+    def _pause_after(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float | None:
+        """Say how long to pause before asking again, or give up; None means to wait in line."""
+        if isinstance(reply, HoldfastError):
+            return self._unanswered(reply, now, jitter)
+        if isinstance(reply, int):
+            return self._too_late(now)
         if now >= self._give_up:
             raise self._timed_out()
         if self._waiter is None and self.line is not None and now >= self.line.deaf_until:
             return 0.0  # it was not asked to put us in line yet
+        token, left_ms, _, put_back, _ = reply
         pause = self._pause * (0.5 + 0.5 * jitter)
         self._pause = min(self._pause * 2, PAUSE_LONGEST)
         left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
         if not is_ours(token):
             left = min(left, pause)  # it will not hand over to us
-        self._in_line = ticket != b"0"
         if self._waiter is None or not self._in_line:
             return min(pause, left, self._give_up - now)
-        self._ticket = ticket.decode()
         self._waiter.queued(self._asked_at, left)
         if put_back:
             self._waiter.line.places_lost(self._asked_at, now)
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        self._asking = False
-        if isinstance(error, OutcomeUnknown):
-            self._abandoned = True
-            self._session.rally(self._spec)  # it may have granted somebody else of ours
-        self._failures += 1
         # An outage is sat out by those who wait in line, for as long as what they know is fresh.
         given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
-        given_up = given_up or self._session.closed
-        if given_up or now >= self._end:
+        if given_up or self._session.closed or now >= self._end:
             name, node = self._spec.name, getattr(error, "node", "")
-            message = f"{name!r} was not acquired: {error}"
+            why = "this client was closed" if self._session.closed else error
+            message = f"{name!r} was not acquired: {why}"
             raise NodeUnavailable(message, lock=name, node=node) from error
         return 0.0 if self._failures < TRIES else PAUSE_LONGEST * jitter
 
     def _too_late(self, now: float) -> float:
         """The grant is too old to be worth anything. Asking again renews it, and counts anew."""
-        self._late += 1
         if self._late < LATE_GRANTS and now < self._end:
             return 0.0
         raise NodeUnavailable(

@@ -99,7 +99,9 @@ def _read(text: str, command_timeout: float) -> tuple[str, LockSpec]:
     try:
         if not text.startswith(_MARK):
             raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
-        facts: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text[len(_MARK) :]))
+        facts: dict[str, Any] = json.loads(
+            base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
+        )
         token, name = str(facts.pop("token")), facts.pop("name")
         spec = describe(name, **facts, timeout=None, owner=None, command_timeout=command_timeout)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

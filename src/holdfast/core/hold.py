@@ -43,6 +43,10 @@ _WHY: dict[LossReason, str] = {
 }
 
 
+SETTLE = 0.1
+"""Seconds after which a lease that was handed over is renewed for its full ttl."""
+
+
 class State(Enum):
     """Where a hold is in its life; the module's docstring draws it."""
 
@@ -132,14 +136,16 @@ class Hold:
             return self.deadline
         return min(self.renew_at, self.renew_until)
 
-    def begin(self, since: float, seconds: float) -> float:
+    def begin(self, since: float, seconds: float, now: float) -> float:
         """Count a grant for `seconds` from `since` on; return when there is something to do.
 
-        What was handed over is held for a short window only, and is renewed halfway through.
+        What was handed over is held for a short window only: unless it is released at once, it is
+        soon renewed for its full ttl.
         """
         self.deadline = since + validity_of(seconds)
+        self.renew_until = now + self.spec.max_hold
         if seconds < self.spec.ttl:
-            self.renew_at = since + seconds / 2
+            self.renew_at = now + SETTLE
         return self.next_due()
 
     def prolong(self, asked_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:

@@ -81,8 +81,8 @@ class Waiter:
 
     def queued(self, asked_at: float, left: float) -> None:
         """Take in the answer to an asking: it stands in line, and the holder has `left` seconds."""
-        self.waits = True
         self.line.hand_in(_QUEUED, self, asked_at, left)
+        self.waits = True  # last: a grant that comes in between must not keep it in line
 
     def leave(self) -> None:
         """Wait no more; a push for this token is still expected, and ignored."""
@@ -124,6 +124,12 @@ class Ear:
         self.curious: list[Signal] = []
         """Those who wait until it is found out."""
 
+    def ended(self) -> None:
+        """Nothing more will be heard: whoever waits for that goes on."""
+        heard = self.heard_itself
+        for signal in self.curious if heard is None else [heard, *self.curious]:
+            signal.set()
+
 
 class Line:
     """Everybody who waits on one push connection."""
@@ -144,10 +150,12 @@ class Line:
         self._heap: list[tuple[float, int, bytes]] = []
         self._order = count()
         self._waiting = 0
+        self._paused = False
         self._heard_since = -NEVER
         self._pings: deque[tuple[bytes, float]] = deque()
         self._outlived: deque[tuple[str, float]] = deque()
         self._rallied_at = -NEVER
+        self._to_rally: deque[bytes] = deque()
 
     # For those who wait
 
@@ -178,15 +186,22 @@ class Line:
             self._rallied_at = now
             self.rally()
 
-    def rally(self, key: bytes | None = None) -> None:
-        """Have everybody ask again, or everybody who waits for the lock with this key."""
+    def rally(self) -> None:
+        """Have everybody ask again."""
         for waiter in list(self._known.values()):
-            if key is None or waiter.key == key:
-                waiter.tell_to_ask()
+            waiter.tell_to_ask()
+
+    def rally_soon(self, key: bytes) -> None:
+        """Have everybody ask again who waits for the lock with this key: a grant may be lost.
+
+        Many may notice at once: the next `tick` sees to all. Without a connection all ask anyway.
+        """
+        self._to_rally.append(key)
+        self._rouse()
 
     def answered(self, message: bytes, asked_at: float, now: float) -> None:
         """Take in a grant that came with the answer to a request sent at `asked_at`."""
-        kind, number, px, token, key = _read(message)
+        kind, number, px, token, key = read_message(message)
         if kind == b"G":
             self._granted(token, key, Grant(number, px / 1000, asked_at), now)
 
@@ -201,18 +216,18 @@ class Line:
 
     def cut(self, now: float) -> None:
         """The connection is gone, and with it perhaps a grant."""
-        ear, self.ear = self.ear, None
-        if ear is not None and ear.heard_itself is not None:
-            ear.heard_itself.set()
-        for signal in ear.curious if ear is not None else ():
-            signal.set()
+        ear = self.ear
         self._rouse = _nobody
         self.wake_at = NEVER
         self._heard_since = -NEVER
+        self._to_rally.clear()
         while self._outlived:
             self.forget(self._outlived.popleft()[0])
         self._rallied_at = now
+        self.ear = None
         self.rally()
+        if ear is not None:
+            ear.ended()
 
     def heard(self, message: object, now: float) -> None:
         """Take in one message of the connection.
@@ -226,13 +241,14 @@ class Line:
             self._ponged(message[1])
         if message[0] != b"message":
             return
-        kind, number, px, token, key = _read(message[-1])
+        kind, number, px, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
             self._granted(token, key, Grant(number, px / 1000, self._heard_since), now)
         elif kind == b"P":
-            if self.ear is not None and self.ear.heard_itself is not None:
-                self.ear.heard_itself.set()
+            heard = self.ear.heard_itself if self.ear is not None else None
+            if heard is not None:
+                heard.set()
         elif waiter is not None and kind == b"A":
             waiter.tell_to_ask()
         elif waiter is not None:
@@ -250,7 +266,7 @@ class Line:
 
     def _granted(self, token: str, key: bytes, grant: Grant, now: float) -> None:
         waiter = self._known.get(token)
-        if waiter is None:
+        if waiter is None or waiter.key != key:
             self._hand_back(key, token)
             return
         waiter.grant, waiter.waits = grant, False
@@ -264,10 +280,18 @@ class Line:
         Raises:
             TimeoutError: the server does not answer PINGs.
         """
-        paused = now > self.wake_at + LAG
+        paused = now > self.wake_at + LAG and not self._paused
+        self._paused = paused
         self.wake_at = -NEVER  # busy: whoever hands something in need not rouse
         self._take_in()
         self._ask_where_due(now)
+        keys = set()
+        while self._to_rally:
+            keys.add(self._to_rally.popleft())
+        if keys:
+            for waiter in list(self._known.values()):
+                if waiter.key in keys:
+                    waiter.tell_to_ask()
         ping, wake_at = None, NEVER
         if self._waiting or self._outlived:
             oldest = self._pings[0][1] if self._pings else NEVER
@@ -345,10 +369,10 @@ class Line:
 
 def client_in(message: bytes) -> str:
     """Say for whose waiter the message is."""
-    return _read(message)[3].split(":", 2)[1]
+    return read_message(message)[3].split(":", 2)[1]
 
 
-def _read(message: bytes) -> tuple[bytes, int, int, str, bytes]:
+def read_message(message: bytes) -> tuple[bytes, int, int, str, bytes]:
     """Take apart what the scripts say: kind, fence, milliseconds, token, and the lock's key."""
     if not isinstance(message, bytes):
         raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect

@@ -122,6 +122,8 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
         return
     request = taking_back(hold.spec, hold.token)
     session.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
+    if hold.waiter is not None:
+        hold.waiter.forget()
     if refused:
         raise error
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable

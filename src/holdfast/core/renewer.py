@@ -244,10 +244,11 @@ def taking_back(spec: LockSpec, token: str) -> Request:
 
 def taking_back_lost(spec: LockSpec, token: str) -> Request:
     """Make the same request for a lease that was lost: nobody is to have it before the delay."""
-    settings = spec.settings and f"{spec.settings} lost"
-    return RELEASE, spec.keys, (token, spec.ttl_ms, TOMBSTONE_MS, settings)
+    return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
 
 
 def taking_back_blindly(key: bytes, token: str) -> Request:
     """Make the same request for a token of which only the lock's key is known."""
-    return RELEASE, keys_of(key), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, "")
+    owner = token.rpartition(":")[2]
+    settings = f"0 fair {owner}" if owner.startswith("&") else ""
+    return RELEASE, keys_of(key), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
-from holdfast.core.line import Line, client_in
+from holdfast.core.line import Line, client_in, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
 
 if TYPE_CHECKING:
@@ -69,6 +69,13 @@ class Session:
         line = self._lines.get(client_in(message))
         if line is not None:
             line.answered(message, asked_at, self.port.now())
+        else:  # of a loop that is gone
+            *_, token, key = read_message(message)
+            self._hand_back(key, token)
+
+    def hears(self, token: str) -> bool:
+        """Whether the client that drew the token is here, so that an answer can tell it."""
+        return token.split(":", 2)[1] in self._lines
 
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
@@ -94,7 +101,7 @@ class Session:
     def rally(self, spec: LockSpec) -> None:
         """Have those who wait here for this lock ask: a release of ours may have granted it."""
         for line in list(self._lines.values()):
-            line.rally(spec.keys[0])
+            line.rally_soon(spec.keys[0])
 
     def _hand_back(self, key: bytes, token: str) -> None:
         """Give back what was granted to nobody here."""
@@ -114,8 +121,10 @@ class Session:
         """The hold on this lock that the calling thread or task is within, if any."""
         self.begin_in_this_process()
         hold = self.held.get(spec.keys[0])
-        if hold is None or hold.actor is not self.port.actor() or spec.owner is not None:
+        if hold is None or hold.actor is not self.port.actor():
             return None
+        if spec.owner is not None and hold.spec.owner == spec.owner:
+            return None  # the server knows how often
         return hold if hold.alive(self.port.now(), self.process) else None
 
     def took(self, hold: Hold, due: float) -> None:

@@ -120,9 +120,12 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
 
 def keys_of(lock_key: bytes) -> tuple[bytes, ...]:
     """All the keys of the lock with this key, which share its hash slot, in the scripts' order."""
-    siblings = lock_key
-    if not (lock_key.startswith(b"holdfast:{") and _has_tag(lock_key)):
-        siblings = b"holdfast:key:" + (lock_key if _has_tag(lock_key) else b"{%b}" % lock_key)
+    if not _has_tag(lock_key):
+        siblings = b"holdfast:key:{%b}" % lock_key
+    elif lock_key.startswith(b"holdfast:{"):
+        siblings = lock_key
+    else:
+        siblings = b"holdfast:tag:" + lock_key
     names = (b":fence", b":queue", b":gone", b":delay", b":holds")
     return (lock_key, *(siblings + name for name in names))
 

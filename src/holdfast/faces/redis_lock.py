@@ -165,7 +165,9 @@ class _Home:
         session.begin_in_this_process()
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))
-        tombstone = TOMBSTONE_MS if hold is not None and hold.tainted else "0"
+        tombstone = "0" if is_ours(token) and session.hears(name) else "0 quiet"
+        if hold is not None and hold.tainted:
+            tombstone = TOMBSTONE_MS
         args = name, WINDOW_MS, tombstone, spec.settings
         try:
             asked_at = session.port.now()
@@ -219,7 +221,7 @@ class _Home:
 
     async def _end_given(self, spec: LockSpec, token: bytes) -> None:
         """Release a token that the user gave; once, and only now: later it may be another's."""
-        args = cast("str", token), WINDOW_MS, "0", spec.settings
+        args = cast("str", token), WINDOW_MS, "0 quiet", spec.settings
         with contextlib.suppress(HoldfastError):
             asked_at, call = self.session.port.now(), self.session.port.call
             reply = await call(RELEASE, spec.keys, args, spec.command_timeout)

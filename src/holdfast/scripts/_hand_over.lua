@@ -9,10 +9,10 @@
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
 
--- Long enough to be taken up by a busy process, and no longer than the ttl if that is.
 -- What the server said when it did not let us publish: then nobody is told, and nobody is dropped.
 local denied
 
+-- Long enough to be taken up by a busy process, and no longer than the ttl if that is.
 local window = math.max(250, math.min(ttl, 3000))
 local answer
 

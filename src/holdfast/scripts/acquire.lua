@@ -112,6 +112,7 @@ if delayed > 0 then
   holder, left = call('GET', KEYS[5]), delayed
 end
 if denied then
+  leave_line()
   return denied
 end
 return {holder, left, ticket, put_back, answer or '', serial}

@@ -2,8 +2,9 @@
 -- ends an attempt: the token is taken out of the line, and a grant it may have got is passed on.
 --
 -- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
--- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none  4 settings, which end with
---       ' lost' if it is the end of a lost lease: then the lock delay stays  5 serial of the request
+-- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
+--       the end of a lost lease, and the lock delay stays; with ' quiet', the answer is not to carry
+--       a grant  4 settings  5 serial of the request
 --
 -- Returns  1 .. serial  it was ours, and is not any more
 --          0 .. serial  it was not ours
@@ -25,16 +26,12 @@ if others == 0 then
 end
 
 local quiet = tombstone ~= '0'
+local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
 --:include _fence
 --:include _hand_over
 --:include _owner
 --:include _tombstone
-
-local lost = string.sub(owner, -5) == ' lost'
-if lost then
-  owner = string.sub(owner, 1, -6)
-end
 
 local mine = true
 if plain then
@@ -58,7 +55,7 @@ else
     if mine then
       call('DEL', lock)
     end
-    if not lost and call('GET', KEYS[5]) == token then
+    if how ~= 'lost' and (mine or call('GET', KEYS[5]) == token) then
       call('DEL', KEYS[5])
     end
     if call('EXISTS', KEYS[5]) == 0 then
@@ -66,8 +63,8 @@ else
     end
   end
 end
-if tombstone ~= '0' then
-  bury(token, tonumber(tombstone))
+if life ~= '0' then
+  bury(token, tonumber(life))
 end
 if denied then
   return denied

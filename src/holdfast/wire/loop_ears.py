@@ -6,6 +6,7 @@ What comes is passed on in the same turn of the loop, so that a waiter runs in t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -13,6 +14,7 @@ import hiredis
 from holdfast.errors import NodeUnavailable
 from holdfast.wire.blocking_ears import GREETINGS, LINGER, greeting
 from holdfast.wire.clock import now
+from holdfast.wire.multiplexed import seen
 from holdfast.wire.packing import pack
 from holdfast.wire.refusals import unheard
 
@@ -41,7 +43,7 @@ class LoopEars:
             raise NodeUnavailable("this client is closed: make a new one", node=node)
         if self._opening is None or self._opening.done():
             self._opening = self._loop.create_task(self._open(listener))
-            self._opening.add_done_callback(_seen)
+            self._opening.add_done_callback(seen)
         try:
             await asyncio.wait_for(asyncio.shield(self._opening), timeout)
         except asyncio.TimeoutError:
@@ -59,6 +61,9 @@ class LoopEars:
         except (OSError, hiredis.HiredisError, asyncio.TimeoutError) as error:
             reader.close()
             raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from error
+        except BaseException:
+            reader.close()
+            raise
         if isinstance(answer, hiredis.ReplyError):
             reader.close()
             raise unheard(str(answer), node, self._target.user)
@@ -68,6 +73,8 @@ class LoopEars:
     def close(self) -> None:
         """Hang up."""
         self.closed = True
+        if self._opening is not None:
+            self._opening.cancel()
         if self._reader is not None:
             self._reader.close()
 
@@ -83,6 +90,7 @@ class _Reader(asyncio.Protocol):
         self._wake_at = self._idle_since = 0.0
         self._opened = False
         self._greetings = 0
+        self._roused = False
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
@@ -132,16 +140,18 @@ class _Reader(asyncio.Protocol):
             self.subscribed.set_result(answer)
 
     def _rouse(self) -> None:
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented, raises nothing
-            self._look()
-        else:
-            self._loop.call_soon_threadsafe(self._look)
+        """Look at the end of this turn of the loop; called from any thread."""
+        if not self._roused:
+            self._roused = True
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                self._loop.call_soon_threadsafe(self._look)
 
     def _listener_is_due(self) -> bool:
         return now() >= self._wake_at
 
     def _look(self) -> None:
         """Do what is due, and come again when the next thing is."""
+        self._roused = False
         if not self._opened:
             return
         at = now()
@@ -161,9 +171,3 @@ class _Reader(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, self._wake_at - at), self._look)
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Take note of a failure that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()

@@ -87,7 +87,7 @@ class Multiplexer(asyncio.Protocol):
             return
         if self._opening is None or self._opening.done():
             self._opening = self.loop.create_task(self._connect())
-            self._opening.add_done_callback(_seen)
+            self._opening.add_done_callback(seen)
         try:
             await asyncio.wait_for(asyncio.shield(self._opening), timeout)
         except asyncio.TimeoutError:
@@ -282,7 +282,7 @@ class Multiplexer(asyncio.Protocol):
         self._look(min(waiting, default=at + self._timeout))
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def seen(task: asyncio.Task[None]) -> None:
     """Take note of a failed connect that nobody waits for any more."""
     if not task.cancelled():
         task.exception()

@@ -89,10 +89,14 @@ def denial(
     )
 
 
-def unheard(text: str, node: str, user: str) -> ConfigurationError:
-    """Say why the server does not let us listen."""
-    rules = f"run ACL SETUSER {user} +subscribe +publish +ping &holdfast:*"
-    advice = rules if is_denial(text) else 'give the client wait="poll" to be told no more'
+def unheard(text: str, node: str, user: str) -> HoldfastError:
+    """Say why the server does not let us listen: for good, or just now."""
+    if is_denial(text):
+        advice = f"run ACL SETUSER {user} +subscribe +publish +ping &holdfast:*"
+    elif "unknown command" in text:
+        advice = 'connect to the server itself, or give the client wait="poll"'
+    else:
+        return refusal(text, node)
     return ConfigurationError(f"{node} does not let us listen for our turn: {advice} ({text})")
 
 
