@@ -69,7 +69,7 @@ async def test_a_given_key_is_used_as_it_is_and_its_counter_stays_in_its_slot(
 ) -> None:
     for key, fence in (
         ("shared", b"holdfast:key:{shared}:fence"),
-        ("{user:7}:lock", b"holdfast:key:{user:7}:lock:fence"),
+        ("{user:7}:lock", b"holdfast:tag:{user:7}:lock:fence"),
     ):
         async with client.lock("job", key=key) as lease:
             assert server.command("GET", key).decode() == lease.token

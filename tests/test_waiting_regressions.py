@@ -1,0 +1,270 @@
+"""Waits that once went wrong, each by the name of what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.core import acquire as acquiring
+from holdfast.core import line as core_line
+from holdfast.scripts import ACQUIRE, RELEASE
+from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited
+from kit.processes import Process
+from kit.servers import ReplyError
+from kit.waiting import eventually
+from test_redis_lock import User, queued
+from test_waiting_faults import _came, calls
+
+if TYPE_CHECKING:
+    from kit.faces import Face
+    from kit.proxy import Proxy
+    from kit.servers import Server
+
+BURST = {
+    "threads": """
+        import threading
+        for _ in range(8):
+            threading.Thread(target=client.lock("a").acquire, daemon=True).start()
+        time.sleep(60)
+    """,
+    "asyncio": """
+        import asyncio
+        async def main():
+            async with holdfast.AsyncClient(URL) as client:
+                await asyncio.gather(*(client.lock("a").acquire() for _ in range(8)))
+        asyncio.run(main())
+    """,
+}
+"""Eight who begin to wait at once, in a process that has never waited before."""
+
+
+# Exclusion
+
+
+async def test_an_owner_may_be_named_like_a_flag_of_the_protocol(
+    face: Face, server: Server
+) -> None:
+    one, two, stranger = (face.connect(server.url) for _ in range(3))
+    first = await one.lock("a", owner="get lost").acquire()
+    second = await two.lock("a", owner="get lost").acquire()
+    await first.release()
+    assert second.held
+    assert await stranger.lock("a").try_acquire() is None
+    await second.release()
+    assert_clean(server)
+
+
+@pytest.mark.parametrize(("wanted", "freed"), [("acct", "{acct}"), ("{acct}", "acct")])
+async def test_keys_that_differ_only_in_braces_have_lines_of_their_own(
+    wanted: str, freed: str, face: Face, server: Server
+) -> None:
+    one, two, three = (face.connect(server.url) for _ in range(3))
+    first = await one.lock("x", key=wanted).acquire()
+    second = await two.lock("y", key=freed).acquire()
+    waiting = face.start(three.lock("x", key=wanted).acquire())
+
+    async def stands() -> bool:
+        return len(server.command("KEYS", "*:queue")) == 1
+
+    await face.eventually(stands)
+    await second.release()
+    assert server.command("EXISTS", freed) == 0, "it was handed to who waits for another"
+    assert await stands()
+    assert first.held
+    await first.release()
+    handed = await waiting.result()
+    assert server.command("GET", wanted).decode() == handed.token
+    await handed.release()
+
+
+async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    holder, far, near, stranger = (
+        face.connect(url) for url in (server.url, proxy.url, server.url, server.url)
+    )
+    lease = await holder.lock("a").acquire()
+    gives_up, joins, waits = await joined(
+        face,
+        server,
+        far.lock("a", owner="us").acquire(timeout=1),
+        near.lock("a", owner="us").acquire(),
+        stranger.lock("a").acquire(),
+    )
+    push = proxy.hold_message()
+    await lease.release()
+    shared = await joins.result()
+    with pytest.raises(holdfast.AcquireTimeout):
+        await gives_up.result()
+    handed_back = proxy.hold_reply(matching=calls(RELEASE))
+    push.release()
+    await _came(face, handed_back)
+    handed_back.release()
+    assert server.command("GET", KEY).endswith(b"&us"), "a stranger got it meanwhile"
+    assert server.command("ZCARD", QUEUE) == 1
+    shared.check()
+    await shared.release()
+    await (await waits.result()).release()
+    assert_clean(server)
+
+
+async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_late(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    holder, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    lease = await holder.lock("a").acquire()
+    (waiting,) = await joined(face, server, far.lock("a").acquire())
+    late = proxy.hold_request(matching=calls(ACQUIRE))
+    far._session.line().rally()
+    await _came(face, late)
+    await lease.release()
+    await (await waiting.result()).release()
+    late.release()
+    assert server.command("EXISTS", KEY) == 0, "it is held by nobody's hand"
+    assert_clean(server)
+
+
+# Nobody waits longer than they must
+
+
+async def test_a_redis_lock_released_by_its_token_elsewhere_goes_to_who_waits_here(
+    face: Face, server: Server
+) -> None:
+    here, elsewhere = User(face, server.url), User(face, server.url)
+    mine = here.lock(timeout=20)
+    assert await mine.acquire()
+    order = list[object]()
+
+    async def wait() -> None:
+        lock = here.lock(timeout=20)
+        assert await lock.acquire()
+        order.append("waiter")
+        await lock.release()
+
+    waiting = face.start(wait())
+    await face.eventually(queued(server, 1))
+    theirs = elsewhere.lock(timeout=20)
+    theirs.local.token = mine.local.token
+    await theirs.release()
+    await waiting.result(3)
+    assert order == ["waiter"]
+
+
+async def test_a_server_that_is_busy_for_once_is_listened_to_afterwards(
+    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquiring, "DEAF_FOR", 0.1)
+    events: list[holdfast.Event] = []
+    holder = face.connect(own_server.url)
+    client = face.connect(own_server.url, on_event=events.append)
+    lease = await holder.lock("a").acquire()
+    own_server.command("CONFIG", "SET", "lua-time-limit", 20)
+
+    def be_busy() -> None:
+        with contextlib.suppress(ReplyError):  # that it was killed
+            own_server.command("EVAL", "while true do end", 0)
+
+    def is_busy() -> bool:
+        try:
+            own_server.command("PING")
+        except ReplyError:
+            return True
+        return False
+
+    script = threading.Thread(target=be_busy)
+    script.start()
+    eventually(is_busy, what="the server is busy")
+    with pytest.raises(holdfast.NodeUnavailable, match="busy"):
+        await client.lock("a").acquire()
+    own_server.command("SCRIPT", "KILL")
+    script.join()
+    order = list[object]()
+    (waiting,) = await joined(face, own_server, waited(client.lock("a"), order, "waiter"))
+    assert events == [], "it polls for ever"
+    await lease.release()
+    await waiting.result()
+
+
+async def test_clean_releases_of_an_owner_leave_no_lock_delay(face: Face, server: Server) -> None:
+    one, two, other = (face.connect(server.url) for _ in range(3))
+    first = await one.lock("a", owner="us", lock_delay=5).acquire()
+    second = await two.lock("a", owner="us", lock_delay=5).acquire()
+    await first.release()
+    await second.release()
+    lease = await other.lock("a", lock_delay=5).try_acquire()
+    assert lease is not None
+    await lease.release()
+    assert_clean(server)
+
+
+async def test_a_burst_of_first_waits_that_dies_is_passed_over_at_once(
+    face: Face, server: Server
+) -> None:
+    holder, other = face.connect(server.url), face.connect(server.url)
+    lease = await holder.lock("a").acquire()
+    with Process(server, BURST[face.name].replace("URL", repr(server.url))):
+        await in_line(face, server, 8)
+        order = list[object]()
+        (waiting,) = await joined(face, server, waited(other.lock("a"), order, "alive"), already=8)
+    await lease.release()
+    await waiting.result(1.5)
+    assert order == ["alive"]
+
+
+async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(client: Any) -> None:
+    async with client.lock("a"):
+        with pytest.raises(holdfast.WouldDeadlock):
+            await client.lock("a", owner="us").acquire(timeout=5)
+
+
+# Nothing is left behind
+
+
+def test_a_grant_heard_amid_queueing_leaves_nobody_in_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a loop nothing can be heard in between.
+    monkeypatch.setattr(core_line, "PING_EVERY", 0.1)
+    with holdfast.Client(server.url) as holder, holdfast.Client(server.url) as client:
+        lease = holder.lock("a", ttl=0.5).acquire()  # so that somebody looks again soon
+        hand_in, overtaken = core_line.Line.hand_in, list[str]()
+
+        def overtake(line: core_line.Line, what: str, waiter: Any, *rest: float) -> None:
+            if what == "queued" and not overtaken:
+                overtaken.append(what)
+                lease.release()
+                eventually(lambda: waiter.grant, what="the grant is heard")
+            hand_in(line, what, waiter, *rest)
+
+        monkeypatch.setattr(core_line.Line, "hand_in", overtake)
+        client.lock("a", ttl=0.5).acquire().release()
+        assert overtaken
+        line = client._session.line()
+        eventually(lambda: line.idle and not line._waiting, what="nobody waits any more")
+
+
+async def test_a_release_made_good_in_the_background_leaves_no_token_known(
+    face: Face, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_line, "PING_EVERY", 0.1)
+    holder, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    lease = await holder.lock("a").acquire()
+    order = list[object]()
+    (waiting,) = await joined(face, server, waited(far.lock("a"), order, "far"))
+    await lease.release()
+    await waiting.result()
+    lease = await far.lock("a", ttl=1).acquire()
+    proxy.blackhole()
+    with pytest.raises(holdfast.OutcomeUnknown):
+        await lease.release()
+    proxy.heal()
+    line = far._session.line()
+
+    async def forgotten() -> bool:
+        return bool(line.idle)
+
+    await face.eventually(forgotten)
