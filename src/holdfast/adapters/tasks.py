@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from asyncio import get_running_loop
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.adapters.identity import new_mint
@@ -132,7 +133,10 @@ class TasksPort:
 
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
-        return self._here().mint.draw(actor.get_name(), suffix)
+        here = self._last  # `_here`, written out, as in `call`: the most travelled road
+        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+            here = self._here()
+        return here.mint.draw(actor.get_name(), suffix)
 
     def line(self, make: Callable[[str], L]) -> L:
         """One for all tasks of the loop."""
@@ -149,7 +153,10 @@ class TasksPort:
         timeout: float,
     ) -> Awaitable[Reply]:
         """Run a script over this loop's connection."""
-        return self._here().wire.call(script, keys, args, timeout)
+        here = self._last
+        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+            here = self._here()
+        return here.wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""

@@ -119,7 +119,8 @@ class Session:
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""
-        self.begin_in_this_process()
+        if self.process != self.port.process():
+            self._begin()
         hold = self.held.get(spec.keys[0])
         if hold is None or hold.actor is not self.port.actor():
             return None

@@ -15,7 +15,7 @@ import pkgutil
 import re
 from typing import NamedTuple
 
-_INCLUDE = re.compile(rb"^--:include (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(rb"^ *--:include (\w+)$", re.MULTILINE)
 
 
 class Script(NamedTuple):

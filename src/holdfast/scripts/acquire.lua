@@ -19,17 +19,17 @@ if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
---:include _fence
-
 local there = call('EXISTS', lock, queue, KEYS[4], KEYS[5])
 if there == 0 and settings == '' then
-  local fence = new_fence()
+  local fence
+  --:include _fence
   call('SET', lock, token, 'PX', ttl)
   return fence .. serial
 end
 
 local quiet = false
 --:include _settings
+--:include _new_fence
 --:include _hand_over
 --:include _owner
 

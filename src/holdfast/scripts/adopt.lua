@@ -15,7 +15,7 @@ if not ttl or ttl < 1 then
 end
 
 --:include _settings
---:include _fence
+--:include _new_fence
 --:include _tombstone
 
 local holder = call('GET', KEYS[1])

@@ -28,7 +28,7 @@ end
 local quiet = tombstone ~= '0'
 local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
---:include _fence
+--:include _new_fence
 --:include _hand_over
 --:include _owner
 --:include _tombstone

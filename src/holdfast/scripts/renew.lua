@@ -17,7 +17,7 @@ end
 
 --:include _settings
 --:include _owner
---:include _fence
+--:include _new_fence
 
 local holder = call('GET', KEYS[1])
 if not holder or not has_hold(holder, token) then
