@@ -32,8 +32,8 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     """The two requests of one acquire and release, packed."""
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     keys = _keys(name)
-    yield pack(("EVALSHA", ACQUIRE.sha, 5, *keys, token, "30000", "", "", b"001"))
-    yield pack(("EVALSHA", RELEASE.sha, 5, *keys, token, "30000", "0", "", b"001"))
+    yield pack(("EVALSHA", ACQUIRE.sha, 5, *keys, token, "30000", b"001"))
+    yield pack(("EVALSHA", RELEASE.sha, 5, *keys, token, "30000", b"001"))
 
 
 @functools.cache

@@ -71,10 +71,11 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         NodeUnavailable: the server does not answer; nothing is held.
         ConfigurationError: the server will never grant it.
     """
-    mine = session.mine(spec)
-    if mine is not None and (spec.reentrant or timeout != 0):
-        return _reenter(mine, spec, grip)
     port = session.port
+    if spec.keys[0] in session.held or session.process != port.process():
+        mine = session.mine(spec)
+        if mine is not None and (spec.reentrant or timeout != 0):
+            return _reenter(mine, spec, grip)
     actor = port.actor()
     queues = timeout != 0 and not session.polls
     token = port.draw_token(actor, spec.suffix)
@@ -84,7 +85,9 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
     asked_at = port.now()
     try:
         try:
-            args = token, spec.ttl_ms, place, spec.settings
+            args: tuple[str, ...] = token, spec.ttl_ms
+            if place or spec.settings:
+                args = token, spec.ttl_ms, place, spec.settings
             reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error

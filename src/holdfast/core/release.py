@@ -71,7 +71,7 @@ async def release(session: Session, grip: Grip) -> None:
         if hold in session.renewer.under_way:
             await session.renewer.let_go(hold, session.port)
         spec = hold.spec
-        args = hold.token, spec.ttl_ms, TOMBSTONE_MS if hold.tainted else "0", spec.settings
+        args = _arguments(hold) if hold.tainted or spec.settings else (hold.token, spec.ttl_ms)
         asked_at = session.port.now()
         for left in reversed(range(TRIES)):
             try:
@@ -91,6 +91,11 @@ async def release(session: Session, grip: Grip) -> None:
         session.rally(hold.spec)
         await session.port.shielded(_finish(session, hold, grip))
         raise
+
+
+def _arguments(hold: Hold) -> tuple[str, ...]:
+    tombstone = TOMBSTONE_MS if hold.tainted else "0"
+    return hold.token, hold.spec.ttl_ms, tombstone, hold.spec.settings
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:

@@ -16,6 +16,7 @@ from holdfast.holder import Holder
 
 _FORMAT = "hf1"
 _PARTS = 7
+_ACTORS = 1000  # names that are kept encoded
 _CLEAR = " -_.!~*'()[]@/+=,<>#"
 
 
@@ -32,12 +33,16 @@ class Mint:
         self._head = f"{_FORMAT}:{client}:"
         self._middle = f":{encode(host)}:{pid}:"
         self._number = count(1)
+        self._actors: dict[str, str] = {}
 
     def draw(self, actor: str, suffix: str) -> str:
         """Draw a token; `suffix`, label and owner, has been encoded once a lock."""
-        if ":" in actor or "%" in actor or not actor.isascii():
-            actor = encode(actor)
-        return f"{self._head}{next(self._number):x}{self._middle}{actor}:{suffix}"
+        who = self._actors.get(actor)
+        if who is None:
+            if len(self._actors) >= _ACTORS:
+                self._actors.clear()
+            who = self._actors[actor] = encode(actor)
+        return f"{self._head}{next(self._number):x}{self._middle}{who}:{suffix}"
 
 
 def is_ours(token: bytes) -> bool:

@@ -3,6 +3,7 @@
 -- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
 -- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket; with
 --       a '!' before it (see hand_over)  4 settings  5 serial of the request
+--       3 and 4 may be left out together if both are ''
 --
 -- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
 --          0 .. serial      the token was given up before this request arrived
@@ -14,7 +15,11 @@
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
-local token, ttl, place, settings, serial = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local token, ttl, serial = ARGV[1], tonumber(ARGV[2]), ARGV[#ARGV]
+local place, settings = '', ''
+if #ARGV > 3 then
+  place, settings = ARGV[3], ARGV[4]
+end
 if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
@@ -23,7 +28,7 @@ local there = call('EXISTS', lock, queue, KEYS[4], KEYS[5])
 if there == 0 and settings == '' then
   local fence
   --:include _fence
-  call('SET', lock, token, 'PX', ttl)
+  call('SET', lock, token, 'PX', ARGV[2])
   return fence .. serial
 end
 

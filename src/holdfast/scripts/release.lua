@@ -5,6 +5,7 @@
 -- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
 --       the end of a lost lease, and the lock delay stays; with ' quiet', the answer is not to carry
 --       a grant  4 settings  5 serial of the request
+--       3 and 4 may be left out together if they are '0' and ''
 --
 -- Returns  1 .. serial  it was ours, and is not any more
 --          0 .. serial  it was not ours
@@ -16,13 +17,17 @@
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
-local token, ttl, tombstone, settings = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local token, ttl, serial = ARGV[1], tonumber(ARGV[2]), ARGV[#ARGV]
+local tombstone, settings = '0', ''
+if #ARGV > 3 then
+  tombstone, settings = ARGV[3], ARGV[4]
+end
 local holder = call('GET', lock)
 local plain = holder == token and settings == '' and tombstone == '0'
 local others = plain and call('EXISTS', queue, KEYS[5])
 if others == 0 then
   call('DEL', lock)
-  return '1' .. ARGV[5]
+  return '1' .. serial
 end
 
 local quiet = tombstone ~= '0'
@@ -70,6 +75,6 @@ if denied then
   return denied
 end
 if answer then
-  return {mine and 1 or 0, answer, ARGV[5]}
+  return {mine and 1 or 0, answer, serial}
 end
-return (mine and '1' or '0') .. ARGV[5]
+return (mine and '1' or '0') .. serial
