@@ -94,7 +94,8 @@ def test_one_who_jumps_the_queue_is_caught() -> None:
 
 def asks(token: str, place: str) -> bytes:
     keys = " ".join(f'"key {number}"' for number in range(5))
-    return f'1.5 [0 unix:a] "EVALSHA" "{ACQUIRE.sha}" "5" {keys} "{token}" "9" "{place}"'.encode()
+    arguments = f'{keys} "{token}" "9" "{place}" "" "1"'
+    return f'1.5 [0 unix:a] "EVALSHA" "{ACQUIRE.sha}" "5" {arguments}'.encode()
 
 
 def calls(*words: str) -> bytes:

@@ -199,8 +199,8 @@ class Ledger:
         self.commands[command.split(b'"', 2)[1].decode().lower()] += 1
         if command.startswith(_ACQUIRING):
             _, _, keys, *rest = _words(command)
-            token, _, place = rest[int(keys) :][:3]
-            if place:
+            token, _, *waiting = rest[int(keys) :]
+            if len(waiting) > 1 and waiting[0]:  # a place, settings and the serial; or that alone
                 self.arrivals.setdefault(token)
                 self.askings[token] += 1
 
