@@ -10,7 +10,7 @@ from holdfast.core.spec import check_ttl
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Grip
+    from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
 
 
@@ -27,13 +27,22 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
     """
     hold = check(session, grip)
     check_ttl(ttl, lock=hold.spec.name)
-    port = session.port
-    asked_at = port.now()
+    asked_at = session.port.now()
     hold.longest_ttl = max(hold.longest_ttl, ttl)
-    request = hold.renewal(ttl)
+    await keep(session, grip, hold, ttl)
+    hold.prolong(asked_at, ttl, session.port.now(), exactly=True)
+    session.renewer.watch(hold, hold.next_due())
+
+
+async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> None:
+    """Have the server keep it for `ttl` more; returns only while it may be believed in.
+
+    Raises:
+        LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`.
+    """
     for left in reversed(range(TRIES)):
         try:
-            kept = await port.call(*request, hold.spec.command_timeout)
+            kept = await session.port.call(*hold.renewal(ttl), hold.spec.command_timeout)
             break
         except (OutcomeUnknown, NodeUnavailable):
             check(session, grip)
@@ -43,5 +52,3 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
     if not kept:
         hold.lose("taken")
         raise hold.loss()
-    hold.prolong(asked_at, ttl, port.now(), exactly=True)
-    session.renewer.watch(hold, hold.next_due())

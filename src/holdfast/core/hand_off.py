@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.acquire import TRIES, take_back
+from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.release import check
 from holdfast.core.spec import TOMBSTONE_MS, describe
@@ -58,18 +59,7 @@ async def export(session: Session, grip: Grip) -> str:
             f"{spec.name!r} is held at several levels: release the inner ones, then export",
             lock=spec.name,
         )
-    for left in reversed(range(TRIES)):
-        try:
-            kept = await session.port.call(*hold.renewal(spec.ttl), spec.command_timeout)
-            break
-        except (OutcomeUnknown, NodeUnavailable):
-            check(session, grip)
-            if not left:
-                raise
-    check(session, grip)
-    if not kept:
-        hold.lose("taken")
-        raise hold.loss()
+    await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
     if hold.waiter is not None:
