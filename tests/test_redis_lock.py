@@ -25,7 +25,7 @@ import valkey.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
-from holdfast.faces import redis_lock
+from holdfast.faces import redis_home
 from kit.faces import Tasks
 from kit.servers import commands_processed
 from kit.waiting import eventually
@@ -812,7 +812,7 @@ def test_what_holdfast_keeps_for_an_asyncio_client_ends_with_its_loop(proxy: Pro
 
     for _ in range(2):
         asyncio.run(story())
-    assert len(redis_lock._homes_by_loop[client.connection_pool]) == 1  # that of the last loop
+    assert len(redis_home.homes_by_loop[client.connection_pool]) == 1  # that of the last loop
     assert proxy.connections > 2
     eventually(lambda: all(link.ended for link in proxy._links), what="the end of connections")
 
