@@ -32,13 +32,13 @@ def cycle(name: str, number: int) -> Iterator[bytes]:
     """The two requests of one acquire and release, packed."""
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     keys = _keys(name)
-    yield pack(("EVALSHA", ACQUIRE.sha, 5, *keys, token, "30000", b"001"))
-    yield pack(("EVALSHA", RELEASE.sha, 5, *keys, token, "30000", b"001"))
+    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", b"001"))
+    yield pack(("EVALSHA", RELEASE.sha, 3, *keys, token, "30000", b"001"))
 
 
 @functools.cache
 def _keys(name: str) -> tuple[bytes, ...]:
-    return keys_of(b"holdfast:{floor %b}" % name.encode())[:5]
+    return keys_of(b"holdfast:{floor %b}" % name.encode())[:3]
 
 
 class BareSocket:

@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
+from kit.contention import tombstones
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ async def test_s16_a_request_executed_after_it_was_given_up_takes_nothing(
     late = proxy.hold_request(1)
     with pytest.raises(holdfast.NodeUnavailable):
         await far.lock("a", ttl=60).acquire(timeout=0)
-    eventually(lambda: server.command("ZCARD", f"{KEY}:gone") == 1, what="its tombstone")
+    eventually(lambda: tombstones(server) == 1, what="its tombstone")
     late.release()
     assert server.command("EXISTS", KEY) == 0
 

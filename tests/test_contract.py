@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from kit.contention import waiters
 from kit.servers import commands_processed
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Se
 
     async def let_go() -> None:
         async def asked() -> bool:
-            return bool(server.command("ZCARD", "holdfast:{a}:queue"))
+            return bool(waiters(server))
 
         await face.eventually(asked)
         order.append("holder lets go")

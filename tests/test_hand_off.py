@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from kit.contention import waiters
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ async def test_an_exported_lease_is_carried_on_with_its_fence_and_settings(
     assert 15 < taken.remaining() < 20
     holder = await taker.lock("a").holder()
     assert (holder.token, holder.label) == (taken.token, "import")
-    assert server.command("PTTL", f"{KEY}:delay") > 20_000
+    assert server.command("PTTL", KEY) > 20_000
     await taken.extend(30)
     await taken.release()
-    assert server.command("EXISTS", KEY, f"{KEY}:delay") == 0
+    assert server.command("EXISTS", KEY) == 0
 
 
 async def test_the_exporter_has_let_go_without_releasing(face: Face, server: Server) -> None:
@@ -117,7 +118,7 @@ async def test_a_waiter_gets_the_lock_when_the_adopter_releases(face: Face, serv
 
     async def pass_on() -> None:
         async def queued() -> bool:
-            return bool(server.command("ZCARD", f"{KEY}:queue"))
+            return bool(waiters(server))
 
         await face.eventually(queued)
         taken = await taker.adopt(await given.export())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.scripts import ACQUIRE
+from kit.contention import waiters
 from kit.history import (
     COUNTER,
     KEY,
@@ -195,4 +196,5 @@ def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
     check_fences(holds)
     check_updates(holds, left=int(server.command("GET", COUNTER)))
     assert not ledger.idle
-    assert server.command("EXISTS", KEY, f"{KEY}:queue") == 0
+    assert not server.command("EXISTS", KEY)
+    assert not waiters(server)

@@ -26,6 +26,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
 from holdfast.faces import redis_home
+from kit.contention import waiters
 from kit.faces import Tasks
 from kit.servers import commands_processed
 from kit.waiting import eventually
@@ -114,7 +115,7 @@ def afar(face: Face, proxy: Proxy) -> User:
 
 def queued(server: Server, count: int) -> Callable[[], Any]:
     async def check() -> bool:
-        return bool(server.command("ZCARD", QUEUE) == count)
+        return waiters(server, QUEUE) == count
 
     return check
 
@@ -253,7 +254,7 @@ async def test_blocking_ends_by_the_blocking_timeout_and_hardly_sooner(
     began_at = time.monotonic()
     assert not await user.lock(sleep=sleep, blocking_timeout=0.4).acquire()
     assert 0.3 < time.monotonic() - began_at < 0.5
-    assert server.command("EXISTS", QUEUE) == 0
+    assert waiters(server, QUEUE) == 0
     await holder.release()
 
 
@@ -473,7 +474,8 @@ async def test_each_waits_for_the_other(
     await face.eventually(has_asked)
     await ours.release()
     await waiting.result()
-    assert server.command("EXISTS", "foo", QUEUE) == 0
+    assert not server.command("EXISTS", "foo")
+    assert not waiters(server, QUEUE)
 
 
 async def test_it_releases_what_a_plain_lock_took_by_its_token(
@@ -530,7 +532,8 @@ async def test_waiters_are_served_in_the_order_in_which_they_came(
     for one in waiting:
         await one.result()
     assert served == [0, 1, 2, 3, 4]
-    assert server.command("EXISTS", "foo", QUEUE) == 0
+    assert not server.command("EXISTS", "foo")
+    assert not waiters(server, QUEUE)
 
 
 async def test_waiting_asks_nothing_and_is_woken_by_one_push(
@@ -663,7 +666,8 @@ async def test_a_request_that_comes_too_late_does_not_take_the_lock_again(
         assert await lock.acquire(token=token)
         await lock.release()
         late.release()
-        assert server.command("EXISTS", "foo", QUEUE) == 0
+        assert not server.command("EXISTS", "foo")
+        assert not waiters(server, QUEUE)
 
 
 async def test_a_server_out_of_reach_is_an_error_of_redis_pys(
@@ -741,7 +745,7 @@ def test_a_cancelled_wait_leaves_the_line(server: Server) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert server.command("EXISTS", QUEUE) == 0
+            assert waiters(server, QUEUE) == 0
             assert lock.local.token is None
         await client.aclose()
 

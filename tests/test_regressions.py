@@ -18,6 +18,7 @@ import redis.credentials
 import holdfast
 from holdfast.core import release as releasing
 from holdfast.wire.clock import now
+from kit.contention import tombstones
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ async def test_a_late_request_of_a_lease_that_was_taken_finds_a_tombstone(
     server.command("DEL", KEY)
     with pytest.raises(holdfast.LeaseLost):
         await lease.extend(60)
-    eventually(lambda: server.command("ZCARD", f"{KEY}:gone") == 1, what="its tombstone")
+    eventually(lambda: tombstones(server) == 1, what="its tombstone")
     late.release()
     assert server.command("EXISTS", KEY) == 0
 

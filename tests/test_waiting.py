@@ -20,7 +20,7 @@ import pytest
 
 import holdfast
 from holdfast.wire.clock import now
-from kit.contention import KEY, QUEUE, assert_clean, joined, waited
+from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
 from kit.processes import Process
 from kit.servers import commands_processed
 from kit.waiting import eventually
@@ -82,12 +82,12 @@ async def test_try_acquire_neither_barges_past_waiters_nor_queues(
     (waiting,) = await joined(face, server, wait())
     assert await other.lock("a").try_acquire() is None
     assert await holder.lock("a").try_acquire() is None
-    assert server.command("ZCARD", QUEUE) == 1
+    assert waiters(server) == 1
     server.command("DEL", KEY)  # free, and somebody waits who does not know it yet
     assert await other.lock("a").try_acquire() is None, "it went past those who wait"
     await waiting.result()
     assert server.command("GET", KEY).decode() == granted[0].token
-    assert server.command("EXISTS", QUEUE) == 0
+    assert waiters(server) == 0
     await granted[0].release()
     with pytest.raises(holdfast.LeaseLost):
         await lease.release()
@@ -152,7 +152,7 @@ async def test_a_timeout_is_honoured_and_the_waiter_leaves_the_line_at_once(
         with pytest.raises(holdfast.AcquireTimeout) as caught:
             await waiter.lock("a").acquire(timeout=0.3)
         assert 0.3 <= now() - began < 1.5
-        assert server.command("EXISTS", QUEUE) == 0
+        assert waiters(server) == 0
         assert caught.value.holder is not None
         assert caught.value.holder.label == "me"
     await lease.release()
@@ -172,7 +172,7 @@ async def test_one_who_gave_up_is_not_missed_by_those_behind(face: Face, server:
     )
     with pytest.raises(holdfast.AcquireTimeout):
         await second.result()
-    assert server.command("ZCARD", QUEUE) == 2
+    assert waiters(server) == 2
     await lease.release()
     await first.result()
     await third.result()
@@ -223,7 +223,8 @@ async def test_the_line_expires_by_itself_and_is_gone_when_it_is_empty(
     await lease.release()
     for each in waiting:
         await each.result()
-    assert server.command("EXISTS", QUEUE, KEY) == 0
+    assert not server.command("EXISTS", KEY)
+    assert not waiters(server)
 
 
 # The lease that was handed over
@@ -384,7 +385,7 @@ async def test_a_client_that_polls_never_subscribes_and_gets_the_lock(
         return bool(commands_processed(server).get("evalsha", 0) > 3)
 
     await face.eventually(asked)
-    assert server.command("EXISTS", QUEUE) == 0
+    assert waiters(server) == 0
     await lease.release()
     await waiting.result()
     assert "subscribe" not in commands_processed(server)
@@ -537,11 +538,10 @@ async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(face: Face, serve
         lock = near.lock("a", ttl=5, lock_delay=0.8)
         (waiting,) = await joined(face, server, far.lock("a", ttl=5, lock_delay=0.8).acquire())
         process.kill()
-    eventually(lambda: server.command("EXISTS", KEY) == 0, what="the dead one's lock expires")
+    await face.eventually(_free(lock))
     gone_at = now()
     assert await lock.try_acquire() is None
     assert await lock.holder() is None
-    assert not await lock.locked()
     with pytest.raises(holdfast.AcquireTimeout):
         await lock.acquire(timeout=0.1)
     handed = await waiting.result()
@@ -551,6 +551,13 @@ async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(face: Face, serve
     again = await lock.try_acquire()
     assert again is not None, "a release needs no delay"
     await again.release()
+
+
+def _free(lock: Any) -> Callable[[], Any]:
+    async def check() -> bool:
+        return not await lock.locked()
+
+    return check
 
 
 async def test_a_lease_that_ran_out_is_followed_by_the_delay_too(
@@ -803,7 +810,7 @@ async def test_who_holds_it_and_asks_again_is_told_at_once_also_while_others_wai
     )
     with pytest.raises(holdfast.WouldDeadlock):
         await client.lock("a").acquire()
-    assert server.command("ZCARD", QUEUE) == 2
+    assert waiters(server) == 2
     await lease.release()
     for each in waiting:
         await each.result()
@@ -859,13 +866,13 @@ class Contended:
             got.append(True)
 
         def hand_over() -> None:
-            while not over.is_set() and self._server.command("ZCARD", QUEUE) == 0:
+            while not over.is_set() and waiters(self._server) == 0:
                 time.sleep(0.0005)
             self.came = self._server.command("ZRANGE", QUEUE, 0, 0)
             thread = threading.Thread(target=wait_behind)
             if third:
                 thread.start()
-                eventually(lambda: self._server.command("ZCARD", QUEUE) >= 1 + (not over.is_set()))
+                eventually(lambda: waiters(self._server) >= 1 + (not over.is_set()))
             lease.release()
             if third:
                 thread.join()
@@ -878,7 +885,7 @@ class Contended:
             thread.join()
             assert got == [True] * third, f"not passed on after {where}"
             eventually(
-                lambda: self._server.command("EXISTS", KEY, QUEUE) == 0,
+                lambda: not self._server.command("EXISTS", KEY) and not waiters(self._server),
                 what=f"nothing left after {where}",
             )
 
@@ -898,7 +905,7 @@ def test_waiting_in_line_cancelled_at_any_await_leaves_the_line_at_once(server: 
                         await client.lock("a").acquire(timeout=0.01)
 
             async def gone() -> None:
-                assert server.command("EXISTS", QUEUE) == 0
+                assert waiters(server) == 0
                 assert server.command("GET", KEY).decode() == held.token
 
             assert await _cancelled_everywhere(wait, gone) >= 8
@@ -940,12 +947,12 @@ def test_many_waiters_cancelled_at_once_leave_the_line_and_the_rest_their_order(
             tasks = []
             for number in range(10):
                 tasks.append(asyncio.create_task(waited(client.lock("a"), order, number)))
-                while server.command("ZCARD", QUEUE) <= number:  # noqa: ASYNC110 - no event says so
+                while waiters(server) <= number:  # noqa: ASYNC110 - no event says so
                     await asyncio.sleep(0.001)
             for task in tasks[::2]:
                 task.cancel()
             await asyncio.wait(tasks[::2])
-            assert server.command("ZCARD", QUEUE) == 5
+            assert waiters(server) == 5
             await held.release()
             await asyncio.wait(tasks)
             assert order == [1, 3, 5, 7, 9]
@@ -962,13 +969,13 @@ def test_a_waiter_cancelled_twice_is_forgotten_by_its_client(server: Server) -> 
         ):
             held = await holder.lock("a").acquire()
             task = asyncio.create_task(client.lock("a").acquire())
-            while not server.command("ZCARD", QUEUE):  # noqa: ASYNC110 - no event says so
+            while not waiters(server):  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
             task.cancel()
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
-            while server.command("ZCARD", QUEUE):  # noqa: ASYNC110 - no event says so
+            while waiters(server):  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
             known, end = client._session.line()._known, now() + 5
             while known and now() < end:  # noqa: ASYNC110 - no event says so
@@ -1041,7 +1048,7 @@ def test_a_signal_ends_a_threads_wait_in_line_at_once(server: Server) -> None:
         lease = holder.lock("a", ttl=60).acquire()
 
         def strike() -> None:
-            eventually(lambda: server.command("ZCARD", QUEUE) == 1)
+            eventually(lambda: waiters(server) == 1)
             os.kill(os.getpid(), signal.SIGINT)
 
         striker = threading.Thread(target=strike)
@@ -1053,7 +1060,7 @@ def test_a_signal_ends_a_threads_wait_in_line_at_once(server: Server) -> None:
         finally:
             signal.signal(signal.SIGINT, before)
         striker.join()
-        assert server.command("EXISTS", QUEUE) == 0
+        assert waiters(server) == 0
         lease.release()
         assert_clean(server)
 
@@ -1084,7 +1091,7 @@ def test_a_lease_released_on_another_loop_is_handed_over_on_its_own(server: Serv
 
     thread = threading.Thread(target=run)
     thread.start()
-    eventually(lambda: server.command("ZCARD", QUEUE) == 1)
+    eventually(lambda: waiters(server) == 1)
     asyncio.run(release())
     assert failures == []
     assert order == ["waiter"]
@@ -1106,7 +1113,7 @@ WAITER = """
 def _waiting_process(server: Server, place: int, ttl: float = 30) -> Process:
     process = Process(server, WAITER.replace("TTL", str(ttl)))
     assert process.says() == "ready"
-    eventually(lambda: server.command("ZCARD", QUEUE) == place)
+    eventually(lambda: waiters(server) == place)
     return process
 
 
@@ -1116,7 +1123,7 @@ def test_l3_a_waiting_process_that_is_killed_costs_nobody_anything(server: Serve
         with _waiting_process(server, 1) as one, _waiting_process(server, 2) as two:
             waiting = threading.Thread(target=lambda: other.lock("a").acquire().release())
             waiting.start()
-            eventually(lambda: server.command("ZCARD", QUEUE) == 3)
+            eventually(lambda: waiters(server) == 3)
             one.kill()
             two.kill()
             eventually(lambda: server.command("PUBSUB", "NUMSUB", *_channels(server)).count(1) == 1)
@@ -1141,14 +1148,14 @@ def test_l3_a_waiting_process_that_is_stopped_costs_one_window(server: Server) -
             got: list[holdfast.Lease] = []
             waiting = threading.Thread(target=lambda: got.append(other.lock("a").acquire()))
             waiting.start()
-            eventually(lambda: server.command("ZCARD", QUEUE) == 2)
+            eventually(lambda: waiters(server) == 2)
             process.stop()
             began = now()
             lease.release()
             waiting.join(20)
             assert 0.9 < now() - began < 4, "the window is 1 s; the rest is for a busy machine"
             process.go_on()
-            eventually(lambda: server.command("ZCARD", QUEUE) == 1, what="it stands in line again")
+            eventually(lambda: waiters(server) == 1, what="it stands in line again")
             got[0].check()
             got[0].release()
             assert int(process.says()) > got[0].fence
@@ -1166,7 +1173,7 @@ def test_l3_two_stopped_processes_in_a_row_cost_at_most_a_ttl_and_their_windows(
                 target=lambda: other.lock("a", ttl=1).acquire(timeout=20).release()
             )
             waiting.start()
-            eventually(lambda: server.command("ZCARD", QUEUE) == 3)
+            eventually(lambda: waiters(server) == 3)
             one.stop()
             two.stop()
             began = now()
@@ -1203,7 +1210,7 @@ def test_l1_a_killed_holder_is_followed_after_its_ttl_and_a_quarter_of_a_second(
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        eventually(lambda: server.command("ZCARD", QUEUE) == 1)
+        eventually(lambda: waiters(server) == 1)
         process.kill()
         killed_at = now()
         waiting.join(10)

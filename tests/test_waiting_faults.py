@@ -17,7 +17,7 @@ import holdfast
 from holdfast.core import line as core_line
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
-from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited
+from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
 from kit.faults import says
 from kit.processes import Process
 from kit.proxy import Proxy
@@ -469,7 +469,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
         if asking == "first":
             port.signal = signal_at_the_first_asking  # type: ignore[method-assign]
         waiting.start()
-        eventually(lambda: server.command("ZCARD", QUEUE) == 1)
+        eventually(lambda: waiters(server) == 1)
         if asking == "again":
             port.now = clock  # type: ignore[method-assign]
             token = server.command("ZRANGE", QUEUE, 0, 0)[0].decode()
@@ -551,7 +551,7 @@ async def test_s10_leaving_the_line_may_fail_at_any_point(
         proxy.swallow_reply(1, matching=calls(RELEASE), close=fault.endswith("connection"))
     with pytest.raises(holdfast.AcquireTimeout):
         await far.lock("a").acquire(timeout=0.1)
-    eventually(lambda: server.command("EXISTS", QUEUE) == 0, what="it left the line")
+    eventually(lambda: waiters(server) == 0, what="it left the line")
     assert proxy.rules_left == 0
     await lease.release()
     assert_clean(server)
@@ -566,12 +566,12 @@ async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets
     late = proxy.hold_request(1, matching=asks_for_a_place)
     with pytest.raises((holdfast.AcquireTimeout, holdfast.NodeUnavailable)):
         await far.lock("a").acquire(timeout=0.1)
-    eventually(lambda: server.command("ZCARD", f"{KEY}:gone") == 1, what="its tombstone")
-    assert server.command("EXISTS", QUEUE) == 0
+    eventually(lambda: tombstones(server) == 1, what="its tombstone")
+    assert waiters(server) == 0
     if not held:
         await lease.release()
     late.release()
-    assert server.command("EXISTS", QUEUE) == 0
+    assert waiters(server) == 0
     assert server.command("EXISTS", KEY) == held
     if held:
         await lease.release()
@@ -589,7 +589,8 @@ async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_
     handed = await waiting.result()
     await handed.release()
     late.release()
-    assert server.command("EXISTS", QUEUE, KEY) == 0
+    assert not server.command("EXISTS", KEY)
+    assert not waiters(server)
 
 
 # The server
@@ -821,16 +822,16 @@ def test_l3_a_process_that_dies_at_any_step_of_waiting_blocks_nobody(
             """,
         ) as process:
             if DIES_AT.index(step) >= 3:
-                eventually(lambda: server.command("ZCARD", QUEUE) == 1)
+                eventually(lambda: waiters(server) == 1)
             elif held is not None:
                 assert held.arrived.wait(10)
-            ahead = server.command("ZCARD", QUEUE)
+            ahead = waiters(server)
             got: list[holdfast.Lease] = []
             waiting = threading.Thread(
                 target=lambda: got.append(other.lock("a").acquire(timeout=10))
             )
             waiting.start()
-            eventually(lambda: server.command("ZCARD", QUEUE) == ahead + 1)
+            eventually(lambda: waiters(server) == ahead + 1)
             if step in {"granted", "held"}:
                 lease.release()
                 if held is not None:

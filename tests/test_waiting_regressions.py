@@ -12,7 +12,7 @@ import holdfast
 from holdfast.core import acquire as acquiring
 from holdfast.core import line as core_line
 from holdfast.scripts import ACQUIRE, RELEASE
-from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited
+from kit.contention import KEY, assert_clean, in_line, joined, waited, waiters
 from kit.processes import Process
 from kit.servers import ReplyError
 from kit.waiting import eventually
@@ -105,7 +105,7 @@ async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
     await _came(face, handed_back)
     handed_back.release()
     assert server.command("GET", KEY).endswith(b"&us"), "a stranger got it meanwhile"
-    assert server.command("ZCARD", QUEUE) == 1
+    assert waiters(server) == 1
     shared.check()
     await shared.release()
     await (await waits.result()).release()

@@ -16,11 +16,21 @@ KEY = "holdfast:{a}"
 QUEUE = f"{KEY}:queue"
 
 
+def waiters(server: Server, queue: str = QUEUE) -> int:
+    """How many stand in line."""
+    return int(server.command("ZCOUNT", queue, "-inf", "(1e16"))
+
+
+def tombstones(server: Server, queue: str = QUEUE) -> int:
+    """How many tokens must not come back."""
+    return int(server.command("ZCOUNT", queue, "1e16", "+inf"))
+
+
 async def in_line(face: Face, server: Server, count: int) -> None:
     """Wait until so many stand in line."""
 
     async def stand() -> bool:
-        return bool(server.command("ZCARD", QUEUE) == count)
+        return waiters(server) == count
 
     await face.eventually(stand)
 
@@ -48,6 +58,6 @@ async def waited(lock: Any, order: list[object], name: object, **settings: Any) 
 def assert_clean(server: Server) -> None:
     """Nothing of the lock is on the server, or will be in a moment, but counter and tombstones."""
     eventually(
-        lambda: server.command("EXISTS", KEY, QUEUE, f"{KEY}:delay") == 0,
+        lambda: not server.command("EXISTS", KEY) and not waiters(server),
         what="nothing is left of the lock",
     )

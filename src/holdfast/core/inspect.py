@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES
-from holdfast.core.token import read_holder
+from holdfast.core.spec import to_ms
+from holdfast.core.token import is_ours, read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT
 
@@ -31,4 +32,11 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
             if not left:
                 message = f"nobody can say who holds {spec.name!r}: {error}"
                 raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
-    return read_holder(*reply) if reply else None
+    if not reply:
+        return None
+    token, left_ms, fence = reply
+    if spec.lock_delay and left_ms >= 0 and is_ours(token):
+        left_ms -= int(to_ms(spec.lock_delay))  # for which the key stays, but nobody holds it
+        if left_ms <= 0:
+            return None
+    return read_holder(token, left_ms, fence)

@@ -47,7 +47,7 @@ class LockSpec:
     lock_delay: float
     label: str | None
 
-    keys: tuple[bytes, ...]  # of every script: lock, fence, queue, tombstones, delay, owner's holds
+    keys: tuple[bytes, ...]  # of every script: lock, fence, queue, and an owner's holds
     suffix: str  # the end of every token: the label, and the owner
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
@@ -126,7 +126,7 @@ def keys_of(lock_key: bytes) -> tuple[bytes, ...]:
         siblings = lock_key
     else:
         siblings = b"holdfast:tag:" + lock_key
-    names = (b":fence", b":queue", b":gone", b":delay", b":holds")
+    names = (b":fence", b":queue", b":holds")
     return (lock_key, *(siblings + name for name in names))
 
 

@@ -1,7 +1,7 @@
 -- A part of scripts that hand the lock over. Needs: call, lock, queue, token, ttl, settings' names,
 -- new_fence, quiet.
 --
--- A waiter stands in the queue as its token; with a '!' before it, it is granted also when nobody
+-- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!' before it, it is granted also when nobody
 -- seems to hear it, because the server it listens on is not this one. Messages go to the channel of
 -- the waiter's client: <kind>:<fence>:<px>:<length of the token>:<token><lock's key>, where kind is
 -- G (the lock is yours for px ms), A (ask again now) or W (ask again in px ms).
@@ -45,7 +45,7 @@ end
 -- on the way; the one who asks is not told what it hears as the answer.
 local function tell_next(index, kind, px)
   while true do
-    local waiter = call('ZRANGE', queue, index, index)[1]
+    local waiter = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', index, 1)[1]
     if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) or denied then
       return waiter
     end
@@ -57,14 +57,11 @@ local function grant(who, px)
   if order == 'forever' and who == token then
     call('SET', lock, who)
   else
-    call('SET', lock, who, 'PX', px)
-  end
-  if delay > 0 then
-    call('SET', KEYS[5], who, 'PX', px + delay)
+    call('SET', lock, who, 'PX', px + delay)
   end
   -- Those of the same owner may have it too: let them ask.
   local group = string.match(who, ':&[^:]*$')
-  for _, waiter in ipairs(group and call('ZRANGE', queue, 0, -1) or {}) do
+  for _, waiter in ipairs(group and call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE') or {}) do
     if string.sub(waiter, -#group) == group then
       tell(waiter, 'A', 0, 0)
     end
@@ -86,7 +83,7 @@ local function hand_over()
   while true do
     local waiters = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
     local waiter, ticket, second = waiters[1], waiters[2], waiters[3]
-    if not waiter then
+    if not waiter or tonumber(ticket) >= 1e16 then
       return nil
     end
     call('ZREM', queue, waiter)

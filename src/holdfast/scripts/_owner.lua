@@ -1,7 +1,7 @@
--- A part of scripts about a lock that has an owner. Needs: call, owner.
+-- A part of scripts about a lock that may have an owner. Needs: call, lock, settings' names.
 --
 -- The lock's key holds the token of the owner's first hold. Once a second one joins, all are kept in
--- KEYS[6], each with the moment it expires at, beside a mark that says for which token in the lock's
+-- KEYS[4], each with the moment it expires at, beside a mark that says for which token in the lock's
 -- key they count: a new grant makes the old ones void without touching them.
 
 local function milliseconds()
@@ -19,7 +19,7 @@ local function holds_of(holder, time)
   if not is_owners(holder) then
     return nil
   end
-  local found = call('ZRANGE', KEYS[6], '(' .. time, '+inf', 'BYSCORE', 'WITHSCORES')
+  local found = call('ZRANGE', KEYS[4], '(' .. time, '+inf', 'BYSCORE', 'WITHSCORES')
   local holds, latest = {}, 0
   for index = 1, #found, 2 do
     holds[found[index]] = tonumber(found[index + 1])
@@ -41,24 +41,23 @@ local function has_hold(holder, token)
   return holder == token
 end
 
--- Keeps the hold `token` for at least `ttl` more, and the lock with it; returns what is left then.
-local function keep_hold(holder, token, ttl)
-  local left = call('PTTL', KEYS[1])
-  call('PEXPIRE', KEYS[1], math.max(left, ttl))
+-- Keeps the hold `token` for at least `ttl` more, and the lock, which has `left`, with it.
+local function keep_hold(holder, token, left, ttl)
+  left = left - delay
+  call('PEXPIRE', lock, math.max(left, ttl) + delay)
   if is_owners(holder) then
     local time = milliseconds()
     local holds = holds_of(holder, time)
     if not holds and holder ~= token then
-      call('DEL', KEYS[6])
-      call('ZADD', KEYS[6], '+inf', '=' .. holder, time + left, holder)
+      call('DEL', KEYS[4])
+      call('ZADD', KEYS[4], '+inf', '=' .. holder, time + left, holder)
       holds = {}
     end
     if holds then
-      call('ZADD', KEYS[6], math.max(holds[token] or 0, time + ttl), token)
-      call('PEXPIRE', KEYS[6], math.max(left, ttl))
+      call('ZADD', KEYS[4], math.max(holds[token] or 0, time + ttl), token)
+      call('PEXPIRE', KEYS[4], math.max(left, ttl))
     end
   end
-  return math.max(left, ttl)
 end
 
 -- Ends the hold `token`; says whether it was the last one, and else what is left of the lock. A lock
@@ -68,11 +67,11 @@ local function end_hold(holder, token)
   if not time or not holds_of(holder, time) then
     return true
   end
-  call('ZREM', KEYS[6], token)
+  call('ZREM', KEYS[4], token)
   local _, latest = holds_of(holder, time)
   if latest > time then
-    call('PEXPIRE', KEYS[1], latest - time)
-    return false, latest - time
+    call('PEXPIRE', lock, latest - time + delay)
+    return false, latest - time + delay
   end
   return true
 end

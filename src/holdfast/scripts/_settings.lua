@@ -1,11 +1,17 @@
 -- A part of most scripts: the settings of a lock that few locks have. Needs: settings.
 --
--- '' or '<lock delay, ms> <order> <owner>'. The order is 'fair' (first come, first served), 'barge'
--- (whoever asks while it is free), or 'forever' (fair, and held without expiry). The owner is '' or
--- what the tokens of its holds end with.
+-- '' or '<lock delay, ms> <order> <owner>'. With a delay the lock's key stays that much longer than
+-- its holder may count on: nobody gets it meanwhile, and the holder does not get it back. The order
+-- is 'fair' (first come, first served), 'barge' (whoever asks while it is free), or 'forever' (fair,
+-- and held without expiry). The owner is '' or what the tokens of its holds end with.
 
 local delay, order, owner = 0, 'fair', ''
 if settings ~= '' then
   delay, order, owner = string.match(settings, '^(%d+) (%a+) ?(.*)$')
   delay = tonumber(delay)
+end
+
+-- Whether the holder's time is up, and what `left` is of the lock is the delay.
+local function is_over(left)
+  return left >= 0 and left <= delay and delay > 0
 end

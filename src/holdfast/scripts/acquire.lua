@@ -1,6 +1,6 @@
 -- acquire: take the lock if it is free, and number the taking; stand in line if it is not.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
+-- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
 -- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket; with
 --       a '!' before it (see hand_over)  4 settings  5 serial of the request
 --       3 and 4 may be left out together if both are ''
@@ -24,8 +24,7 @@ if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
-local there = call('EXISTS', lock, queue, KEYS[4], KEYS[5])
-if there == 0 and settings == '' then
+if settings == '' and call('EXISTS', lock, queue) == 0 then
   local fence
   --:include _fence
   call('SET', lock, token, 'PX', ARGV[2])
@@ -38,31 +37,31 @@ local quiet = false
 --:include _hand_over
 --:include _owner
 
--- A member's score, if it is one: ZSCORE, with the rights that a lock needs anyway.
-local function score(key, member)
-  return call('ZADD', key, 'XX', 'INCR', 0, member)
+-- The score of a member of the queue, if it is one: ZSCORE, with the rights that a lock needs anyway.
+local function score(member)
+  return call('ZADD', queue, 'XX', 'INCR', 0, member)
 end
 
--- What is there besides the lock and the queue may be the tombstone of this token.
 local holder, left = call('GET', lock), call('PTTL', lock)
-local last = call('ZRANGE', queue, 0, 0, 'REV', 'WITHSCORES')[2]
-if there > (holder and 1 or 0) + (last and 1 or 0) and score(KEYS[4], token) then
-  return '0' .. serial
+local last = tonumber(call('ZRANGE', queue, 0, 0, 'REV', 'WITHSCORES')[2])
+if last and last >= 1e16 then
+  if score('+' .. token) then
+    return '0' .. serial
+  end
+  local line = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
+  last = tonumber(line[2])
 end
 
 local function leave_line()
   call('ZREM', queue, token, '!' .. token)
 end
 
-if holder and (has_hold(holder, token) or is_owners(holder)) then
+if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
   -- A retry, or one more hold. The expiry is written even when unchanged, and never shortened.
   if order == 'forever' then
     call('SET', lock, holder)
   elseif left >= 0 then
-    left = keep_hold(holder, token, ttl)
-  end
-  if delay > 0 then
-    call('SET', KEYS[5], holder, 'PX', left + delay)
+    keep_hold(holder, token, left, ttl)
   end
   leave_line()
   return (call('GET', KEYS[2]) or new_fence()) .. serial
@@ -77,7 +76,7 @@ local function stand_in_line()
   if had_one then
     remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token)
   elseif last then
-    ticket = tonumber(last) + 1
+    ticket = last + 1
   else
     local time = call('TIME')
     ticket = time[1] * 1000000 + time[2]
@@ -87,14 +86,13 @@ local function stand_in_line()
     call('PEXPIRE', queue, 3600000)
   end
   if not added and not had_one then
-    ticket = score(queue, mark .. token)
+    ticket = score(mark .. token)
   end
   return string.format('%.0f', tonumber(ticket)), (had_one and added and remarked == 0) and 1 or 0
 end
 
 local ticket, put_back = '0', 0
-local delayed = not holder and call('PTTL', KEYS[5]) or 0
-if not holder and delayed <= 0 then
+if not holder then
   if order == 'barge' then
     leave_line()
     local fence = new_fence()
@@ -106,15 +104,12 @@ if not holder and delayed <= 0 then
   if who == token then
     return fence .. serial
   end
-  holder, left = who or '', window
+  holder, left = who or '', window + delay
 elseif place ~= '' then
   ticket, put_back = stand_in_line()
 end
 if place == '' then
   leave_line()
-end
-if delayed > 0 then
-  holder, left = call('GET', KEYS[5]), delayed
 end
 if denied then
   leave_line()

@@ -1,9 +1,9 @@
 -- release: give the lock back if it is this token's, and hand it to whoever is next in line. Also
 -- ends an attempt: the token is taken out of the line, and a grant it may have got is passed on.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 tombstones  5 delay  6 holds of the owner, if it has one
+-- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
 -- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
---       the end of a lost lease, and the lock delay stays; with ' quiet', the answer is not to carry
+--       the end of a lost lease, and the lock delay begins; with ' quiet', the answer is not to carry
 --       a grant  4 settings  5 serial of the request
 --       3 and 4 may be left out together if they are '0' and ''
 --
@@ -24,8 +24,7 @@ if #ARGV > 3 then
 end
 local holder = call('GET', lock)
 local plain = holder == token and settings == '' and tombstone == '0'
-local others = plain and call('EXISTS', queue, KEYS[5])
-if others == 0 then
+if plain and call('EXISTS', queue) == 0 then
   call('DEL', lock)
   return '1' .. serial
 end
@@ -41,31 +40,27 @@ local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 local mine = true
 if plain then
   -- The commonest case: it goes from hand to hand.
-  if others > 1 then
-    call('DEL', KEYS[5])
-  end
   if not hand_over() then
-    call('DEL', lock, KEYS[5])
+    call('DEL', lock)
   end
 else
   call('ZREM', queue, token, '!' .. token)
-  mine = has_hold(holder, token)
+  local over = is_over(call('PTTL', lock))
+  mine = not over and has_hold(holder, token)
   local last, left = true, 0
   if mine then
     last, left = end_hold(holder, token)
   end
   if not last then
     tell_next(0, 'W', left)
-  elseif mine or not holder then
+  elseif how == 'lost' and holder and delay > 0 then
     if mine then
-      call('DEL', lock)
+      call('PEXPIRE', lock, delay)
+      tell_next(0, 'W', delay)
     end
-    if how ~= 'lost' and (mine or call('GET', KEYS[5]) == token) then
-      call('DEL', KEYS[5])
-    end
-    if call('EXISTS', KEYS[5]) == 0 then
-      hand_over()
-    end
+  elseif mine or not holder or (over and holder == token) then
+    call('DEL', lock)
+    hand_over()
   end
 end
 if life ~= '0' then
