@@ -22,23 +22,25 @@ from holdfast.core.spec import keys_of
 from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
-from holdfast.wire.packing import pack
+from holdfast.wire.packing import by_sha, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from holdfast.port import Keys
 
 
 def cycle(name: str, number: int) -> Iterator[bytes]:
     """The two requests of one acquire and release, packed."""
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     keys = _keys(name)
-    yield pack(("EVALSHA", ACQUIRE.sha, 3, *keys, token, "30000", b"001"))
-    yield pack(("EVALSHA", RELEASE.sha, 3, *keys, token, "30000", b"001"))
+    yield by_sha(ACQUIRE, keys, (token, "30000"), b"001")
+    yield by_sha(RELEASE, keys, (token, "30000"), b"001")
 
 
 @functools.cache
-def _keys(name: str) -> tuple[bytes, ...]:
-    return keys_of(b"holdfast:{floor %b}" % name.encode())[:3]
+def _keys(name: str) -> Keys:
+    return keys_of(b"holdfast:{floor %b}" % name.encode())
 
 
 class BareSocket:

@@ -21,8 +21,14 @@ Reply: TypeAlias = Any
 
 L = TypeVar("L", bound="Listener")
 
-Request: TypeAlias = tuple["Script", tuple[bytes, ...], tuple[str, ...]]
+Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
+
+
+class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
+    """The keys of one lock, in the scripts' order."""
+
+    packed = b""  # their number and themselves, once the wire has packed them
 
 
 class Signal(Protocol):
@@ -89,7 +95,7 @@ class Port(Protocol):
     def call(
         self,
         script: Script,
-        keys: tuple[bytes, ...],
+        keys: Keys,
         args: tuple[str, ...],
         timeout: float,
     ) -> Awaitable[Reply]:

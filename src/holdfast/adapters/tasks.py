@@ -22,7 +22,7 @@ from holdfast.wire.process import generation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from holdfast.port import L, Listener, Reply, Signal
+    from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.wire.target import Target
 
@@ -148,7 +148,7 @@ class TasksPort:
     def call(
         self,
         script: Script,
-        keys: tuple[bytes, ...],
+        keys: Keys,
         args: tuple[str, ...],
         timeout: float,
     ) -> Awaitable[Reply]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
-    from holdfast.port import Job, L, Listener, Reply, Request, Signal
+    from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
     from holdfast.wire.blocking import BlockingWire
     from holdfast.wire.blocking_ears import BlockingEars
@@ -99,7 +99,7 @@ class ThreadsPort:
     async def call(
         self,
         script: Script,
-        keys: tuple[bytes, ...],
+        keys: Keys,
         args: tuple[str, ...],
         timeout: float,
     ) -> Reply:

@@ -251,4 +251,4 @@ def taking_back_blindly(key: bytes, token: str) -> Request:
     """Make the same request for a token of which only the lock's key is known."""
     owner = token.rpartition(":")[2]
     settings = f"0 fair {owner}" if owner.startswith("&") else ""
-    return RELEASE, keys_of(key), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)
+    return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

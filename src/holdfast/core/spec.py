@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 from holdfast.core.token import encode
 from holdfast.errors import ConfigurationError
+from holdfast.port import Keys
 
 DRIFT = 0.01
 """How far the rates of the holder's and the server's clocks may differ."""
@@ -47,7 +48,7 @@ class LockSpec:
     lock_delay: float
     label: str | None
 
-    keys: tuple[bytes, ...]  # of every script: lock, fence, queue, and an owner's holds
+    keys: Keys  # of every script: lock, fence, queue, and an owner's holds
     suffix: str  # the end of every token: the label, and the owner
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
@@ -92,7 +93,6 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     if owner is not None and reentrant:
         raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
     lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
-    keys = keys_of(lock_key)
     delay_ms, group = int(to_ms(lock_delay)), "" if owner is None else f"&{encode(owner)}"
     plain = fair and not delay_ms and not group
     validity = validity_of(ttl)
@@ -107,7 +107,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         fair=bool(fair),
         lock_delay=float(lock_delay),
         label=label,
-        keys=keys if owner is not None else keys[:-1],
+        keys=keys_of(lock_key, holds=owner is not None),
         suffix=encode(label or "") + (group and f":{group}"),
         settings="" if plain else f"{delay_ms} {'fair' if fair else 'barge'} {group}",
         ttl_ms=to_ms(ttl),
@@ -118,16 +118,16 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     )
 
 
-def keys_of(lock_key: bytes) -> tuple[bytes, ...]:
-    """All the keys of the lock with this key, which share its hash slot, in the scripts' order."""
+def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
+    """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
     if not _has_tag(lock_key):
         siblings = b"holdfast:key:{%b}" % lock_key
     elif lock_key.startswith(b"holdfast:{"):
         siblings = lock_key
     else:
         siblings = b"holdfast:tag:" + lock_key
-    names = (b":fence", b":queue", b":holds")
-    return (lock_key, *(siblings + name for name in names))
+    names = (b":fence", b":queue", b":holds") if holds else (b":fence", b":queue")
+    return Keys((lock_key, *(siblings + name for name in names)))
 
 
 def validity_of(ttl: float) -> float:

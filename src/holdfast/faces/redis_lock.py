@@ -137,7 +137,7 @@ class _Shared:
         spec = replace(
             _RENEWED_NEVER,
             name=key.decode(errors="replace"),
-            keys=keys_of(key)[: len(_RENEWED_NEVER.keys)],
+            keys=keys_of(key),
             command_timeout=COMMAND_TIMEOUT,
             renew_after=math.inf,
             first_due=math.inf,

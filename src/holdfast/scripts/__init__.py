@@ -19,11 +19,12 @@ _INCLUDE = re.compile(rb"^ *--:include (\w+)$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """A script's name, its text, and the SHA1 by which a server knows it."""
+    """A script's name, its text, the SHA1 by which a server knows it, and its call by that."""
 
     name: str
     text: bytes
     sha: str
+    packed: bytes
 
 
 def _read(name: str) -> bytes:
@@ -35,7 +36,8 @@ def _read(name: str) -> bytes:
 
 def _load(name: str) -> Script:
     text = _read(name)
-    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
+    sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha.encode())
 
 
 ACQUIRE = _load("acquire")

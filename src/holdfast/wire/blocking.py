@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Reply, Request
+    from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.target import Target
 
@@ -44,7 +44,7 @@ QUICK = 0.0002
 CAN_SPIN = hasattr(select, "poll") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
 _BUFFER = 16_384
 _HUNG_UP = "the server closed the connection"
-Packer: TypeAlias = "Callable[[Script, tuple[bytes, ...], tuple[str, ...], bytes], bytes]"
+Packer: TypeAlias = "Callable[[Script, Keys, tuple[str, ...], bytes], bytes]"
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -229,9 +229,7 @@ class BlockingWire:
         node = self._target.node
         return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
 
-    def call(
-        self, script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], timeout: float
-    ) -> Reply:
+    def call(self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float) -> Reply:
         """Run a script on the node, once; as `Port.call`, blocking."""
         # The most travelled road of all: written out rather than divided up.
         asking = self._asking
@@ -240,7 +238,7 @@ class BlockingWire:
             link = self._fresh(timeout)
         try:
             serial = next(link.serials)
-            packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial))
+            packed = by_sha(script, keys, args, serial)
             asking.append(None)
             try:
                 reply = link.exchange(packed, timeout, asking)

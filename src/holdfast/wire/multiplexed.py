@@ -27,14 +27,14 @@ import hiredis
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
-from holdfast.wire.packing import StrayAnswer, by_text, opened, pack, serials
+from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, probes, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from holdfast.port import Reply, Request
+    from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.target import Target
 
@@ -139,19 +139,19 @@ class Multiplexer(asyncio.Protocol):
     # Requests
 
     def call(
-        self, script: Script, keys: tuple[bytes, ...], args: tuple[str, ...], timeout: float
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Awaitable[Reply]:
         """Run a script on the node, once; as `Port.call`."""
         if self._transport is None:
             return self._call_first((script, keys, args), timeout)
-        # The most travelled road of all: `_send` and `by_sha`, written out.
+        # The most travelled road of all: `_send`, written out.
         future: Future[Reply] = Future(loop=self.loop)
         serial, at, unsent = next(self._serials), now(), self._unsent
         give_up = at + timeout
         self._unanswered.append((future, at, give_up, (script, keys, args), serial))
         if not unsent:
             self.loop.call_soon(self._flush)
-        unsent.append(pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial)))
+        unsent.append(by_sha(script, keys, args, serial))
         if len(unsent) >= FLUSH:
             self._flush()
         if give_up < self._look_at:
@@ -240,9 +240,7 @@ class Multiplexer(asyncio.Protocol):
         else:
             future.set_exception(refusal(text, self._target.node))
 
-    async def _explain(
-        self, text: str, future: Future[Reply], give_up: float, keys: tuple[bytes, ...]
-    ) -> None:
+    async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
         asked: list[Future[Any]] = []
         for probe in probes(keys):
             asked.append(Future(loop=self.loop))
