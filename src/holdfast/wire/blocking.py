@@ -15,7 +15,10 @@ import contextlib
 import math
 import os
 import select
+import socket
 import ssl
+import struct
+import sys
 import threading
 import time
 import weakref
@@ -30,7 +33,6 @@ from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, probes, refusal
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from holdfast.port import Keys, Reply, Request
@@ -42,6 +44,7 @@ QUICK = 0.0002
 """An answer within this time, seconds, makes the next one worth looking for without sleeping."""
 
 CAN_SPIN = hasattr(select, "poll") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
+_KERNEL_WAITS = sys.platform == "linux"
 _BUFFER = 16_384
 _HUNG_UP = "the server closed the connection"
 Packer: TypeAlias = "Callable[[Script, Keys, tuple[str, ...], bytes], bytes]"
@@ -56,7 +59,7 @@ class Link:
         self._connection = target.connect(timeout, prepare=prepare)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
-        self._timeout = timeout
+        self._timeout = math.nan
         self._reader = hiredis.Reader()
         self.serials = serials()
         self._buffer = bytearray(_BUFFER)
@@ -77,8 +80,7 @@ class Link:
         # Much of a cycle's time is spent here with cold caches: one function, few names.
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
         if timeout != self._timeout:
-            sock.settimeout(timeout)
-            self._timeout = timeout
+            self._limit(timeout)
         sent_at = clock()
         sock.sendall(packed)
         if self._quick:
@@ -92,6 +94,18 @@ class Link:
             self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer
         self._quick = CAN_SPIN and clock() - sent_at < QUICK
         return answer
+
+    def _limit(self, timeout: float) -> None:
+        """Have sending and receiving give up after so many seconds."""
+        self._timeout = timeout
+        if not (_KERNEL_WAITS and type(self._sock) is socket.socket):
+            self._sock.settimeout(timeout)
+            return
+        # Python would ask before each whether it can be done; the kernel needs no asking.
+        limit = struct.pack("ll", int(timeout), max(1, int(timeout % 1 * 1_000_000)))
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _receive(self) -> None:
         size = self._sock.recv_into(self._buffer)
@@ -116,7 +130,7 @@ class Link:
         replies: list[Reply] = []
         end = now() + timeout
         self._sock.settimeout(0)
-        self._timeout = 0
+        self._timeout = math.nan
         while len(replies) < len(requests):
             due = meanwhile()
             left = end - now()
@@ -227,6 +241,8 @@ class BlockingWire:
 
     def _unknown(self, error: BaseException | str) -> OutcomeUnknown:
         node = self._target.node
+        if isinstance(error, (BlockingIOError, TimeoutError)):
+            error = "no answer in time"
         return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
 
     def call(self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float) -> Reply:
