@@ -12,6 +12,7 @@ import holdfast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kit.faces import Face
     from kit.servers import Server
 
 
@@ -34,6 +35,15 @@ async def test_a_key_held_by_redis_py_is_not_ours(client: Any, theirs: redis.Red
     lease = await lock.try_acquire()
     assert lease is not None
     await lease.release()
+
+
+async def test_redis_py_waits_for_the_delay_after_a_loss_too(
+    client: Any, theirs: redis.Redis, face: Face
+) -> None:
+    lock = client.lock("job", key="shared", ttl=0.3, renew=False, lock_delay=20)
+    lease = await lock.acquire()
+    assert await face.wait(lease.lost, 5)
+    assert not theirs.lock("shared", timeout=30).acquire(blocking=False)
 
 
 async def test_a_key_held_by_us_is_not_redis_pys(client: Any, theirs: redis.Redis) -> None:

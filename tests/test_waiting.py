@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast import scripts
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
 from kit.processes import Process
@@ -571,6 +572,39 @@ async def test_a_lease_that_ran_out_is_followed_by_the_delay_too(
     assert now() - lost_at > 0.7, "its holder may still be at work"
     await handed.release()
     assert_clean(server)
+
+
+async def test_s5_nothing_brings_a_lease_back_in_the_delay_that_follows_it(
+    face: Face, server: Server
+) -> None:
+    """Its key is still there, with its token in it."""
+    lock = face.connect(server.url).lock("a", ttl=0.3, renew=False, lock_delay=20)
+    lease = await lock.acquire()
+    await face.eventually(_free(lock))
+    assert server.command("GET", KEY) == lease.token.encode()
+    spec = lock._spec
+    keys = [len(spec.keys), *spec.keys]
+    for script, args in {
+        scripts.RENEW: (lease.token, "9000", spec.settings),
+        scripts.ADOPT: ("hf1:new", "9000", lease.token, spec.settings),
+    }.items():
+        late = server.command("EVAL", script.text, *keys, *args, "001")
+        assert late == b"0001", script.name
+    busy = server.command(
+        "EVAL", scripts.ACQUIRE.text, *keys, lease.token, "9000", "", spec.settings, "001"
+    )
+    assert busy == b"0001" or busy[0] == lease.token.encode()
+    assert server.command("PTTL", KEY) <= 20_000
+
+
+async def test_a_delay_begins_when_the_loss_is_learnt(face: Face, server: Server) -> None:
+    """Not when the expiry that an extension asked for in vain would have been."""
+    lock = face.connect(server.url).lock("a", ttl=0.3, renew=False, lock_delay=1)
+    lease = await lock.acquire()
+    server.command("PEXPIRE", KEY, 60_000)
+    assert await face.wait(lease.lost, 5)
+    after = await face.connect(server.url).lock("a", lock_delay=1).acquire(timeout=10)
+    await after.release()
 
 
 async def test_a_hand_over_needs_no_delay_and_a_delayed_lock_keeps_its_order(
