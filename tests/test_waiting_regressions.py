@@ -112,6 +112,26 @@ async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
     assert_clean(server)
 
 
+async def test_who_asks_without_a_place_in_line_is_not_told_that_it_has_one(
+    face: Face, server: Server
+) -> None:
+    """It would wait in line, deaf, for ever. Found by the simulator."""
+    near, far = face.connect(server.url), face.connect(server.url)
+    lease = await near.lock("a").acquire()
+    (waits,) = await joined(face, server, far.lock("a").acquire())
+    server.command("DEL", KEY)  # as if it had run out
+    keys = far.lock("a")._spec.keys
+    asked = ("hf1:elsewhere:1:::t:", "30000", "", "", "001")
+    holder, _, ticket, *_ = server.command("EVAL", ACQUIRE.text, len(keys), *keys, *asked)
+    handed = await waits.result()
+    assert holder == handed.token.encode(), "the first in line gets it, whoever asks"
+    assert ticket == b"0"
+    assert waiters(server) == 0
+    with contextlib.suppress(holdfast.LeaseLost):
+        await lease.release()
+    await handed.release()
+
+
 async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_late(
     face: Face, server: Server, proxy: Proxy
 ) -> None:

@@ -238,7 +238,7 @@ class _Attempt:
             self._waiter.forget()
 
     async def _leave(self, tombstone: str) -> None:
-        await take_back(self._session, self._spec, self._token, tombstone)
+        await take_back(self._session, self._spec, self._token, tombstone, self._limit())
         if self._waiter is not None:
             self._waiter.forget()
 
@@ -418,7 +418,7 @@ class _Attempt:
             why = "this client was closed" if self._session.closed else error
             message = f"{name!r} was not acquired: {why}"
             raise NodeUnavailable(message, lock=name, node=node) from error
-        return 0.0 if self._failures < TRIES else PAUSE_LONGEST * jitter
+        return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)
 
     def _too_late(self, now: float) -> float:
         """The grant is too old to be worth anything. Asking again renews it, and counts anew."""
@@ -431,12 +431,15 @@ class _Attempt:
         )
 
 
-async def take_back(session: Session, spec: LockSpec, token: str, tombstone: str) -> None:
-    """Take a token back whatever became of it; in the background if it does not work at once."""
+async def take_back(
+    session: Session, spec: LockSpec, token: str, tombstone: str, timeout: float = math.inf
+) -> None:
+    """Take a token back whatever became of it; in the background if `timeout` does not do."""
     done = False
     try:
         asked_at, args = session.port.now(), (token, spec.ttl_ms, tombstone, spec.settings)
-        reply = await session.port.call(RELEASE, spec.keys, args, spec.command_timeout)
+        limit = min(timeout, spec.command_timeout)
+        reply = await session.port.call(RELEASE, spec.keys, args, limit)
         session.released(reply, asked_at)
         done = True
     except HoldfastError:

@@ -13,7 +13,7 @@ clean-ups that an interrupted operation could not finish. The rules:
 5. With nothing to watch the job lingers for a moment, so that a program which takes and releases
    locks all the time does not start and end it each time; then it ends, until the next `watch`.
 
-Callers hand things in through a set, whose `add`, `discard` and `pop` need no lock, and wake the
+Callers hand things in through a dictionary, whose single operations need no lock, and wake the
 job only when what they hand in is due before it would wake by itself. A lease that is released
 sooner is taken out again, so that short holdings never cost the job anything. The two sides meet
 in the order "hand in, then look whether it sleeps" against "say that I wake, then look what was
@@ -77,27 +77,27 @@ class Renewer:
     def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
         self._background = background
         self._report = report
-        self.handed_in: set[Hold | Cleanup] = set()
+        self.handed_in: dict[Hold | Cleanup, None] = {}
         """What was not looked at yet; whoever ends a hold takes it out again."""
         self._heap: list[tuple[float, int, Hold | Cleanup]] = []
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
-        self.under_way: set[Hold | Cleanup] = set()
+        self.under_way: dict[Hold | Cleanup, None] = {}
         """What was sent and has no answer yet; `let_go` waits for it."""
         self._wake_at = math.inf
         self._closed = False
 
     def watch(self, hold: Hold, due: float) -> None:
         """Care for the hold from now on, or look again at one whose next due time has changed."""
-        self.handed_in.add(hold)
+        self.handed_in[hold] = None
         if due < self._wake_at:
             self._background.rouse(self)
 
     def clean_up(self, name: str, request: Request, *, fence: int = 0, ttl: float = 0) -> None:
         """See to it, for as long as it matters, that a token is taken back."""
         now = self._background.now()
-        self.handed_in.add(Cleanup(name, request, now=now, fence=fence, ttl=ttl))
+        self.handed_in[Cleanup(name, request, now=now, fence=fence, ttl=ttl)] = None
         self._background.rouse(self)
 
     async def let_go(self, hold: Hold, port: Port) -> None:
@@ -139,7 +139,7 @@ class Renewer:
     def _take_in(self) -> None:
         while self.handed_in:
             try:
-                item = self.handed_in.pop()
+                item, _ = self.handed_in.popitem()
             except KeyError:  # the last one was just released
                 break
             if item.live:
@@ -197,7 +197,7 @@ class Renewer:
     async def _work(self) -> None:
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
         # Under way first, looked at second: a release does these two in the other order.
-        self.under_way.update(batch)
+        self.under_way = dict.fromkeys(batch)
         batch = [item for item in batch if item.live]
         if batch:
             asked_at = self._background.now()
@@ -210,7 +210,7 @@ class Renewer:
             for item, reply in zip(batch, replies, strict=True):
                 if item.live:
                     self._answered(item, asked_at, reply)
-        done, self.under_way = self.under_way, set()
+        done, self.under_way = self.under_way, {}
         for item in done:
             if isinstance(item, Hold) and item.settled is not None:
                 item.settled.set()

@@ -140,7 +140,7 @@ class Session:
 
     def forget(self, hold: Hold) -> None:
         """Drop a hold that has ended, unless a newer one stands in its place."""
-        self.renewer.handed_in.discard(hold)
+        self.renewer.handed_in.pop(hold, None)
         if self.held.get(hold.spec.keys[0]) is hold:
             self.held.pop(hold.spec.keys[0], None)
 

@@ -110,6 +110,7 @@ elseif place ~= '' then
 end
 if place == '' then
   leave_line()
+  ticket = '0'
 end
 if denied then
   leave_line()

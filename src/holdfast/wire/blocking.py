@@ -251,7 +251,9 @@ class BlockingWire:
         asking = self._asking
         link: Link | None = self._thread.__dict__.pop("link", None)
         if link is None or self.closed or link.generation != generation():
+            end = now() + timeout
             link = self._fresh(timeout)
+            timeout = max(0.0, end - now())
         try:
             serial = next(link.serials)
             packed = by_sha(script, keys, args, serial)

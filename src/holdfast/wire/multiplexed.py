@@ -159,8 +159,9 @@ class Multiplexer(asyncio.Protocol):
         return future
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
+        end = now() + timeout
         await self._open(timeout)
-        return await self.call(*request, timeout)
+        return await self.call(*request, max(0.0, end - now()))
 
     def _send(self, packed: bytes, place: Place) -> None:
         self._unanswered.append(place)
