@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python bench/imports.py
 
 soak: $(READY)
+	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -n auto -q || exit 1; done
 
 $(READY): pyproject.toml

@@ -1,0 +1,35 @@
+"""The command line. What it needs beyond the library is imported when it runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+__all__ = ["Interrupted", "main"]
+
+NEEDED = {"click", "lupa", "rich", "typer"}
+"""What the extra `cli` installs, by the names under which it is imported."""
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C was pressed: the program ends with the status that shells expect, and silently."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGINT)
+
+
+def main() -> None:
+    """Run the command line."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        from holdfast.cli.app import app
+
+        app(prog_name="holdfast")
+    except ModuleNotFoundError as missing:
+        if missing.name not in NEEDED:
+            raise
+        sys.exit(f"holdfast: {missing.name} is not installed: pip install 'holdfast[cli]'")

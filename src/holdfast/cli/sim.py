@@ -1,0 +1,683 @@
+"""`holdfast sim`: hazards played, worlds run by the thousand, and single ones replayed.
+
+The simulator is imported by the commands, not here: asking for help should not wait for it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+import warnings
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from itertools import count
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from holdfast.cli import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.synchronize import Event
+    from types import TracebackType
+
+    from rich.console import Console
+    from rich.progress import Progress
+    from typing_extensions import Self
+
+    from holdfast.sim.hazards import Hazard, Side
+    from holdfast.sim.play import Outcome
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.sweep import Found, Report
+    from holdfast.sim.timeline import LaneKind, Timeline
+
+CHUNK = 28
+"""Worlds that a worker is given at a time: a fraction of a second, and each kind twice."""
+
+WORLDS = 1000
+"""How many are run if nothing is said."""
+
+ENOUGH = 5000
+"""So many worlds come across everything: a state that none of them reached is a failure."""
+
+A_WHILE = 10.0
+"""Seconds between two lines of progress where there is no terminal for a bar."""
+
+SIDE_BY_SIDE = 130
+"""Columns from which on two pictures stand beside each other."""
+
+EVENTS, EVENTS_LEAST = 60, 20
+"""How much of a long world is drawn: at most, and at least if it begins where nobody holds."""
+
+LAST_LOOK = 1000
+"""Microseconds for which the end of a world is drawn, so that it is seen how things stood."""
+
+NOT_SAVED = "not a saved world: "
+
+sim = typer.Typer(rich_markup_mode="markdown")
+
+
+@sim.callback(invoke_without_command=True)
+def _sim(ctx: typer.Context) -> None:
+    """Watch locks in simulated worlds, where everything that can go wrong does."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+# ---- options
+
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before anything is done for it."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder")
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}")
+    return path
+
+
+PageFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", callback=_in_a_folder, help="Write the pictures as one web page."),
+]
+
+
+WHO = "Who takes part, and with what lock"
+GOES_WRONG = "What goes wrong: probabilities"
+NEGATIONS = {"fair": "unfair", "renew": "no_renew"}
+"""Settings that are true, and the options that say otherwise."""
+
+BREAKS = "What breaks the assumptions: then only fences have to hold"
+
+
+def _number(text: str, least: float) -> Any:  # noqa: ANN401 - what typer gives
+    return typer.Option(min=least, help=text, rich_help_panel=WHO, show_default=False)
+
+
+def _switch(name: str, text: str) -> Any:  # noqa: ANN401 - what typer gives
+    return typer.Option(name, help=text, rich_help_panel=WHO, show_default=False)
+
+
+def _chance(text: str, panel: str = GOES_WRONG) -> Any:  # noqa: ANN401 - what typer gives
+    return typer.Option(
+        min=0, max=1, metavar="P", help=text, rich_help_panel=panel, show_default=False
+    )
+
+
+# ---- sim hazards
+
+
+@sim.command()
+def hazards(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Only these.", show_default=False),
+    ] = None,
+    *,
+    page: PageFile = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Only tell their names.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Draw all, not only those that are named.")
+    ] = False,
+) -> None:
+    """Play the ways in which locks go wrong, each in the classic way and with holdfast."""
+    from holdfast.sim.hazards import GALLERY
+
+    console = _console()
+    chosen = [_hazard(name, GALLERY) for name in names] if names else list(GALLERY)
+    if only_list:
+        width = max(len(hazard.name) for hazard in chosen)
+        for hazard in chosen:
+            _say(console, f"{hazard.name:<{width}}  {hazard.title}")
+        return
+    shown = [(hazard, hazard.run()) for hazard in chosen]
+    as_told = 0
+    for hazard, both in shown:
+        as_told += bool(both.broken.violated) and not both.holdfast.violated
+        _tell_hazard(console, hazard, both.broken, both.holdfast)
+        if pictures or names:
+            _draw_both(console, both.broken.timeline, both.holdfast.timeline)
+    if page is not None:
+        from holdfast.sim.page import draw_page
+
+        drawn = [each.timeline for _, both in shown for each in (both.broken, both.holdfast)]
+        _write(page, draw_page(drawn, "How locks go wrong, and what holdfast does"))
+        _say(console, f"the pictures are in {page}")
+    if as_told < len(shown):
+        _say(
+            console, f"{len(shown) - as_told} of {len(shown)} did not come out as told", "bold red"
+        )
+        raise typer.Exit(1)
+    one = len(shown) == 1
+    ways = "the classic way" if one else f"each of {len(shown)} classic ways"
+    _say(
+        console, f"{ways} went wrong, holdfast{'' if one else ' never'} did{' not' if one else ''}"
+    )
+
+
+def _hazard(name: str, gallery: Sequence[Hazard]) -> Hazard:
+    for hazard in gallery:
+        if hazard.name == name.replace("-", "_"):
+            return hazard
+    known = ", ".join(hazard.name for hazard in gallery)
+    raise typer.BadParameter(f"no hazard is called {name!r}; there are {known}")
+
+
+def _tell_hazard(console: Console, hazard: Hazard, classic: Side, fenced: Side) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    _say(console, hazard.title, "bold")
+    _say(console, f"  {hazard.name}", "dim")
+    console.print(Padding(Text(hazard.story), (0, 0, 0, 2)))
+    _say(console, f"  the classic way: {_outcome_of(classic)}", "red" if classic.violated else "")
+    _say(
+        console, f"  with holdfast:   {_outcome_of(fenced)}", "red" if fenced.violated else "green"
+    )
+    _say(console)
+
+
+def _outcome_of(side: Side) -> str:
+    told = side.violated or "nothing went wrong"
+    if side.refused:
+        told += f"; the fence refused {side.refused} late write{'s' * (side.refused > 1)}"
+    return told
+
+
+def _draw_both(console: Console, left: Timeline, right: Timeline) -> None:
+    from rich.table import Table
+
+    from holdfast.sim.text_picture import draw_text
+
+    if console.width >= SIDE_BY_SIDE:
+        beside = Table.grid(padding=(0, 3, 0, 0))
+        width = (console.width - 3) // 2
+        beside.add_row(draw_text(left, width), draw_text(right, width))
+        console.print(beside)
+        _say(console)
+        return
+    for each in (left, right):
+        console.print(draw_text(each, console.width))
+        _say(console)
+
+
+# ---- sim run
+
+
+@sim.command()
+def run(
+    ctx: typer.Context,
+    *,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"How many worlds: {WORLDS}, or as many as --seconds allow."),
+    ] = None,
+    first: Annotated[int, typer.Option(min=0, metavar="SEED", help="The first seed.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="For how long, at most.", show_default=False)
+    ] = None,
+    twice: Annotated[
+        bool, typer.Option("--twice", help="Run each world twice, to see that it is the same.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="How many processes: as many as there are cores.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            callback=_in_a_folder,
+            help="Where to keep a world that breaks a promise.",
+            show_default=False,
+        ),
+    ] = None,
+    stormy: Annotated[
+        bool, typer.Option("--stormy", help="Settings below are changes of this: much goes wrong.")
+    ] = False,
+    calm: Annotated[
+        bool, typer.Option("--calm", help="Settings below are changes of this: nothing goes wrong.")
+    ] = False,
+    clients: Annotated[int | None, _number("How many clients.", 1)] = None,
+    tasks: Annotated[int | None, _number("How many tasks each has.", 1)] = None,
+    turns: Annotated[int | None, _number("How often each task takes the lock.", 1)] = None,
+    ttl: Annotated[float | None, _number("The lock's ttl, in seconds.", 0.01)] = None,
+    timeout: Annotated[float | None, _number("How long acquiring waits at most.", 0)] = None,
+    hold: Annotated[float | None, _number("How long a turn takes, about.", 0)] = None,
+    lock_delay: Annotated[float | None, _number("The lock's lock_delay.", 0)] = None,
+    owner: Annotated[bool, _switch("--owner", "All give the same owner.")] = False,
+    reentrant: Annotated[bool, _switch("--reentrant", "Holders may take it again.")] = False,
+    unfair: Annotated[bool, _switch("--unfair", "Whoever asks while it is free gets it.")] = False,
+    polls: Annotated[bool, _switch("--polls", "Waiting polls.")] = False,
+    no_renew: Annotated[bool, _switch("--no-renew", "Nothing is renewed.")] = False,
+    drift: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=0.005,
+            help="By how much a clock may run fast or slow.",
+            rich_help_panel=WHO,
+            show_default=False,
+        ),
+    ] = None,
+    slow: Annotated[float | None, _chance("A message is slow.")] = None,
+    reset: Annotated[float | None, _chance("A connection is reset.")] = None,
+    half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,
+    doubled: Annotated[float | None, _chance("A request is carried out twice.")] = None,
+    pause: Annotated[float | None, _chance("A client is paused.")] = None,
+    crash: Annotated[float | None, _chance("A client dies.")] = None,
+    cancel: Annotated[float | None, _chance("A task is cancelled.")] = None,
+    partition: Annotated[float | None, _chance("A client is cut off for a while.")] = None,
+    freeze: Annotated[float | None, _chance("The server hangs for a while.")] = None,
+    restart: Annotated[float | None, _chance("The server restarts, with its data.")] = None,
+    script_flush: Annotated[float | None, _chance("The server forgets the scripts.")] = None,
+    full: Annotated[float | None, _chance("The server is out of memory for a while.")] = None,
+    wipe: Annotated[float | None, _chance("The server restarts without its data.", BREAKS)] = None,
+    evict: Annotated[float | None, _chance("The server evicts a key.", BREAKS)] = None,
+    clock_jump: Annotated[float | None, _chance("The server's clock jumps.", BREAKS)] = None,
+    failover: Annotated[float | None, _chance("A lagging replica takes over.", BREAKS)] = None,
+) -> None:
+    """Run worlds by seed, in which clients share a lock while things go wrong, and check them all.
+
+    Without settings, all kinds of worlds take turns. The status is 1 if a promise was broken: then
+    the shortest way to it is shown, and kept for `holdfast sim replay`.
+    """
+    settings = _settings(ctx)
+    console = _console()
+    jobs = jobs or _cores()
+    wanted = WORLDS if seeds is None and seconds is None else seeds
+    try:
+        with _Sweeping(settings, twice=twice, jobs=jobs) as sweeping:
+            _follow(console, sweeping, first, wanted, seconds)
+    except Interrupted:
+        _say(console, f"stopped; {_tell(sweeping.report)}")
+        raise
+    except (AssertionError, BrokenProcessPool) as error:
+        _fail(f"the worlds could not be run: {error or repr(error)}")
+    report = sweeping.report
+    _tell_reached(console, report)
+    if report.found:
+        _say(console, _tell(report))
+        found = min(report.found, key=lambda each: each.seed or 0)
+        _tell_found(console, found, save)
+        raise typer.Exit(1)
+    _say(console, f"{_tell(report)}: every promise was kept", "green")
+    if report.missing and settings is None and report.worlds >= ENOUGH:
+        _say(console, f"never reached, though it has to be: {', '.join(report.missing)}", "red")
+        raise typer.Exit(1)
+
+
+def _settings(ctx: typer.Context) -> Settings | None:
+    """Return the settings that were given, or None for all kinds in turn."""
+    from holdfast.sim.settings import CALM, STORMY, Settings
+
+    options = {name: each for name, each in ctx.params.items() if each is not None}
+    options = {name: each for name, each in options.items() if each is not False}
+    known = {each.name for each in fields(Settings)}
+    given = {name: each for name, each in options.items() if name in known}
+    given |= {name: False for name, no in NEGATIONS.items() if no in options}
+    if not given and not {"stormy", "calm"} & set(options):
+        return None
+    if {"stormy", "calm"} <= set(options):
+        raise typer.BadParameter("give --stormy or --calm, not both")
+    settings = replace(CALM if "calm" in options else STORMY, **given)
+    if settings.slow + settings.reset + settings.half_open > 1:
+        raise typer.BadParameter("--slow, --reset and --half-open are more than 1 together")
+    if settings.owner and settings.reentrant:
+        raise typer.BadParameter("an owner may take it again anyway: drop --reentrant")
+    return settings
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Worker:
+    """What a worker process knows."""
+
+    stop: Event
+
+    @staticmethod
+    def begin(stop: Event) -> None:
+        """Leave Ctrl-C to the process that started this one, and go when it is gone."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _quietly()
+        _Worker.stop = stop
+        Thread(target=_Worker._go_along, daemon=True).start()
+
+    @staticmethod
+    def _go_along() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    @staticmethod
+    def goes_on(report: Report) -> bool:
+        """Whether there is a need for more worlds."""
+        return not report.found and not _Worker.stop.is_set()
+
+    @staticmethod
+    def work(seeds: range, settings: Settings | None, *, twice: bool) -> Report:
+        """Run some worlds."""
+        from holdfast.sim.sweep import sweep
+
+        return sweep(seeds, settings, twice=twice, go_on=_Worker.goes_on)
+
+
+class _Sweeping:
+    """Worker processes that run worlds, and what they have seen so far."""
+
+    def __init__(self, settings: Settings | None, *, twice: bool, jobs: int) -> None:
+        from holdfast.sim.sweep import Report
+
+        self.report = Report()
+        self.jobs = jobs
+        self._settings = settings
+        self._twice = twice
+        context = get_context("spawn")
+        self._stop = context.Event()
+        self._pool = ProcessPoolExecutor(jobs, context, _Worker.begin, (self._stop,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        with _uninterrupted():
+            if kind is not None:
+                self._stop.set()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(self, seeds: Iterator[range], seconds: float) -> Iterator[Report]:
+        """Run the worlds of all these seeds, and tell from time to time how it stands.
+
+        After a world that breaks a promise those that were begun are still ended, so that the
+        first one is the same each time.
+        """
+        began = time.perf_counter()
+        running: set[Future[Report]] = set()
+        enough = False
+        while True:
+            while not enough and len(running) < 2 * self.jobs:
+                some = next(seeds, None)
+                if some is None:
+                    enough = True
+                else:
+                    running.add(self._submit(some))
+            if not running:
+                return
+            done, running = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+            for each in done:
+                self.report.add(each.result())
+            self.report.seconds = time.perf_counter() - began
+            if self.report.seconds >= seconds:
+                self._stop.set()
+                enough = True
+            enough = enough or bool(self.report.found)
+            yield self.report
+
+    def _submit(self, seeds: range) -> Future[Report]:
+        with _uninterrupted():  # a worker that is started here is not interrupted at all
+            return self._pool.submit(_Worker.work, seeds, self._settings, twice=self._twice)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C, where that is possible."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _chunks(first: int, wanted: int | None) -> Iterator[range]:
+    for begin in count(first, CHUNK):
+        end = begin + CHUNK if wanted is None else min(begin + CHUNK, first + wanted)
+        if begin >= end:
+            return
+        yield range(begin, end)
+
+
+def _follow(
+    console: Console, sweeping: _Sweeping, first: int, wanted: int | None, seconds: float | None
+) -> None:
+    """Let the worlds run, and tell of it: by a bar on a terminal, or else by a line at times."""
+    how_many = "worlds" if wanted is None else f"{wanted} worlds"
+    how_long = "" if seconds is None else f" for {seconds:g} s"
+    _say(console, f"running {how_many}{how_long} from seed {first} on, {sweeping.jobs} at a time")
+    bar = _bar(console) if console.is_terminal else None
+    line_at = A_WHILE
+    with bar or nullcontext():
+        task = bar.add_task("", total=wanted or seconds) if bar else None
+        limit = float("inf") if seconds is None else seconds
+        for report in sweeping.run(_chunks(first, wanted), limit):
+            if bar is not None and task is not None:
+                done = report.worlds if wanted else min(report.seconds, seconds or 0.0)
+                bar.update(task, completed=done, description=_tell(report))
+            elif report.seconds >= line_at:
+                _say(console, _tell(report))
+                line_at = report.seconds + A_WHILE
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    words = TextColumn("{task.description}")
+    return Progress(BarColumn(), words, TimeElapsedColumn(), console=console, transient=True)
+
+
+def _tell(report: Report) -> str:
+    rate = report.worlds / report.seconds if report.seconds else 0.0
+    return f"{report.worlds} worlds in {report.seconds:.1f} s, {rate:.0f} a second"
+
+
+def _tell_reached(console: Console, report: Report) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.sim.checks import REACHED
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("how often", justify="right")
+    table.add_column("what the worlds came across")
+    for name in REACHED:
+        times = report.reached[name]
+        style = "" if times else "yellow"
+        table.add_row(Text(str(times) if times else "never", style), Text(name, style))
+    console.print(table)
+    _say(console)
+
+
+def _tell_found(console: Console, found: Found, save: Path | None) -> None:
+    """Keep it before it is made shorter: that takes a while, and may be interrupted."""
+    name = re.sub(r"[^\w-]+", "-", f"holdfast-{found.check}-seed-{found.seed}")
+    path = save or Path(f"{name}.json")
+    _write(path, found.dump())
+    _say(console, f"seed {found.seed} breaks {found.check}: {found.detail}", "bold red")
+    _say(console, f"saved in {path}; to see it again: holdfast sim replay {shlex.quote(str(path))}")
+    _say(console, "looking for the shortest way to it, which may take a minute ...")
+    _quietly()
+    shortest = found.shortest()
+    _write(path, shortest.dump())
+    special = sum(map(bool, shortest.choices))
+    unlike = "1 choice differs" if special == 1 else f"{special} choices differ"
+    _say(console, f"found, and saved there: {unlike} from a world without trouble")
+    _say(console)
+    _draw(console, _picture(shortest, shortest.run(), whole=False))
+
+
+# ---- sim replay
+
+
+@sim.command()
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `holdfast sim run` saved.")],
+    *,
+    page: PageFile = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            callback=_in_a_folder,
+            help="Write the picture as a drawing, for slides.",
+        ),
+    ] = None,
+    all_messages: Annotated[
+        bool,
+        typer.Option("--all-messages", help="Draw all of it, and not only what led to its end."),
+    ] = False,
+) -> None:
+    """Let a saved world happen again, and draw it. The status is 1 if it still breaks a promise."""
+    console = _console()
+    _quietly()
+    try:
+        found = _loaded(file)
+        outcome = found.run()
+    except OSError as error:
+        _fail(f"{file}: {error.strerror}")
+    except ValueError as error:  # of reading it, or of settings with which no lock can be made
+        _fail(f"{file} is not a saved world: {str(error).removeprefix(NOT_SAVED)}")
+    timeline = _picture(found, outcome, whole=all_messages)
+    _draw(console, timeline)
+    _say(console, f"when it was kept: {_broke(found.check, found.detail)}")
+    now = _broke(outcome.check, outcome.detail)
+    _say(console, f"now:              {now}", "bold red" if outcome.check else "green")
+    if page is not None:
+        from holdfast.sim.page import draw_page
+
+        _write(page, draw_page([timeline], timeline.title))
+        _say(console, f"the picture is in {page}")
+    if svg is not None:
+        from holdfast.sim.page import draw_svg
+
+        _write(svg, draw_svg(timeline))
+        _say(console, f"the drawing is in {svg}")
+    if outcome.check:
+        raise typer.Exit(1)
+
+
+def _loaded(file: Path) -> Found:
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.sweep import Found
+
+    found = Found.load(file.read_text(encoding="utf-8"))
+    for each in fields(Settings):
+        value, usual = getattr(found.settings, each.name), each.default
+        if value != usual and not isinstance(value, (int, float)):
+            raise ValueError(f"{each.name} is {value!r}")
+    return found
+
+
+def _broke(check: str, detail: str) -> str:
+    return f"{check} was broken: {detail}" if check else "every promise was kept"
+
+
+# ---- pictures of a world
+
+
+def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
+    """Make a timeline of a world: all of it, or what led to its end."""
+    from holdfast.sim.telling import timeline_of
+
+    settings = found.settings
+    lanes: dict[str, LaneKind] = {f"c{each + 1}": "client" for each in range(settings.clients)}
+    lanes |= {"server": "server"}
+    lanes |= {"replica": "server"} if settings.failover else {}
+    lanes |= {"resource": "resource"}
+    title = f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients"
+    verdict = outcome.detail or "Every promise was kept."
+    end = (outcome.trace[-1][0] + LAST_LOOK, "end", "world")
+    timeline = timeline_of([*outcome.trace, end], title, verdict, lanes)
+    if whole:
+        return timeline
+    free = [at for at, kind, _, *rest in outcome.trace if kind == "holder" and rest[0] is None]
+    return _end_of(_without_routine(timeline), free)
+
+
+def _without_routine(timeline: Timeline) -> Timeline:
+    """Leave out connecting, and the pings and pongs."""
+    arrows = [
+        arrow
+        for arrow in timeline.arrows
+        if arrow.text not in {"ping", "pong", "connect", "answer to connect"}
+    ]
+    return replace(timeline, arrows=arrows)
+
+
+def _end_of(timeline: Timeline, free: Sequence[int]) -> Timeline:
+    """Keep the last events, if possible from a moment on at which nobody held the lock."""
+    moments = [mark.at for mark in timeline.marks]
+    moments += [moment for bar in timeline.bars for moment in (bar.began, bar.ended)]
+    moments += [arrow.arrived or arrow.sent for arrow in timeline.arrows]
+    if len(moments) <= EVENTS:
+        return timeline
+    moments.sort()
+    earliest, latest = moments[-EVENTS], moments[-EVENTS_LEAST]
+    start = max((at for at in free if earliest <= at <= latest), default=earliest)
+    return replace(
+        timeline,
+        title=f"{timeline.title}, from {start / 1000:.0f} ms on",
+        arrows=[each for each in timeline.arrows if (each.arrived or each.sent) >= start],
+        bars=[
+            replace(bar, began=max(bar.began, start)) for bar in timeline.bars if bar.ended > start
+        ],
+        marks=[mark for mark in timeline.marks if mark.at >= start],
+    )
+
+
+def _draw(console: Console, timeline: Timeline) -> None:
+    from holdfast.sim.text_picture import draw_text
+
+    console.print(draw_text(timeline, console.width))
+    _say(console)
+
+
+# ---- saying and writing
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a picture is worth more than none
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _say(console: Console, words: str = "", style: str = "") -> None:
+    """Write one line, however long."""
+    console.print(words, style=style, soft_wrap=True)
+
+
+def _fail(words: str) -> NoReturn:
+    typer.echo(f"holdfast: {words}", err=True)
+    raise typer.Exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _fail(f"{path} could not be written: {error.strerror}")
+
+
+def _quietly() -> None:
+    """Say nothing of work that was never begun: that of processes that crashed."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

@@ -1,0 +1,1 @@
+"""The simulator: the shipped lock code in a world where everything goes wrong, on any seed."""

@@ -1,0 +1,385 @@
+"""What must hold, checked from outside: on the server after each script, and at each client.
+
+Each check has the name that SAFETY gives it in the tests: S for what must never happen, L for what
+must happen in the end. They know nothing of how a lock works: only what is in the lock's key, what
+its holders believe, and the numbers they were given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.core.hold import HELD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.core.events import Event
+    from holdfast.core.hold import Hold
+    from holdfast.port import Reply, Request
+    from holdfast.scripts import Script
+    from holdfast.sim.client import SimClient
+    from holdfast.sim.node import Server
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.world import World
+
+SLACK = 2_000
+"""Microseconds by which a server may be early: it counts milliseconds."""
+
+FREE_AT_MOST = 1_500_000
+"""Microseconds for which a lock may be free, once all is well, while somebody waits in line."""
+
+_PLAIN = 2  # arguments of a plain lock's requests
+
+TOLD_WITHIN = 0.15
+"""Seconds after its deadline by which a loss has to be told, in a process that runs."""
+
+REACHED = (
+    "stood in line",
+    "granted by a push",
+    "granted by another's answer",
+    "a grant confirmed by a renewal",
+    "a grant for nobody, handed back",
+    "a renewal answered after the deadline",
+    "a lease lost: expired",
+    "a lease lost: taken",
+    "a lease lost: unreachable",
+    "a request that found its tombstone",
+    "a retry that found its own token",
+    "a release that was not answered",
+    "cancelled while waiting",
+    "cancelled while holding",
+    "crashed while holding",
+    "crashed while waiting",
+    "paused beyond the deadline",
+    "a late write, refused by its fence",
+    "the push connection lost while waiting",
+    "a holder that never released, followed",
+)
+"""What a sweep has to have come across, or it proves little."""
+
+
+class Violated(BaseException):
+    """Something happened that must never happen, or did not that must."""
+
+    def __init__(self, check: str, detail: str) -> None:
+        super().__init__(f"{check}: {detail}")
+        self.check = check
+        self.detail = detail
+
+
+class Resource:
+    """What the lock guards: it takes a write only with a fence as high as any it has seen."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._highest = 0
+        self.value = 0
+        self.accepted = 0
+
+    def read(self, who: str, fence: int) -> int | None:
+        """The value, or None if the reader comes too late."""
+        if fence < self._highest:
+            self._world.note("refused", "resource", who, fence)
+            return None
+        self._highest = fence
+        return self.value
+
+    def write(self, who: str, fence: int, value: int) -> bool:
+        """Take the value unless the writer comes too late."""
+        if fence < self._highest:
+            self._world.note("refused", "resource", who, fence)
+            return False
+        self._highest = fence
+        self.value = value
+        self.accepted += 1
+        self._world.note("accepted", "resource", who, fence)
+        return True
+
+
+class Checks:
+    """Everything that is checked in one world, about one lock."""
+
+    def __init__(self, world: World, settings: Settings, key: bytes) -> None:
+        self.world = world
+        self.settings = settings
+        self.reached: Counter[str] = Counter()
+        self.resource = Resource(world)
+        self._key = key
+        self._holds: list[tuple[SimClient, Hold]] = []
+        self._ended: set[Hold] = set()
+        self._releasing: set[Hold] = set()
+        self._fences: dict[int, str] = {}  # to which token the server granted each
+        self._highest = 0
+        self._highest_believed = 0
+        self._last_holder = b""
+        self._gone: set[str] = set()  # names of clients
+        self._before: tuple[bytes | None, bytes | None] = (None, None)
+        self._line: list[bytes] = []
+        self._free_since = 0
+        self.untrusted = not settings.trusts
+
+    def fail(self, check: str, detail: str) -> None:
+        """Say that it does not hold."""
+        self.world.note("violation", check, detail)
+        raise Violated(check, detail)
+
+    # At the server
+
+    def before(self, server: Server, keys: Sequence[bytes]) -> None:
+        """Look at lock and fence."""
+        if keys[0] == self._key:
+            self._before = _look(server, keys)
+            self._line = _line(server, keys)
+
+    def after(
+        self,
+        server: Server,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """Compare."""
+        if keys[0] != self._key or script.name in {"inspect", "probe"}:
+            return
+        holder, fence = _look(server, keys)
+        earlier, earlier_fence = self._before
+        token = args[0].encode()
+        self._note_reached(script, args, reply, earlier)
+        if holder == earlier:
+            if holder is not None and fence != earlier_fence:
+                self._fence_changed(script.name, holder, fence)
+        else:
+            self.world.note("holder", server.name, holder, fence)
+            if earlier is not None and earlier != token and not self._joined(earlier, token):
+                self.fail("S4", f"{script.name} of {token!r} took the lock from {earlier!r}")
+            if holder is not None and script.name == "renew":
+                self.fail("S5", "a renewal made a lock that was not there")
+            if holder is not None and script.name != "adopt":
+                self._server_granted(holder, fence)
+            if holder is not None and self.settings.fair:
+                self._in_order(holder, _line(server, keys), script, args)
+        if holder is None and script.name == "release" and self.settings.fair:
+            self._handed_over(server, _line(server, keys))
+        self._believers_are_kept(server)
+
+    def _in_order(
+        self, holder: bytes, line: list[bytes], script: Script, args: Sequence[str]
+    ) -> None:
+        """Nobody who stood before the new holder stands there still."""
+        came_back = script.name == "acquire" and args[0].encode() == holder and len(args) > _PLAIN
+        if holder in self._line:
+            passed_over = set(self._line[: self._line.index(holder)]) & set(line)
+        else:
+            passed_over = set() if came_back and args[2].strip("!") not in {"", "0"} else set(line)
+            passed_over &= set(self._line)
+        if passed_over and not self._joined_any(holder, passed_over):
+            self.fail("FIFO", f"{holder!r} came before {sorted(passed_over)!r}")
+
+    def _joined_any(self, holder: bytes, others: set[bytes]) -> bool:
+        return any(self._joined(holder, other) for other in others)
+
+    def _handed_over(self, server: Server, line: list[bytes]) -> None:
+        """A lock that was given back is not left free while somebody is there to have it."""
+        for waiter in line:
+            if server.hears(b"holdfast:push:" + waiter.split(b":")[1]):
+                self.fail("L2", f"the lock was left free, and {waiter!r} waits")
+
+    def all_is_well(self) -> None:
+        """Nothing goes wrong from now on."""
+        self._free_since = self.world.now
+
+    def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
+        """Called again and again once all is well: nobody of those waits long for a free lock."""
+        waiting = [waiter for waiter in _line(server, keys) if waiter.decode() in tokens]
+        if _look(server, keys)[0] is not None or not waiting:
+            self._free_since = self.world.now
+        elif self.world.now - self._free_since > FREE_AT_MOST:
+            self.fail("L1", f"the lock is free, and {waiting!r} wait")
+
+    def _fence_changed(self, name: str, holder: bytes, fence: bytes | None) -> None:
+        if not self.untrusted:
+            self.fail("S8", f"{name} changed the fence of a lock that did not change hands")
+        self._server_granted(holder, fence)  # the counter was lost: it begins anew, above
+
+    @staticmethod
+    def _joined(holder: bytes, token: bytes) -> bool:
+        owner = holder.rpartition(b":")[2]
+        return owner.startswith(b"&") and token.endswith(owner)
+
+    def _server_granted(self, holder: bytes, fence: bytes | None) -> None:
+        number = int(fence or 0)
+        if number <= self._highest:
+            self.fail("S6", f"fence {number} was given after {self._highest}")
+        self._highest = number
+        self._fences[number] = holder.decode()
+        if self._last_holder:
+            self.reached["a holder that never released, followed"] += (
+                self._last_holder.split(b":")[1].decode() in self._gone
+            )
+        self._last_holder = holder
+
+    def _believers_are_kept(self, server: Server) -> None:
+        """Whoever believes in the lock is who the server keeps it for, and for as long."""
+        if self.untrusted:
+            return
+        for client, hold in self._holds:
+            if not self.alive(client, hold):
+                continue
+            holder = server.data.run("GET", self._key)
+            if holder != hold.token.encode() and not (
+                isinstance(holder, bytes) and self._joined(holder, hold.token.encode())
+            ):
+                self.fail("S1", f"{hold.token} believes, and the lock is {holder!r}")
+            expiry = server.true_expiry(self._key)
+            deadline = client.machine.true_time(hold.deadline)
+            if expiry is not None and deadline > expiry + SLACK:
+                late = (deadline - expiry) / 1000
+                self.fail("S2", f"{hold.token} would believe {late:.0f} ms longer than the server")
+
+    def _note_reached(
+        self,
+        script: Script,
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+        earlier: bytes | None,
+    ) -> None:
+        reached = self.reached
+        if script.name == "acquire":
+            reached["a request that found its tombstone"] += reply == 0
+            reached["a retry that found its own token"] += (
+                isinstance(reply, int) and earlier == args[0].encode()
+            )
+            reached["stood in line"] += isinstance(reply, list) and reply[2] != b"0"
+
+    # At a client
+
+    def alive(self, client: SimClient, hold: Hold) -> bool:
+        """Whether its holder believes; what was over stays over."""
+        alive = not client.machine.crashed and hold.alive(client.now(), client.generation)
+        if not alive:
+            self._ended.add(hold)
+        elif hold in self._ended:
+            self.fail("S5", f"{hold.token} came back to life")
+        return alive
+
+    def granted(self, client: SimClient, hold: Hold) -> None:
+        """A client goes on with the lock."""
+        self.world.note("believes", client.machine.name, hold.token, hold.fence)
+        granted = self._fences.get(hold.fence)
+        if granted != hold.token and not (granted is not None and self.settings.owner):
+            self.fail("S9", f"fence {hold.fence} was not granted to {hold.token}")
+        if not self.untrusted:
+            for other, held in self._holds:
+                if held is not hold and self.alive(other, held) and not self._share(held, hold):
+                    self.fail("S1", f"{held.token} and {hold.token} both believe")
+            if hold.fence <= self._highest_believed and not self.settings.owner:
+                self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
+        self._highest_believed = max(self._highest_believed, hold.fence)
+        self._holds = [(who, held) for who, held in self._holds if held.state is HELD]
+        self._holds.append((client, hold))
+        self._look_again(client, hold)
+
+    def _look_again(self, client: SimClient, hold: Hold) -> None:
+        """Note when its holder ceases to believe because its deadline has come."""
+        if self.alive(client, hold):
+            due = client.machine.true_time(hold.deadline) + 1
+            self.world.at(due, lambda: self._look_again(client, hold))
+        elif hold not in self._releasing and not client.machine.crashed:
+            self.world.note("doubts", client.machine.name, hold.token)
+
+    @staticmethod
+    def _share(one: Hold, other: Hold) -> bool:
+        return one.spec.owner is not None and one.spec.owner == other.spec.owner
+
+    def releasing(self, client: SimClient, hold: Hold) -> None:
+        """A client begins to release: from now on it does not believe."""
+        self.world.note("through", client.machine.name, hold.token)
+        self._releasing.add(hold)
+
+    def ended(self, client: SimClient, hold: Hold, how: str) -> None:
+        """A client is through with the lock."""
+        self.world.note("ended", client.machine.name, hold.token, how)
+        if self.alive(client, hold):
+            self.fail("S12", f"{hold.token} believes after its {how}")
+
+    def told(self, client: SimClient, event: Event) -> None:
+        """An event was reported."""
+        self.world.note("event", client.machine.name, event.kind, event.detail)
+        if event.kind != "lost":
+            return
+        self.reached[f"a lease lost: {event.detail}"] += 1
+        for who, hold in self._holds:
+            if who is client and hold.fence == event.fence:
+                late = client.now() - hold.deadline
+                believed = hold not in self._releasing
+                if believed and late > TOLD_WITHIN and not client.was_stopped_since(hold.deadline):
+                    self.fail("S3", f"the loss of {hold.token} was told {late:.3f} s late")
+
+    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
+        """An answer has reached a client."""
+        script, _, args = request
+        if script.name == "release" and isinstance(reply, list):
+            self.reached["granted by another's answer"] += 1
+        if script.name == "renew" and reply:
+            believed = any(hold.token == args[0] for _, hold in self._holds)
+            self.reached["a grant confirmed by a renewal"] += not believed
+            for who, hold in self._holds:
+                if who is client and hold.token == args[0] and client.now() >= hold.deadline:
+                    self.reached["a renewal answered after the deadline"] += 1
+
+    def handed_back(self, client: SimClient, token: str) -> None:
+        """A grant was for nobody."""
+        self.world.note("hands back", client.machine.name, token)
+        self.reached["a grant for nobody, handed back"] += 1
+
+    def pushed(self, client: SimClient, message: bytes) -> None:
+        """The server spoke to a client."""
+        if message.startswith(b"G") and not client.machine.crashed:
+            self.reached["granted by a push"] += 1
+
+    def deaf(self, client: SimClient) -> None:
+        """A client's push connection was lost while somebody waited."""
+        self.world.note("deaf", client.machine.name)
+        self.reached["the push connection lost while waiting"] += 1
+
+    def crashed(self, client: SimClient) -> None:
+        """A client is no more."""
+        holds = any(who is client and self.alive(who, hold) for who, hold in self._holds)
+        self.reached["crashed while holding" if holds else "crashed while waiting"] += 1
+        self._gone.add(client.machine.name)
+
+    # At the end
+
+    def finished(self, server: Server, keys: Sequence[bytes]) -> None:
+        """All are through, and all clean-up has had its time: nothing may be left."""
+        holder = server.data.run("GET", keys[0])
+        if holder is not None:
+            self.fail("S10", f"the lock is still {holder!r}")
+        left = [waiter for waiter in _line(server, keys) if not self._excused(waiter)]
+        if left and not self.untrusted:  # a leaving may be among what was lost
+            self.fail("S10", f"still in line: {left!r}")
+        if self.resource.value != self.resource.accepted and not self.settings.owner:
+            self.fail("S6", "an accepted write was overwritten")
+
+    def _excused(self, waiter: bytes) -> bool:
+        """Whether its client is no more, or never sent the request that put it there."""
+        _, client, number, _ = waiter.decode().split(":", 3)
+        if client in self._gone:
+            return True
+        what = f"acquire {client}:{number}"
+        return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)
+
+
+def _look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | None]:
+    """The lock's holder, and the last fence."""
+    holder, fence = (server.data.run("GET", key) for key in keys[:2])
+    return cast("bytes | None", holder), cast("bytes | None", fence)
+
+
+def _line(server: Server, keys: Sequence[bytes]) -> list[bytes]:
+    """Those who wait, in order, without the marks."""
+    line = server.data.run("ZRANGE", keys[2], "-inf", "(1e16", "BYSCORE")
+    return [waiter.lstrip(b"!") for waiter in cast("list[bytes]", line)]

@@ -1,0 +1,128 @@
+"""Choices as data: whatever a world leaves open is asked for here, and written down.
+
+A world is a function of its settings and its list of choices. 0 always means that nothing special
+happens: the message takes its usual time, nobody crashes. So a list that ends early goes on with
+zeros, and the fewer there are that are not 0, the simpler is the story.
+
+Three ways to make them: at random by a seed, all of them by going through prefixes, or from a list
+that was kept.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+class Choices:
+    """Follows a list, then chooses 0. Its subclasses choose otherwise."""
+
+    def __init__(self, given: Sequence[int] = ()) -> None:
+        self._given = given
+        self.made: list[int] = []
+        """What was chosen so far."""
+
+    def pick(self, kind: str, weights: Sequence[float]) -> int:
+        """Choose one of so many; `weights` say how often a random world takes each."""
+        index = len(self.made)
+        chosen = self._given[index] if index < len(self._given) else self._fresh(kind, weights)
+        chosen %= len(weights)
+        self.made.append(chosen)
+        return chosen
+
+    def chance(self, kind: str, probability: float) -> bool:
+        """Choose whether something happens that happens with this probability."""
+        return probability > 0 and self.pick(kind, (1 - probability, probability)) == 1
+
+    def _fresh(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - for subclasses
+        return 0
+
+
+class RandomChoices(Choices):
+    """Chooses by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = Random(seed)  # noqa: S311 - a seed is wanted
+
+    def _fresh(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - all kinds alike
+        at = self._random.random() * sum(weights)
+        for index, weight in enumerate(weights):
+            at -= weight
+            if at < 0:
+                return index
+        return 0
+
+
+class _Recorded(Choices):
+    """Follows a prefix and writes down how many there were to choose from."""
+
+    def __init__(self, prefix: Sequence[int]) -> None:
+        super().__init__(prefix)
+        self.open: list[tuple[str, int]] = []
+
+    def pick(self, kind: str, weights: Sequence[float]) -> int:
+        """Choose as the prefix says, then 0; choices that are never made otherwise do not count."""
+        self.open.append((kind, sum(weight > 0 for weight in weights)))
+        return super().pick(kind, weights)
+
+
+def every(run: Callable[[Choices], object], budgets: Mapping[str, int]) -> Iterator[list[int]]:
+    """Run once for every list of choices that stays within the budgets; yield the list of each.
+
+    A budget says how many choices of a kind may differ from 0; kinds without one never do. A kind
+    named `fault:…` counts towards the budget of `fault`.
+    """
+    pending: list[list[int]] = [[]]
+    while pending:
+        prefix = pending.pop()
+        choices = _Recorded(prefix)
+        run(choices)
+        yield choices.made
+        left = dict(budgets)
+        for index, chosen in enumerate(choices.made):
+            kind, count = choices.open[index]
+            budget = kind.partition(":")[0]
+            if index >= len(prefix) and left.get(budget, 0) > 0:
+                pending += [
+                    [*choices.made[:index], other] for other in range(1, count) if other != chosen
+                ]
+            if chosen:
+                left[budget] = left.get(budget, 0) - 1
+
+
+def shrink(
+    choices: Sequence[int], fails: Callable[[Sequence[int]], bool], tries: int = 2000
+) -> list[int]:
+    """Make the shortest list, with the fewest choices that are not 0, that still fails."""
+    best = _without_tail(choices)
+    size = max(1, sum(map(bool, best)))
+    while size >= 1 and tries > 0:
+        smaller = False
+        places = [index for index, chosen in enumerate(best) if chosen]
+        for begin in range(0, len(places), size):
+            tries -= 1
+            some = set(places[begin : begin + size])
+            candidate = _without_tail(
+                [0 if index in some else chosen for index, chosen in enumerate(best)]
+            )
+            if candidate != best and fails(candidate):
+                best, smaller = candidate, True
+                break
+            if tries <= 0:
+                break
+        if not smaller:
+            size //= 2
+        else:
+            size = min(size, max(1, sum(map(bool, best))))
+    return best
+
+
+def _without_tail(choices: Sequence[int]) -> list[int]:
+    length = len(choices)
+    while length and not choices[length - 1]:
+        length -= 1
+    return list(choices[:length])

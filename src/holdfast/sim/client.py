@@ -1,0 +1,480 @@
+"""The port over a simulated world: the third adapter, beside threads and asyncio.
+
+Each task has a connection of its own, as threads do: of all ways it is the one in which most can
+overtake. A request that is not answered in time is abandoned with its connection. At every wait
+something may befall the process: it is paused, it crashes, or the task is cancelled.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from holdfast.core.session import Session
+from holdfast.core.token import Mint
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.sim.keyspace import ServerError
+from holdfast.sim.node import Connection
+from holdfast.sim.world import Future
+from holdfast.wire.refusals import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from holdfast.core.events import Event
+    from holdfast.core.line import Line
+    from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
+    from holdfast.scripts import Script
+    from holdfast.sim.node import Server
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.world import Process, Task, Timer
+
+LINGER = 30.0
+"""Seconds that a push connection which nobody needs is kept."""
+
+COMMAND_TIMEOUT = 1.0
+PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
+"""Microseconds for which a process may be paused."""
+
+
+class SimSignal:
+    """A signal that one task waits for."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self.future: Future[bool] | None = None
+
+    def set(self) -> None:
+        """End the wait."""
+        self._is_set = True
+        if self.future is not None:
+            self.future.set(True)
+
+    def take(self) -> bool:
+        """Say whether it is set, and unset it."""
+        was_set, self._is_set = self._is_set, False
+        return was_set
+
+
+class Observer(Protocol):
+    """Who is told what becomes of a client."""
+
+    def told(self, client: SimClient, event: Event) -> None:
+        """An event was reported."""
+
+    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
+        """An answer has reached the client."""
+
+    def handed_back(self, client: SimClient, token: str) -> None:
+        """A grant was for nobody."""
+
+    def crashed(self, client: SimClient) -> None:
+        """The client's process is about to end."""
+
+    def pushed(self, client: SimClient, message: bytes) -> None:
+        """The server spoke to the client."""
+
+    def deaf(self, client: SimClient) -> None:
+        """The push connection was lost while somebody waited."""
+
+
+class _Session(Session):
+    """The session of a client that is watched."""
+
+    def __init__(self, client: SimClient, observer: Observer, *, polls: bool) -> None:
+        self._client = client
+        self._observer = observer
+        super().__init__(
+            client,
+            lambda: SimBackground(client),
+            lambda event: observer.told(client, event),
+            polls=polls,
+        )
+
+    def _hand_back(self, key: bytes, token: str) -> None:
+        self._observer.handed_back(self._client, token)
+        super()._hand_back(key, token)
+
+
+class SimClient:
+    """One client in one process: what a face is over threads, and its port."""
+
+    def __init__(
+        self,
+        process: Process,
+        server: Callable[[], Server],
+        settings: Settings,
+        observer: Observer,
+    ) -> None:
+        self.machine = process
+        self.observer = observer
+        self.world = process.world
+        self._server = server
+        self._settings = settings
+        self._mint = Mint(process.name, "sim", 1)
+        self._line: Listener | None = None
+        self._links: dict[Task, Connection] = {}
+        self._opening: Future[None] | None = None
+        self.generation = 1
+        self.immune = False
+        """Nothing befalls the process any more."""
+        self.session = _Session(self, observer, polls=settings.polls)
+
+    # What may befall it
+
+    async def moment(self, *, cancel: bool = True) -> None:
+        """Let something happen here, or not."""
+        settings, machine, choices = self._settings, self.machine, self.world.choices
+        task = self.world.task
+        if self.immune or task is None or not (settings.pause or settings.crash or settings.cancel):
+            return
+        usual = 1.0 - settings.pause - settings.crash - settings.cancel
+        cancels = settings.cancel if cancel else 0.0
+        fate = choices.pick("fault:moment", (usual, settings.pause, settings.crash, cancels))
+        if fate == 1:
+            machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])
+            await self._turn()
+        elif fate == 2:  # noqa: PLR2004 - as listed above
+            self.crash(choices.pick("crash", (1, 1)) == 0)
+            await Future[None]()
+        elif fate == 3:  # noqa: PLR2004 - as listed above
+            self.world.note("cancelled", machine.name, task.name)
+            task.cancel()
+            await self._turn()
+
+    async def _turn(self) -> None:
+        turn: Future[None] = Future()
+        self.machine.soon(lambda: turn.set(None))
+        await turn
+
+    def crash(self, told: bool) -> None:  # noqa: FBT001 - one of two ways
+        """End the process; the server is told by its machine, or learns nothing."""
+        self.observer.crashed(self)
+        self.machine.crash()
+        for connection in list(self._server().connections):
+            if connection.process is self.machine and told:
+                connection.reset()
+
+    def was_stopped_since(self, local: float) -> bool:
+        """Whether the process was paused at some moment since its clock showed that."""
+        return self.machine.paused or self.machine.went_on >= self.machine.true_time(local)
+
+    def waiting(self) -> list[str]:
+        """The tokens that stand in line, as far as the client knows."""
+        known = {} if self._line is None else cast("Line", self._line)._known  # noqa: SLF001 - to see from outside
+        return [token for token, waiter in known.items() if waiter.waits]
+
+    # Port
+
+    def now(self) -> float:
+        """Seconds on the process's own clock."""
+        return self.machine.now()
+
+    def process(self) -> int:
+        """The process's number."""
+        return self.generation
+
+    def actor(self) -> Task:
+        """The task whose step this is."""
+        return cast("Task", self.world.task)
+
+    def draw_token(self, actor: Task, suffix: str) -> str:
+        """Draw a token that names the task."""
+        return self._mint.draw(actor.name, suffix)
+
+    def jitter(self) -> float:
+        """A number from a short list."""
+        return self.world.choices.pick("jitter", (1, 1, 1, 1)) / 4
+
+    def signal(self) -> SimSignal:
+        """Make a signal."""
+        return SimSignal()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await self.wait(SimSignal(), seconds)
+
+    async def wait(self, signal: Signal, timeout: float) -> bool:
+        """Wait until it is set, or for so long."""
+        mine = cast("SimSignal", signal)
+        await self.moment()
+        if not mine._is_set:  # noqa: SLF001 - its other half
+            mine.future = future = Future[bool]()
+            timer = None
+            if timeout < float("inf"):
+                timer = self.machine.after(timeout, lambda: future.set(False))
+            try:
+                await future
+            finally:
+                mine.future = None
+                if timer is not None:
+                    timer.cancel()
+        await self.moment()
+        return mine.take()
+
+    async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of its own."""
+        await self.machine.spawn(operation, "shielded").result
+
+    def line(self, make: Callable[[str], L]) -> L:
+        """One for the process."""
+        if self._line is None:
+            self._line = make(self._mint.client)
+        return cast("L", self._line)
+
+    async def call(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
+    ) -> Reply:
+        """Run a script over the task's own connection."""
+        await self.moment()
+        task, end = self.actor(), self.now() + timeout
+        link = await self.link(task, timeout)
+        answered = False
+        try:
+            reply = await self.ask(link, (script, keys, args), end - self.now())
+            answered = True
+        except ServerError as refused:
+            answered = True
+            raise refusal(str(refused), link.server.name) from None
+        finally:
+            if not answered:
+                link.close()
+                self._links.pop(task, None)
+        await self.moment()
+        return reply
+
+    async def link(self, task: Task, timeout: float) -> Connection:
+        """The task's connection; a new one takes a round trip."""
+        link, server = self._links.get(task), self._server()
+        if link is not None and link.open and link.server is server:
+            return link
+        link = Connection(self.machine, server)
+        try:
+            await self.within(link.ask("connect", lambda: None), timeout)
+        except (ConnectionResetError, TimeoutError):
+            link.close()
+            name = server.name
+            raise NodeUnavailable(f"cannot reach {name}", node=name) from None
+        except BaseException:
+            link.close()
+            raise
+        self._links[task] = link
+        return link
+
+    async def ask(self, link: Connection, request: Request, timeout: float) -> Reply:
+        """Send a request and wait for its answer."""
+        script, keys, args = request
+        server, end = link.server, self.now() + timeout
+
+        def by_name() -> Reply:
+            if server.forgetful and script.sha not in server.known:
+                raise ServerError("NOSCRIPT No matching script.")
+            return server.script(script, keys, args)
+
+        def by_text() -> Reply:
+            server.known.add(script.sha)
+            return server.script(script, keys, args)
+
+        what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
+        try:
+            try:
+                reply = await self.within(link.ask(what, by_name), timeout)
+            except ServerError as error:
+                if not str(error).startswith("NOSCRIPT"):
+                    raise
+                reply = await self.within(link.ask(what, by_text), end - self.now())
+        except (ConnectionResetError, TimeoutError) as error:
+            name = server.name
+            raise OutcomeUnknown(f"{name} did not answer", node=name) from error
+        self.observer.answered(self, request, reply)
+        return reply
+
+    async def within(self, future: Future[Any], timeout: float) -> Any:  # noqa: ANN401 - any answer
+        """Await it for so long."""
+        timer = self.machine.after(timeout, lambda: future.fail(TimeoutError()))
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def listen(self, listener: Listener, timeout: float) -> None:
+        """Subscribe, once for all who want it."""
+        if listener.listening:
+            return
+        if self._opening is None or self._opening.done:
+            self._opening = _Ears(self, listener, self._server()).opened
+        opening: Future[None] = Future()
+        self._opening.waiting.append(lambda: opening.set(None))
+        if self._opening.done:
+            opening.set(None)
+        name = self._server().name
+        try:
+            await self.within(opening, timeout)
+            await self._opening
+        except (ConnectionResetError, TimeoutError):
+            raise NodeUnavailable(f"cannot listen to {name}", node=name) from None
+
+
+class _Ears:
+    """The push connection of one client."""
+
+    def __init__(self, client: SimClient, listener: Listener, server: Server) -> None:
+        self._client = client
+        self._listener = listener
+        self.opened: Future[None] = Future()
+        self._sent_at = client.now()
+        self._idle_since = client.now()
+        self._timer: Timer | None = None
+        self._roused = False
+        self._connection = connection = Connection(client.machine, server)
+        connection.on_push = self._hear
+        connection.on_lost = self._lost
+        channel = listener.channel.encode()
+        answer = connection.ask("subscribe", lambda: connection.channels.add(channel))
+        answer.waiting.append(self._subscribed)
+        client.machine.after(COMMAND_TIMEOUT, self._give_up)
+
+    def _subscribed(self) -> None:
+        if self._connection.open and not self.opened.done:
+            self._listener.opened(self._sent_at, self._rouse)
+            self.opened.set(None)
+            self._look()
+
+    def _give_up(self) -> None:
+        if not self.opened.done:
+            self._connection.close()
+            self.opened.fail(ConnectionResetError())
+
+    def _lost(self) -> None:
+        if not self.opened.done:
+            self.opened.fail(ConnectionResetError())
+            return
+        self._cut()
+
+    def _hang_up(self) -> None:
+        self._connection.close()
+        self._cut()
+
+    def _cut(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._listener.idle:
+            self._client.observer.deaf(self._client)
+        self._listener.cut(self._client.now())
+
+    def _hear(self, message: Any) -> None:  # noqa: ANN401 - any message
+        if self.opened.done:
+            if message[0] == b"message":
+                self._client.observer.pushed(self._client, message[2])
+            try:
+                self._listener.heard(message, self._client.now())
+            except ValueError:
+                self._hang_up()
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if not self._roused:
+            self._roused = True
+            self._client.machine.soon(self._look)
+
+    def _look(self) -> None:
+        self._roused = False
+        if not self._connection.open:
+            return
+        now = self._client.now()
+        try:
+            ping, wake_at = self._listener.tick(now)
+        except TimeoutError:
+            self._hang_up()
+            return
+        if ping is not None:
+            payload = ping
+            connection = self._connection
+            connection.tell("ping", lambda: connection.push([b"pong", payload]))
+        if not self._listener.idle:
+            self._idle_since = now
+        elif now >= self._idle_since + LINGER:
+            self._hang_up()
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = max(0.0, min(wake_at, self._idle_since + LINGER) - now)
+        self._timer = self._client.machine.after(wait, self._look)
+
+
+class SimBackground:
+    """`holdfast.port.Background` as a task that runs while there is something to watch."""
+
+    def __init__(self, client: SimClient) -> None:
+        self._client = client
+        self._roused = False
+        self._resting: Future[None] | None = None
+        self._task: Task | None = None
+
+    def now(self) -> float:
+        """The port's clock."""
+        return self._client.now()
+
+    def rouse(self, job: Job) -> None:
+        """Wake the task, or start it."""
+        self._roused = True
+        if self._resting is not None:
+            self._resting.set(None)
+        if self._task is None:
+            self._task = self._client.machine.spawn(self._work(job), "renewer")
+
+    async def _work(self, job: Job) -> None:
+        while self._roused:
+            self._roused = False
+            await job.run()
+        self._task = None
+
+    async def rest(self, until: float) -> None:
+        """Wait until then, or until roused."""
+        if not self._roused:
+            self._resting = resting = Future[None]()
+            timer = self._client.machine.after(until - self.now(), lambda: resting.set(None))
+            await resting
+            timer.cancel()
+            self._resting = None
+        self._roused = False
+
+    async def call_many(
+        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
+    ) -> list[Reply | HoldfastError]:
+        """Send them in one go, and collect what is answered in time."""
+        client = self._client
+        task = cast("Task", client.world.task)
+        batch = client.machine.spawn(self._batch(task, requests, timeout), "batch").result
+        while not batch.done:
+            look: Future[None] = Future()
+            timer = client.machine.after(meanwhile() - self.now(), partial(look.set, None))
+            batch.waiting.append(partial(look.set, None))
+            if not batch.done:
+                await look
+            timer.cancel()
+        return cast("list[Reply | HoldfastError]", await batch)
+
+    async def _batch(
+        self, task: Task, requests: Sequence[Request], timeout: float
+    ) -> list[Reply | HoldfastError]:
+        client, end = self._client, self.now() + timeout
+        try:
+            link = await client.link(task, timeout)
+        except NodeUnavailable as error:
+            return [error] * len(requests)
+        answers = [
+            client.machine.spawn(client.ask(link, request, end - self.now()), "request").result
+            for request in requests
+        ]
+        await client.moment(cancel=False)
+        replies: list[Reply | HoldfastError] = []
+        for answer in answers:
+            try:
+                replies.append(await answer)
+            except ServerError as error:  # noqa: PERF203 - one a request
+                replies.append(refusal(str(error), link.server.name))
+            except HoldfastError as error:
+                replies.append(error)
+                link.close()
+        return replies

@@ -1,0 +1,333 @@
+"""A simulated server, and the connections to it.
+
+A connection carries requests one way and answers the other, each in order. Between connections
+anything may overtake anything. What a client has sent is carried out even when the client has hung
+up meanwhile. A message may be slow; its connection may be reset, or go half open: then what is sent
+on it is lost and nobody is told; or a request may come twice, the second time by itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.sim.keyspace import Keyspace, ServerError
+from holdfast.sim.lua import Scripts
+from holdfast.sim.world import SECOND, Future
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.scripts import Script
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.world import Process, World
+
+EPOCH = 1_790_000_000 * SECOND
+"""The wall clock of a server when its world begins."""
+
+LATENCY = (100, 250, 1_000, 8_000)
+LATENCY_WEIGHTS = (60, 25, 12, 3)
+"""Microseconds that a message takes, and how often."""
+
+SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
+"""Microseconds that a slow one takes."""
+
+_SCRIPTS = Scripts()
+
+
+class Watcher(Protocol):
+    """Who looks at a server's data before and after each script."""
+
+    def before(self, server: Server, keys: Sequence[bytes]) -> None:
+        """Look, before a script with these keys."""
+
+    def after(
+        self,
+        server: Server,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """Look again, after it."""
+
+
+class Server:
+    """One node: its data, its clock, who is connected, and whether it works."""
+
+    def __init__(self, world: World, name: str, settings: Settings, *, drift: float = 0.0) -> None:
+        self.world = world
+        self.name = name
+        self.settings = settings
+        self._drift = 1.0 + drift
+        self._jumped = 0
+        self.data = Keyspace(self.wall_clock, self._publish)
+        self._frozen_until = 0
+        self._inbox: list[Callable[[], object]] = []
+        self.down = False
+        self.cut_off: set[tuple[str, str]] = set()
+        """Who does not get through: (process, "to" or "from")."""
+        self.known: set[str] = set()
+        """The scripts it knows, by SHA1."""
+        self.forgetful = False
+        """It forgets scripts: they are sent by name first, and by text when it does not know."""
+        self.connections: list[Connection] = []
+        self.watcher: Watcher | None = None
+        self.replica: Server | None = None
+        self.lag = 0
+
+    def wall_clock(self) -> int:
+        """Microseconds on the server's own clock."""
+        return EPOCH + self._jumped + int(self.world.now * self._drift)
+
+    def jump(self, microseconds: int) -> None:
+        """Set the clock forwards, or back."""
+        self._jumped += microseconds
+        self.world.note("clock jumped", self.name, microseconds)
+
+    def true_expiry(self, key: bytes) -> int | None:
+        """When the key goes, in true time, if nothing happens; None if it never does."""
+        left = self.data.run("PTTL", key)
+        assert isinstance(left, int)  # noqa: S101 - it is what PTTL answers
+        return None if left < 0 else self.world.now + int(left * 1000 / self._drift)
+
+    # Faults
+
+    def freeze(self, microseconds: int) -> None:
+        """Answer nothing for a while; what comes meanwhile is carried out afterwards."""
+        self._frozen_until = self.world.now + microseconds
+        self.world.note("frozen", self.name, microseconds)
+        self.world.at(self._frozen_until, self._thaw)
+
+    def _thaw(self) -> None:
+        while self._inbox and self._frozen_until <= self.world.now:
+            self._inbox.pop(0)()
+
+    def receive(self, request: Callable[[], object]) -> None:
+        """Carry a request out, when its turn comes."""
+        if self._frozen_until > self.world.now or self._inbox:
+            self._inbox.append(request)
+        else:
+            request()
+
+    def restart(self, microseconds: int, *, wiped: bool = False) -> None:
+        """Be away for a while, and come back with the data, or without."""
+        self.down = True
+        self._inbox.clear()
+        self.world.note("wiped" if wiped else "down", self.name, microseconds)
+        self.hang_up()
+        if wiped:
+            self.data.restore({})
+        self.known.clear()
+        self.forgetful = True
+        self.world.after(microseconds, self._up)
+
+    def _up(self) -> None:
+        if self.down:
+            self.down = False
+            self.world.note("up", self.name)
+
+    def hang_up(self) -> None:
+        """Reset all connections."""
+        for connection in list(self.connections):
+            connection.reset()
+
+    def heal(self) -> None:
+        """Have nothing go wrong any more."""
+        self._frozen_until = 0
+        self._thaw()
+        self.cut_off.clear()
+        self.data.full = False
+        self._up()
+
+    def follow(self, primary: Server, lag: int) -> None:
+        """Be the replica of another one, `lag` microseconds behind."""
+        primary.replica, primary.lag = self, lag
+
+    def _replicate(self) -> None:
+        touched, self.data.touched = self.data.touched, set()
+        replica = self.replica
+        if replica is None or not touched:
+            return
+        entries = {key: self.data.entry(key) for key in sorted(touched)}
+
+        def apply() -> None:
+            if self.replica is replica:
+                for key, entry in entries.items():
+                    replica.data.put(key, entry)
+
+        self.world.after(self.lag, apply)
+
+    # Requests
+
+    def script(self, script: Script, keys: Sequence[bytes], args: Sequence[str]) -> Any:  # noqa: ANN401 - any answer
+        """Run a script; its answer without the serial."""
+        if self.watcher is not None:
+            self.watcher.before(self, keys)
+        answer = _SCRIPTS.run(script.text, keys, (*args, "000"), self.data)
+        self._replicate()
+        if isinstance(answer, list):
+            reply: Any = answer[:-1]
+        else:
+            assert isinstance(answer, bytes)  # noqa: S101 - what all scripts answer otherwise
+            reply = int(answer[:-3])
+        if self.watcher is not None:
+            self.watcher.after(self, script, keys, args, reply)
+        return reply
+
+    def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+        """Run one command."""
+        answer = self.data.run(*words)
+        self._replicate()
+        return answer
+
+    def hears(self, channel: bytes) -> bool:
+        """Whether anybody is subscribed to it."""
+        return any(channel in each.channels for each in self.connections)
+
+    def _publish(self, channel: bytes, message: bytes) -> int:
+        hearing = [each for each in self.connections if channel in each.channels]
+        for connection in hearing:
+            connection.push([b"message", channel, message])
+        return len(hearing)
+
+
+class Connection:
+    """One stream each way between a process and a server."""
+
+    def __init__(self, process: Process, server: Server) -> None:
+        self.process = process
+        self.server = server
+        self.world = process.world
+        self.channels: set[bytes] = set()
+        self.on_push: Callable[[Any], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
+        self.open = True
+        self._deaf = False  # half open: nothing arrives any more
+        self._arrives = {"to": 0, "from": 0}
+        self._unanswered: list[Future[Any]] = []
+        server.connections.append(self)
+
+    def _travel(self, direction: str) -> int | None:
+        """Decide when a message arrives; None if never."""
+        world, settings, choices = self.world, self.server.settings, self.world.choices
+        latency = LATENCY[choices.pick("delay", LATENCY_WEIGHTS)]
+        if settings.slow or settings.reset or settings.half_open:
+            usual = 1.0 - settings.slow - settings.reset - settings.half_open
+            fate = choices.pick(
+                "fault:message", (usual, settings.slow, settings.reset, settings.half_open)
+            )
+            if fate == 1:
+                latency = SLOW[choices.pick("slow", (4, 3, 2, 1))]
+                world.note("slow", self.process.name, direction, latency)
+            elif fate == 2:  # noqa: PLR2004 - as listed above
+                world.note("reset", self.process.name, direction)
+                world.after(latency, self.reset)
+                return None
+            elif fate == 3:  # noqa: PLR2004 - as listed above
+                world.note("half open", self.process.name, direction)
+                self._deaf = True
+        if self._deaf:
+            return None
+        at = max(world.now + latency, self._arrives[direction] + 1)
+        self._arrives[direction] = at
+        return at
+
+    def _deliver(self, direction: str, what: str, callback: Callable[[], object]) -> None:
+        at = self._travel(direction)
+        process, server = self.process.name, self.server.name
+        ends = (process, server) if direction == "to" else (server, process)
+        self.world.note("message", *ends, what, at)
+        if at is not None:
+            self.world.at(at, lambda: self._arrive(direction, callback))
+
+    def _arrive(self, direction: str, callback: Callable[[], object]) -> None:
+        if (self.process.name, direction) in self.server.cut_off:
+            self._deaf = True
+        if self._deaf or self.server.down:
+            return
+        if direction == "from":
+            self.process.call(callback)
+        else:
+            self.server.receive(callback)
+
+    def ask(self, what: str, run: Callable[[], Any]) -> Future[Any]:
+        """Send a request; the future is its answer, an error reply, or ConnectionResetError."""
+        answer: Future[Any] = Future()
+        if not self.open:
+            answer.fail(ConnectionResetError())
+            return answer
+        self._unanswered.append(answer)
+
+        def execute() -> None:
+            try:
+                result, error = run(), None
+            except ServerError as refused:
+                result, error = None, refused
+            if self in self.server.connections:
+                settle = partial(self._settle, answer, result, error)
+                self._deliver("from", f"answer to {what}", settle)
+
+        self._deliver("to", what, execute)
+        if self.world.choices.chance("fault:doubled", self.server.settings.doubled):
+            self.world.note("doubled", self.process.name, what)
+            late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
+            self.world.after(late, lambda: self._again(run))
+        return answer
+
+    def tell(self, what: str, run: Callable[[], object]) -> None:
+        """Send something that has no answer of its own."""
+        if self.open:
+            self._deliver("to", what, run)
+
+    def _again(self, run: Callable[[], Any]) -> None:
+        if not self.server.down:
+            with suppress(ServerError):
+                run()
+
+    def _settle(self, answer: Future[Any], result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any answer
+        if answer in self._unanswered:
+            self._unanswered.remove(answer)
+        if not self.open:
+            return
+        if error is None:
+            answer.set(result)
+        else:
+            answer.fail(error)
+
+    def push(self, message: list[bytes]) -> None:
+        """Send the client something that is not an answer to a request."""
+
+        def hear() -> None:
+            if self.open and self.on_push is not None:
+                self.on_push(message)
+
+        self._deliver("from", "pong" if message[0] == b"pong" else "push", hear)
+
+    def reset(self) -> None:
+        """End, with both sides told."""
+        self._forgotten()
+        self.process.call(self._lost)
+
+    def _forgotten(self) -> None:
+        if self in self.server.connections:
+            self.server.connections.remove(self)
+
+    def _lost(self) -> None:
+        if not self.open:
+            return
+        self.open = False
+        unanswered, self._unanswered = self._unanswered, []
+        for answer in unanswered:
+            answer.fail(ConnectionResetError())
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def close(self) -> None:
+        """Hang up; what was sent before still arrives. A process that crashed does not do it."""
+        if self.open and not self.process.crashed:
+            self.open = False
+            at = self._travel("to")
+            if at is not None:
+                self.world.at(at, self._forgotten)

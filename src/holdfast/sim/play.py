@@ -1,0 +1,410 @@
+"""One world from beginning to end: clients take turns at one lock while things go wrong, then not.
+
+First the faults: whatever happens, nothing may happen that must not. Then everything heals, and
+everybody has to finish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.core.acquire import acquire
+from holdfast.core.extend import extend
+from holdfast.core.hold import Grip
+from holdfast.core.release import check, release
+from holdfast.core.spec import describe
+from holdfast.errors import (
+    AcquireTimeout,
+    HoldfastError,
+    LeaseLost,
+    NodeUnavailable,
+    NotHeld,
+    OutcomeUnknown,
+    WouldDeadlock,
+)
+from holdfast.sim.checks import Checks, Violated
+from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
+from holdfast.sim.node import Server
+from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from holdfast.core.spec import LockSpec
+    from holdfast.sim.choices import Choices
+    from holdfast.sim.settings import Settings
+
+NAME = "it"
+TROUBLE = 15 * SECOND
+"""True time for which things go wrong, at most."""
+
+CLEAN_UP = 10 * SECOND
+"""True time after which a clean-up is through, once everything works."""
+
+DRIFTS = (0.0, 1.0, -1.0)
+
+
+class Outcome(NamedTuple):
+    """What came of a world."""
+
+    check: str
+    """The check that failed, or ''."""
+    detail: str
+    choices: list[int]
+    reached: Counter[str]
+    trace: list[tuple[Any, ...]]
+
+
+class Play:
+    """One world."""
+
+    def __init__(self, settings: Settings, choices: Choices) -> None:
+        self.settings = settings
+        self.world = world = World(choices)
+        self.spec = _spec(settings)
+        drift = settings.drift * self._drift() / 2
+        self.server = Server(world, "server", settings, drift=drift)
+        self.checks = Checks(world, settings, self.spec.keys[0])
+        self.server.watcher = self.checks
+        self.spare = Server(world, "replica", settings, drift=drift)
+        if settings.failover:
+            self.spare.follow(self.server, 50_000)
+            self.spare.watcher = self.checks
+        self.clients = [self._client(f"c{number + 1}") for number in range(settings.clients)]
+        self.healed = False
+        self.tasks: list[tuple[SimClient, Task]] = [
+            (client, client.machine.spawn(self._turns(client), f"t{number}"))
+            for client in self.clients
+            for number in range(settings.tasks)
+        ]
+        self._faults = _Faults(self)
+
+    def _drift(self) -> float:
+        return DRIFTS[self.world.choices.pick("drift", (2, 1, 1))] if self.settings.drift else 0.0
+
+    def _client(self, name: str) -> SimClient:
+        rate = 1.0 + self.settings.drift * self._drift()
+        machine = Process(self.world, name, rate=rate, offset=1000.0)
+        return SimClient(machine, lambda: self.server, self.settings, self.checks)
+
+    # What a client does
+
+    async def _turns(self, client: SimClient) -> None:
+        for _ in range(self.settings.turns):
+            try:
+                await self._turn(client)
+            except (Cancelled, HoldfastError) as error:  # noqa: PERF203 - the next turn may do
+                self.world.note("turn ended", client.machine.name, type(error).__name__)
+
+    async def _turn(self, client: SimClient) -> None:
+        choices, settings = self.world.choices, self.settings
+        await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
+        grip, began = Grip(), client.now()
+        who = client.machine.name
+        self.world.note("asks", who)
+        try:
+            await acquire(client.session, self.spec, settings.timeout, grip)
+        except Cancelled:
+            self.checks.reached["cancelled while waiting"] += 1
+            self._nothing_is_held(grip)
+            raise
+        except HoldfastError:
+            self._nothing_is_held(grip)
+            self._in_time(client, began)
+            raise
+        self._in_time(client, began)
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - acquire returned
+        self.checks.granted(client, hold)
+        try:
+            await self._work(client, grip)
+        except Cancelled:
+            self.checks.reached["cancelled while holding"] += 1
+        await self._release(client, grip)
+
+    def _nothing_is_held(self, grip: Grip) -> None:
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        if hold is not None and hold.live:
+            self.checks.fail("S16", "an acquire that failed holds the lock")
+
+    def _in_time(self, client: SimClient, began: float) -> None:
+        """An acquire with a timeout is over by then and one command's."""
+        timeout = self.settings.timeout
+        if timeout is None or client.was_stopped_since(began):
+            return
+        late = client.now() - began - timeout - self.spec.command_timeout
+        if late > 0.05:  # noqa: PLR2004 - a few messages' time
+            self.checks.fail("L4", f"acquire returned {late:.3f} s after its timeout")
+
+    async def _work(self, client: SimClient, grip: Grip) -> None:
+        """Read, change and write what the lock guards; perhaps extend, or take the lock again."""
+        choices, resource, who = self.world.choices, self.checks.resource, client.machine.name
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        self._fork(client, grip)
+        kind = choices.pick("work", (6, 1, 1))
+        if kind == 1:
+            await self._again(client)
+        read = resource.read(who, hold.fence)
+        lasts = (1.0, 0.0, 0.1, 8.0)[choices.pick("hold", (3, 3, 3, 1))] * self.settings.hold
+        await client.sleep(lasts)
+        if kind == 2:  # noqa: PLR2004 - one in eight
+            try:
+                await extend(client.session, grip, self.settings.ttl)
+            except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
+                self.world.note("not extended", who, type(error).__name__)
+        if not self.checks.alive(client, hold):
+            self.checks.reached["paused beyond the deadline"] += client.was_stopped_since(
+                hold.deadline
+            )
+            if choices.pick("late", (1, 1)) == 0:
+                return
+        await client.moment()
+        if read is not None and not resource.write(who, hold.fence, read + 1):
+            self.checks.reached["a late write, refused by its fence"] += 1
+
+    def _fork(self, client: SimClient, grip: Grip) -> None:
+        """A child of the process, which has a copy of everything, holds nothing."""
+        client.generation += 1
+        try:
+            check(client.session, grip)
+        except NotHeld:
+            return
+        finally:
+            client.generation -= 1
+        self.checks.fail("S13", "a forked child believes in what its parent holds")
+
+    async def _again(self, client: SimClient) -> None:
+        """Take the lock again while holding it."""
+        grip = Grip()
+        hold = client.session.held.get(self.spec.keys[0])
+        try:
+            await acquire(client.session, self.spec, 5.0, grip)
+        except WouldDeadlock:
+            if self.settings.reentrant or self.settings.owner:
+                self.checks.fail("S12", "the holder may take it again, and was not let")
+            return
+        except (AcquireTimeout, NodeUnavailable):
+            return
+        again = grip._hold  # noqa: SLF001 - what a face does too
+        assert again is not None  # noqa: S101 - acquire returned
+        if self.settings.reentrant and again is hold:
+            await release(client.session, grip)
+            return
+        self.checks.granted(client, again)  # the first was lost meanwhile, or has an owner
+        await self._release(client, grip)
+
+    async def _release(self, client: SimClient, grip: Grip) -> None:
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        full = self.server.data.full
+        self.checks.releasing(client, hold)
+        try:
+            await release(client.session, grip)
+        except LeaseLost:
+            self.checks.ended(client, hold, "loss")
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            self.checks.reached["a release that was not answered"] += 1
+            if full and "OOM" in str(error):
+                self.checks.fail("L8", "a full server refused a release")
+            self.checks.ended(client, hold, "release without an answer")
+        else:
+            self.checks.ended(client, hold, "release")
+
+    # From beginning to end
+
+    def run(self) -> Outcome:
+        """Let it all happen."""
+        check = detail = ""
+        try:
+            self._run()
+        except Violated as violated:
+            check, detail = violated.check, violated.detail
+        made, trace = list(self.world.choices.made), list(self.world.trace)
+        self.world.end()
+        return Outcome(check, detail, made, self.checks.reached, trace)
+
+    def _run(self) -> None:
+        world = self.world
+        try:
+            if not world.run(self._done, TROUBLE):
+                self._heal()
+                limit = world.now + self._patience()
+                if not world.run(self._done, limit):
+                    self._somebody_waits()
+        except Stuck:
+            self.checks.fail("L2", "nothing can happen any more, and somebody waits")
+        self._heal()
+        end = world.now + CLEAN_UP + self._patience()
+        world.at(end, lambda: None)
+        world.run(lambda: world.now >= end, end)
+        self.checks.finished(self.server, self.spec.keys)
+
+    def _done(self) -> bool:
+        return all(task.result.done or client.machine.crashed for client, task in self.tasks)
+
+    def _patience(self) -> int:
+        """True time in which all turns have to be through once everything works."""
+        settings = self.settings
+        turns = settings.clients * settings.tasks * settings.turns
+        each = 8 * settings.hold + settings.lock_delay + 1.0
+        dead = (settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
+        return int((turns * each + dead + 10.0) * SECOND) + self._faults.jumped
+
+    def _heal(self) -> None:
+        if self.healed:
+            return
+        self.healed = True
+        self.world.note("healed", "world")
+        self.server.heal()
+        self.server.settings = self.spare.settings = _without_faults(self.settings)
+        for client in self.clients:
+            client.immune = True
+        self.checks.all_is_well()
+        if not self.settings.clock_jump:  # else waiters may be wrong about the holder's time
+            self._watch_over()
+
+    def _watch_over(self) -> None:
+        waiting = {
+            token
+            for client in self.clients
+            if not client.machine.crashed and not client.was_stopped_since(client.now() - 2.0)
+            for token in client.waiting()
+        }
+        self.checks.taken_up(self.server, self.spec.keys, waiting)
+        if not self._done():
+            self.world.after(SECOND // 10, self._watch_over)
+
+    def _somebody_waits(self) -> None:
+        holder = self.server.data.run("GET", self.spec.keys[0])
+        waiting = [
+            task.name
+            for client, task in self.tasks
+            if not task.result.done and not client.machine.crashed
+        ]
+        check = "L2" if holder is None else "L1"
+        self.checks.fail(check, f"{waiting} wait; the lock is {holder!r}")
+
+
+class _Faults:
+    """What goes wrong with the server, from time to time."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self.jumped = 0
+        settings = play.settings
+        self._kinds = {
+            self._partition: settings.partition,
+            self._freeze: settings.freeze,
+            self._restart: settings.restart,
+            self._flush: settings.script_flush,
+            self._fill: settings.full,
+            self._wipe: settings.wipe,
+            self._evict: settings.evict,
+            self._jump: settings.clock_jump,
+            self._fail_over: settings.failover,
+        }
+        if any(self._kinds.values()):
+            self._arrange()
+
+    def _arrange(self) -> None:
+        self._play.world.after(int(self._play.settings.fault_every * SECOND / 4), self._strike)
+
+    def _strike(self) -> None:
+        play = self._play
+        if play.healed:
+            return
+        usual = max(0.0, 1.0 - sum(self._kinds.values()))
+        chosen = play.world.choices.pick("fault:server", (usual, *self._kinds.values()))
+        if chosen:
+            list(self._kinds)[chosen - 1]()
+        self._arrange()
+
+    def _length(self) -> int:
+        lengths = (100_000, 800_000, 2_500_000, 6_000_000)
+        return lengths[self._play.world.choices.pick("length", (3, 3, 2, 1))]
+
+    def _partition(self) -> None:
+        play, choices = self._play, self._play.world.choices
+        client = play.clients[choices.pick("who", [1] * len(play.clients))].machine.name
+        ways = (("to",), ("from",), ("to", "from"))[choices.pick("way", (1, 1, 1))]
+        cut = {(client, way) for way in ways}
+        play.server.cut_off |= cut
+        length = self._length()
+        play.world.note("cut off", client, ways, length)
+        play.world.after(length, lambda: play.server.cut_off.difference_update(cut))
+
+    def _freeze(self) -> None:
+        self._play.server.freeze(self._length())
+
+    def _restart(self) -> None:
+        self._play.server.restart(self._length())
+
+    def _flush(self) -> None:
+        self._play.server.known.clear()
+        self._play.server.forgetful = True
+        self._play.world.note("scripts flushed", "server")
+
+    def _fill(self) -> None:
+        server, world = self._play.server, self._play.world
+        server.data.full = True
+        world.note("full", "server")
+
+        def room() -> None:
+            server.data.full = False
+
+        world.after(self._length(), room)
+
+    def _wipe(self) -> None:
+        self._play.server.restart(self._length(), wiped=True)
+
+    def _evict(self) -> None:
+        play = self._play
+        keys = sorted(play.server.data.keys())
+        if keys:
+            key = keys[play.world.choices.pick("key", [1] * len(keys))]
+            play.server.command("DEL", key)
+            play.world.note("evicted", "server", key)
+
+    def _jump(self) -> None:
+        by = (3, -3, 60, -60)[self._play.world.choices.pick("jump", (1, 1, 1, 1))] * SECOND
+        self.jumped += abs(by)
+        self._play.server.jump(by)
+
+    def _fail_over(self) -> None:
+        play = self._play
+        if play.server.replica is None:
+            return
+        old, new = play.server, play.spare
+        play.world.note("failover", old.name, new.name)
+        old.replica = None
+        old.down = True
+        old.hang_up()
+        play.server = new
+
+
+def _spec(settings: Settings) -> LockSpec:
+    return describe(
+        NAME,
+        ttl=settings.ttl,
+        timeout=None,
+        renew=settings.renew,
+        max_hold=None,
+        reentrant=settings.reentrant,
+        owner="us" if settings.owner else None,
+        fair=settings.fair,
+        lock_delay=settings.lock_delay,
+        key=None,
+        label=None,
+        command_timeout=COMMAND_TIMEOUT,
+    )
+
+
+def _without_faults(settings: Settings) -> Settings:
+    return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0)
+
+
+def play(settings: Settings, choices: Choices) -> Outcome:
+    """Run one world."""
+    return Play(settings, choices).run()

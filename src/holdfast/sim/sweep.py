@@ -1,0 +1,193 @@
+"""Many worlds: by seeds, or all of a small one; and what was found, kept and replayed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.sim.checks import REACHED
+from holdfast.sim.choices import Choices, RandomChoices, every, shrink
+from holdfast.sim.play import play
+from holdfast.sim.settings import CALM, STORMY, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from holdfast.sim.play import Outcome
+
+SINGLE_NODE: Mapping[str, Settings] = {
+    "storm": STORMY,
+    "tasks": replace(STORMY, clients=2, tasks=2),
+    "owner": replace(STORMY, owner=True),
+    "delay": replace(STORMY, lock_delay=1.0),
+    "barge": replace(STORMY, fair=False),
+    "reentrant": replace(STORMY, reentrant=True),
+    "polls": replace(STORMY, polls=True),
+    "no renewal": replace(STORMY, renew=False),
+    "timeout": replace(STORMY, timeout=1.0),
+    "short ttl": replace(STORMY, ttl=0.3),
+    "slow answers": replace(STORMY, slow=0.2, hold=1.0, ttl=1.0),
+    "data lost": replace(STORMY, wipe=0.05, evict=0.05),
+    "clock jumps": replace(STORMY, clock_jump=0.1),
+    "failover": replace(STORMY, failover=0.1),
+}
+"""The kinds of worlds that a sweep without settings of its own goes through."""
+
+SMALL = replace(
+    CALM,
+    clients=2,
+    turns=1,
+    drift=0.0,
+    slow=0.1,
+    reset=0.1,
+    half_open=0.1,
+    doubled=0.1,
+    pause=0.1,
+    crash=0.1,
+    cancel=0.1,
+)
+"""The world of which every interleaving is gone through: one holds, the other waits."""
+
+_LONGEST = 1_000_000  # choices that a world may make
+
+BUDGETS = {"delay": 1, "fault": 1}
+"""How many messages may be overtaken there, and how many faults may happen."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A world in which something that must hold did not."""
+
+    settings: Settings
+    choices: Sequence[int]
+    check: str
+    detail: str
+    seed: int | None = None
+
+    def dump(self) -> str:
+        """As text that can be kept, and read back."""
+        usual = asdict(Settings())
+        mine = asdict(self.settings)
+        given = {name: value for name, value in mine.items() if value != usual[name]}
+        chosen = {str(index): value for index, value in enumerate(self.choices) if value}
+        kept = {"check": self.check, "detail": self.detail, "settings": given, "choices": chosen}
+        return json.dumps(kept, indent=2) + "\n"
+
+    @classmethod
+    def load(cls, text: str) -> Found:
+        """Read what `dump` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            kept = json.loads(text)
+            settings = _settings(kept["settings"])
+            chosen = {int(index): int(value) for index, value in kept["choices"].items()}
+            if not all(0 <= index < _LONGEST for index in chosen):
+                raise ValueError("not a saved world: no world has that many choices")
+            choices = [chosen.get(index, 0) for index in range(max(chosen, default=-1) + 1)]
+            return cls(settings, choices, str(kept["check"]), str(kept["detail"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a saved world: {error!r}") from error
+
+    def run(self) -> Outcome:
+        """Let it happen again."""
+        return play(self.settings, Choices(self.choices))
+
+    def shortest(self) -> Found:
+        """The shortest list of choices that breaks the same promise."""
+
+        def fails(choices: Sequence[int]) -> bool:
+            return play(self.settings, Choices(choices)).check == self.check
+
+        choices = shrink(self.choices, fails)
+        outcome = play(self.settings, Choices(choices))
+        return replace(self, choices=choices, detail=outcome.detail)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    usual = asdict(Settings())
+    for name, value in given.items():
+        if name not in usual:
+            raise ValueError(f"not a saved world: unknown setting {name!r}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (isinstance(value, bool) if isinstance(usual[name], bool) else number):
+            raise ValueError(f"not a saved world: {name} is {value!r}")
+    return Settings(**given)
+
+
+@dataclass
+class Report:
+    """What a sweep has seen so far."""
+
+    worlds: int = 0
+    seconds: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    found: list[Found] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[str]:
+        """The states that no world reached."""
+        return [name for name in REACHED if not self.reached[name]]
+
+    def add(self, other: Report) -> None:
+        """Take in what another part of the sweep has seen."""
+        self.worlds += other.worlds
+        self.reached.update(other.reached)
+        self.found += other.found
+
+    def note(self, settings: Settings, outcome: Outcome, seed: int | None = None) -> None:
+        """Take in one world."""
+        self.worlds += 1
+        self.reached.update(outcome.reached)
+        if outcome.check:
+            found = Found(settings, outcome.choices, outcome.check, outcome.detail, seed)
+            self.found.append(found)
+
+
+def world_of(seed: int, settings: Settings | None) -> Settings:
+    """The settings of a seed: those given, or one of the kinds in turn."""
+    kinds = list(SINGLE_NODE.values())
+    return kinds[seed % len(kinds)] if settings is None else settings
+
+
+def sweep(
+    seeds: Iterable[int],
+    settings: Settings | None = None,
+    *,
+    twice: bool = False,
+    go_on: Callable[[Report], bool] = lambda _: True,
+) -> Report:
+    """Run a world for each seed, until `go_on` says no; each twice to see that it is the same.
+
+    Raises:
+        AssertionError: a world was another the second time.
+    """
+    report, began = Report(), time.perf_counter()
+    for seed in seeds:
+        kind = world_of(seed, settings)
+        outcome = play(kind, RandomChoices(seed))
+        if twice and repr(play(kind, RandomChoices(seed))) != repr(outcome):
+            raise AssertionError(f"seed {seed} gave two different worlds")
+        report.note(kind, outcome, seed)
+        report.seconds = time.perf_counter() - began
+        if not go_on(report):
+            break
+    return report
+
+
+def exhaust(
+    settings: Settings = SMALL, budgets: Mapping[str, int] | None = None
+) -> Iterator[Outcome]:
+    """Run every world that differs from the calm one by as much as the budgets allow."""
+    outcomes: list[Outcome] = []
+
+    def run(choices: Choices) -> Any:  # noqa: ANN401 - nobody looks at it
+        outcomes.append(play(settings, choices))
+
+    for _ in every(run, BUDGETS if budgets is None else budgets):
+        yield outcomes.pop()

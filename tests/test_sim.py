@@ -1,0 +1,245 @@
+"""The simulator: worlds that are the same each time, and in which every promise is kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.core.hold import Grip, Hold
+from holdfast.sim import play as playing
+from holdfast.sim.checks import REACHED, Violated
+from holdfast.sim.choices import Choices, RandomChoices, every, shrink
+from holdfast.sim.play import Play, play
+from holdfast.sim.settings import CALM, STORMY, Settings
+from holdfast.sim.sweep import SINGLE_NODE, Found, Report, exhaust, sweep
+from holdfast.sim.world import Cancelled, Future, Process, Stuck, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.core.spec import LockSpec
+    from holdfast.sim.client import SimClient
+
+KEPT = sorted((Path(__file__).parent / "worlds").glob("*.json"))
+SECONDS = 60
+"""How long the sweep of `make test` may take; the worlds of `make soak` are many more."""
+
+WORLDS = 4000
+
+# Every promise, in many worlds
+
+
+def test_no_world_of_a_sweep_breaks_a_promise_and_all_that_matters_is_reached() -> None:
+    began = time.monotonic()
+    report = sweep(range(WORLDS), go_on=lambda _: time.monotonic() < began + SECONDS)
+    assert [(each.seed, each.check, each.detail) for each in report.found] == []
+    assert report.missing == [], f"{report.worlds} worlds never reached these"
+
+
+def test_no_interleaving_of_a_small_world_with_one_fault_breaks_a_promise() -> None:
+    report = Report()
+    for outcome in exhaust():
+        report.note(CALM, outcome)
+    assert [(each.check, each.detail) for each in report.found] == []
+    assert report.worlds > 9000
+    assert report.reached["granted by a push"] > 1000
+    assert report.reached["a holder that never released, followed"] > 100
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
+def test_what_was_found_once_is_not_found_again(kept: Path) -> None:
+    found = Found.load(kept.read_text())
+    outcome = found.run()
+    assert (outcome.check, outcome.detail) == ("", "")
+
+
+# The same each time
+
+
+@pytest.mark.parametrize("kind", SINGLE_NODE)
+def test_a_seed_gives_the_same_world_byte_for_byte(kind: str) -> None:
+    for seed in range(20):
+        first, second = (play(SINGLE_NODE[kind], RandomChoices(seed)) for _ in range(2))
+        assert repr(first) == repr(second)
+        replayed = play(SINGLE_NODE[kind], Choices(first.choices))
+        assert repr(replayed) == repr(first)
+
+
+def test_another_seed_gives_another_world() -> None:
+    assert len({repr(play(STORMY, RandomChoices(seed)).trace) for seed in range(20)}) == 20
+
+
+def test_what_was_found_can_be_kept_and_read_back() -> None:
+    found = Found(replace(STORMY, ttl=0.3), [0, 3, 0, 0, 1], "S1", "two of them", seed=7)
+    again = Found.load(found.dump())
+    assert (again.settings, list(again.choices), again.check) == (
+        found.settings,
+        [0, 3, 0, 0, 1],
+        "S1",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"settings": {"no": 1}, "choices": {}, "check": "", "detail": ""}',
+        '{"settings": {"clients": "many"}, "choices": {}, "check": "", "detail": ""}',
+        '{"settings": {}, "choices": {"9999999999": 1}, "check": "", "detail": ""}',
+    ],
+)
+def test_what_is_no_saved_world_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"saved world|Expecting value"):
+        Found.load(text)
+
+
+# Choices
+
+
+def test_every_list_of_choices_within_the_budget_is_gone_through_once() -> None:
+    def run(choices: Choices) -> object:
+        return [choices.pick("a", (1, 1, 1)), choices.pick("b", (1, 1)), choices.pick("c", (1, 1))]
+
+    assert sorted(every(run, {"a": 1, "b": 1})) == [[a, b, 0] for a in range(3) for b in range(2)]
+    assert sorted(every(run, {})) == [[0, 0, 0]]
+
+
+def test_a_budget_counts_over_all_faults() -> None:
+    def run(choices: Choices) -> object:
+        return [choices.pick(f"fault:{name}", (1, 1)) for name in "abc"]
+
+    assert sorted(every(run, {"fault": 1})) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
+def test_choices_that_a_world_makes_because_of_others_are_gone_through_too() -> None:
+    def run(choices: Choices) -> object:
+        return choices.pick("a", (1, 1)) and choices.pick("b", (1, 1))
+
+    assert sorted(every(run, {"a": 1, "b": 1})) == [[0], [1, 0], [1, 1]]
+
+
+def test_shrinking_leaves_what_is_needed_and_nothing_else() -> None:
+    tried = []
+
+    def fails(choices: Sequence[int]) -> bool:
+        tried.append(list(choices))
+        return len(choices) > 40 and choices[17] == 2 and choices[40] == 1
+
+    start = [3] * 100
+    start[17], start[40] = 2, 1
+    shrunk = shrink(start, fails)
+    assert len(shrunk) == 41
+    assert [index for index, chosen in enumerate(shrunk) if chosen] == [17, 40]
+
+
+# The world
+
+
+def _two() -> tuple[World, Process]:
+    world = World(Choices())
+    return world, Process(world, "one")
+
+
+def test_somebody_who_waits_for_what_cannot_happen_is_noticed() -> None:
+    world, process = _two()
+    task = process.spawn(_forever(), "waits")
+    with pytest.raises(Stuck):
+        world.run(lambda: task.result.done, 10_000_000)
+
+
+async def _forever() -> None:
+    await Future[None]()
+
+
+def test_a_paused_process_does_nothing_while_its_clock_runs_and_then_catches_up_in_order() -> None:
+    world, process = _two()
+    done: list[tuple[int, str]] = []
+    for name, at in (("a", 10), ("b", 20), ("c", 300)):
+        world.at(at, lambda name=name: process.call(lambda: done.append((world.now, name))))  # type: ignore[misc]  # bound early
+    world.at(5, lambda: process.pause(100))
+    world.run(lambda: len(done) == 3, 1000)
+    assert done == [(105, "a"), (105, "b"), (300, "c")]
+    assert process.now() == pytest.approx(0.0003)
+
+
+def test_a_crashed_process_never_goes_on() -> None:
+    world, process = _two()
+    done: list[str] = []
+    process.after(1.0, lambda: done.append("late"))
+    world.at(10, process.crash)
+    with pytest.raises(Stuck):
+        world.run(lambda: bool(done), 3_000_000)
+    assert not done
+
+
+def test_a_clock_that_runs_fast_reaches_a_time_sooner() -> None:
+    world = World(Choices())
+    fast = Process(world, "fast", rate=1.1, offset=50.0)
+    done: list[int] = []
+    fast.after(1.1, lambda: done.append(world.now))
+    world.run(lambda: bool(done), 3_000_000)
+    assert done[0] == pytest.approx(1_000_000, abs=5)
+    assert fast.true_time(fast.now()) == pytest.approx(world.now, abs=1)
+
+
+def test_a_cancelled_task_is_woken_where_it_waits() -> None:
+    world, process = _two()
+    seen: list[str] = []
+
+    async def story() -> None:
+        try:
+            await Future[None]()
+        except Cancelled:
+            seen.append("cancelled")
+            raise
+
+    task = process.spawn(story(), "story")
+    world.at(10, task.cancel)
+    world.run(lambda: task.result.done, 100)
+    assert seen == ["cancelled"]
+
+
+# What is checked is checked
+
+
+def test_a_lock_that_nobody_can_have_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
+        await Future[None]()
+
+    monkeypatch.setattr(playing, "acquire", never)
+    outcome = play(CALM, RandomChoices(1))
+    assert outcome.check == "L2"
+
+
+def test_two_who_believe_at_once_are_reported() -> None:
+    world = Play(replace(CALM, clients=2), Choices())
+    first, second = world.clients
+    spec = world.spec
+    held = [(client, _hold(client, spec, number)) for number, client in enumerate((first, second))]
+    for number, (_, hold) in enumerate(held):
+        world.checks._fences[number + 1] = hold.token
+    world.checks.granted(*held[0])
+    with pytest.raises(Violated, match="both believe"):
+        world.checks.granted(*held[1])
+    world.world.end()
+
+
+def _hold(client: SimClient, spec: LockSpec, number: int) -> Hold:
+    token = f"hf1:{client.machine.name}:1:sim:1:t:"
+    return Hold(spec, token, number + 1, client.now(), None, client.session, Grip())
+
+
+def test_every_state_that_matters_is_named_once() -> None:
+    assert len(set(REACHED)) == len(REACHED)
+
+
+def test_settings_say_whether_exclusion_can_be_trusted() -> None:
+    assert STORMY.trusts
+    for broken in ("wipe", "evict", "clock_jump", "failover"):
+        assert not replace(Settings(), **{broken: 0.1}).trusts  # type: ignore[arg-type]  # a probability

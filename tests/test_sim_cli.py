@@ -1,0 +1,445 @@
+"""The command line of the simulator: what it tells, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from holdfast import __version__
+from holdfast.cli.app import app
+from holdfast.sim.checks import REACHED
+from holdfast.sim.hazards import GALLERY
+from holdfast.sim.settings import CALM
+from holdfast.sim.sweep import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(__file__).parents[1] / "src"
+PATIENCE = 30.0
+"""Seconds for a process to start, on a machine that has much else to do."""
+
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios;"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "os.execv(sys.executable, [sys.executable, '-m', 'holdfast.cli', *sys.argv[1:]])"
+)
+
+WITHOUT = """
+import sys
+missing = sys.argv.pop(1)
+class Finder:
+    def find_spec(name, *_):
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+sys.meta_path.insert(0, Finder)
+from holdfast.cli import main
+main()
+"""
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """All that was said, on one line and without frames."""
+        return " ".join(re.sub("[│╭╮╰╯─]", " ", self.out + self.err).split())
+
+
+def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(source), "PYTHONUTF8": "1", "TERM": "xterm", **more}
+
+
+def holdfast(*words: str | Path, cwd: Path, source: Path = SOURCE, width: int = 80) -> Ended:
+    """Run the command without a terminal, to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", *map(str, words)],
+        cwd=cwd,
+        env=environment(source, COLUMNS=str(width)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Ended:
+    """Run the command here, for the many small things that are told at once."""
+    with pytest.raises(SystemExit) as ended:
+        app([str(word) for word in words], prog_name="holdfast")
+    status = ended.value.code
+    assert isinstance(status, int)
+    return Ended(status, *capsys.readouterr())
+
+
+class Screen:
+    """A terminal, and what a process wrote to it so far."""
+
+    def __init__(self, terminal: int, process: subprocess.Popen[bytes]) -> None:
+        self._terminal = terminal
+        self.process = process
+        self.text = ""
+
+    def until(self, pattern: str) -> None:
+        """Wait until it shows something."""
+        give_up_at = time.monotonic() + PATIENCE
+        while not re.search(pattern, self.text):
+            assert self._read(give_up_at), f"ended without {pattern!r}: {self.text}"
+
+    def to_the_end(self) -> int:
+        """Wait until nobody has the terminal open any more; return the status."""
+        give_up_at = time.monotonic() + PATIENCE
+        while self._read(give_up_at):
+            pass
+        return self.process.wait(PATIENCE)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def _read(self, give_up_at: float) -> bool:
+        left = give_up_at - time.monotonic()
+        assert select.select([self._terminal], [], [], max(left, 0))[0], f"stuck: {self.text}"
+        try:
+            received = os.read(self._terminal, 65536)
+        except OSError:  # what Linux says at the end
+            return False
+        self.text += received.decode(errors="replace")
+        return bool(received)
+
+
+@contextmanager
+def on_a_terminal(*words: str, cwd: Path) -> Iterator[Screen]:
+    """Start the command on a terminal of its own, as its controlling one."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWN_TERMINAL, *words],
+        cwd=cwd,
+        env=environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Screen(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with a holder that believes twice as long as it may."""
+    source = tmp_path_factory.mktemp("broken")
+    shutil.copytree(
+        SOURCE / "holdfast", source / "holdfast", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    file = source / "holdfast" / "core" / "spec.py"
+    right, wrong = "return ttl * (1 - DRIFT) - MARGIN", "return ttl * 2"
+    assert file.read_text().count(right) == 1
+    file.write_text(file.read_text().replace(right, wrong))
+    return source
+
+
+# ---- the command itself
+
+
+@pytest.mark.parametrize("words", [(), ("sim",)])
+def test_without_a_command_there_is_help(words: tuple[str, ...], tmp_path: Path) -> None:
+    told = holdfast(*words, cwd=tmp_path)
+    assert told.status == 0
+    assert f"Usage: {' '.join(['holdfast', *words])} [OPTIONS] COMMAND" in told.out
+    assert ("replay" if "sim" in words else "sim") in told.out
+
+
+def test_it_tells_its_version(tmp_path: Path) -> None:
+    assert holdfast("--version", cwd=tmp_path) == (0, f"holdfast {__version__}\n", "")
+
+
+def test_help_does_not_wait_for_the_simulator() -> None:
+    look = "import sys, holdfast.cli.app; print(*[m for m in sys.modules if 'holdfast' in m])"
+    done = subprocess.run(
+        [sys.executable, "-c", look], env=environment(), capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.split())
+    assert modules == {"holdfast", *(f"holdfast.cli{each}" for each in ("", ".app", ".sim"))}
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("typer", "--help"), ("rich", "sim hazards"), ("lupa", "sim run")],
+)
+def test_what_is_not_installed_is_told(missing: str, words: str, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT, missing, *words.split()],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert told.stderr == f"holdfast: {missing} is not installed: pip install 'holdfast[cli]'\n"
+
+
+# ---- hazards
+
+
+def test_all_hazards_come_out_as_told(tmp_path: Path) -> None:
+    told = holdfast("sim", "hazards", "--page", "all.html", cwd=tmp_path)
+    assert told.status == 0, told.out
+    for hazard in GALLERY:
+        assert hazard.title in told.out
+        assert hazard.story in told.words
+    assert told.out.count("the classic way: ") == len(GALLERY)
+    assert told.out.count("with holdfast:   nothing went wrong") == len(GALLERY)
+    assert "the fence refused 1 late write\n" in told.out
+    assert "each of 11 classic ways went wrong, holdfast never did" in told.out
+    assert "believes to hold" not in told.out
+    page = (tmp_path / "all.html").read_text(encoding="utf-8")
+    assert page.count("<section") == 2 * len(GALLERY)
+    assert not re.findall(r"(?:src|href)\s*=|url\((?!#)|@import|<script", page)
+
+
+def test_hazards_that_are_named_are_drawn(tmp_path: Path) -> None:
+    below = holdfast("sim", "hazards", "paused-holder", cwd=tmp_path)
+    beside = holdfast("sim", "hazards", "paused_holder", cwd=tmp_path, width=160)
+    assert below.status == beside.status == 0
+    title = "A holder is paused and writes late"
+    assert not re.search(f"{title}: the classic way .*{title}: with holdfast", below.out)
+    assert re.search(f"{title}: the classic way .*{title}: with holdfast", beside.out)
+    for told in (below, beside):
+        assert "Bob and alice" in told.out or "Alice and bob" in told.out
+        assert "█" in told.out
+        assert "SETNX" not in told.out
+    assert max(map(len, below.out.splitlines())) <= 120
+
+
+def test_the_names_of_hazards_are_listed(tmp_path: Path) -> None:
+    told = holdfast("sim", "hazards", "--list", cwd=tmp_path)
+    assert told.status == 0
+    assert [line.split()[0] for line in told.out.splitlines()] == [each.name for each in GALLERY]
+
+
+def test_a_hazard_that_nobody_knows_is_told(tmp_path: Path) -> None:
+    told = holdfast("sim", "hazards", "nonsense", cwd=tmp_path)
+    assert told.status == 2
+    assert "no hazard is called 'nonsense'; there are setnx_without_expiry" in told.words
+
+
+def test_hazards_notice_if_holdfast_fails(broken: Path, tmp_path: Path) -> None:
+    told = holdfast("sim", "hazards", "del_by_another", cwd=tmp_path, source=broken)
+    assert told.status == 1
+    assert "1 of 1 did not come out as told" in told.out
+
+
+# ---- run
+
+
+def test_a_run_tells_what_it_came_across(tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--seeds", "40", "--twice", "--jobs", "2", cwd=tmp_path)
+    assert told.status == 0, told.out
+    assert "running 40 worlds from seed 0 on, 2 at a time" in told.out
+    assert re.search(r"40 worlds in \d+\.\d s, \d+ a second: every promise was kept", told.out)
+    for name in REACHED:
+        assert re.search(rf"^ +(\d+|never)  {name} *$", told.out, re.MULTILINE), name
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_takes_settings(tmp_path: Path) -> None:
+    options = "--calm --clients 2 --turns 1 --unfair --no-renew --seeds 10 --first 5 --jobs 1"
+    told = holdfast("sim", "run", *options.split(), cwd=tmp_path)
+    assert told.status == 0
+    assert "running 10 worlds from seed 5 on, 1 at a time" in told.out
+    assert re.search(r"never +granted by a push", told.out)  # nobody stands in line
+    assert re.search(r"never +crashed while holding", told.out)
+
+
+def test_where_the_servers_clock_jumps_promises_are_kept_too(tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--clock-jump", "0.2", "--seeds", "10", cwd=tmp_path)
+    assert told.status == 0, told.out
+
+
+def test_a_run_may_end_by_the_clock(tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--seconds", "0.1", "--jobs", "1", cwd=tmp_path)
+    assert told.status == 0, told.out
+    assert "running worlds for 0.1 s" in told.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--slow 2", "--slow"),
+        ("--clients many", "--clients"),
+        ("--slow 0.6 --reset 0.6", "more than 1 together"),
+        ("--owner --reentrant", "drop --reentrant"),
+        ("--calm --stormy", "not both"),
+        ("--save nowhere/it.json", "there is no folder nowhere"),
+        ("--nonsense", "--nonsense"),
+    ],
+)
+def test_wrong_options_are_told_at_once(
+    options: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = in_this_process(capsys, "sim", "run", *options.split())
+    assert told.status == 2
+    assert says in told.words
+    assert len(told.words) < 250
+    assert told.out == ""
+
+
+def test_a_wrong_option_is_wrong_usage(tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--seeds", "0", cwd=tmp_path)
+    assert (told.status, told.out) == (2, "")
+    assert "Invalid value for '--seeds'" in told.words
+
+
+def test_a_broken_promise_is_told_saved_and_replayed(broken: Path, tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--seeds", "30", cwd=tmp_path, source=broken)
+    assert told.status == 1
+    assert "seed 0 breaks S2: " in told.out
+    assert "to see it again: holdfast sim replay holdfast-S2-seed-0.json" in told.out
+    assert "the shortest way to it, which may take a minute" in told.out
+    assert "!! Violation: S2" in told.out
+    saved = tmp_path / "holdfast-S2-seed-0.json"
+    assert list(tmp_path.iterdir()) == [saved]
+    assert Found.load(saved.read_text()).check == "S2"
+
+    drawn = ("--page", "it.html", "--svg", "it.svg")
+    again = holdfast("sim", "replay", saved, *drawn, cwd=tmp_path, source=broken)
+    assert again.status == 1
+    assert "when it was kept: S2 was broken: " in again.out
+    assert "now:              S2 was broken: " in again.out
+    assert "!! Violation: S2" in again.out
+    for name in ("it.html", "it.svg"):
+        assert "<svg" in (tmp_path / name).read_text(encoding="utf-8")
+
+    mended = holdfast("sim", "replay", saved, cwd=tmp_path)
+    assert mended.status == 0
+    assert "when it was kept: S2 was broken: " in mended.out
+    assert "now:              every promise was kept" in mended.out
+
+
+def test_the_file_for_it_can_be_named(broken: Path, tmp_path: Path) -> None:
+    options = ("--seeds", "5", "--save", "my world.json", "--first", "3")
+    told = holdfast("sim", "run", *options, cwd=tmp_path, source=broken)
+    assert told.status == 1
+    assert "seed 3 breaks S2" in told.out
+    assert "holdfast sim replay 'my world.json'" in told.out
+    assert [path.name for path in tmp_path.iterdir()] == ["my world.json"]
+
+
+# ---- replay
+
+
+def test_a_long_world_is_drawn_from_where_it_matters(tmp_path: Path) -> None:
+    file = tmp_path / "long.json"
+    file.write_text(Found(CALM, [], "S1", "two at once").dump())
+    some = holdfast("sim", "replay", file, cwd=tmp_path)
+    everything = holdfast("sim", "replay", file, "--all-messages", cwd=tmp_path)
+    assert some.status == everything.status == 0
+    assert "when it was kept: S1 was broken: two at once" in some.out
+    assert re.search("No promise is broken in a world of 3 clients, from [0-9]+ ms on", some.words)
+    assert "connect" not in some.out
+    assert "connect" in everything.out
+    assert " 0.00 " in everything.out
+    assert " 0.00 " not in some.out
+    assert len(some.out) < len(everything.out)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"", "is not a saved world"),
+        (b"\xff\x00 garbage", "is not a saved world"),
+        (b"[1, 2]", "is not a saved world"),
+        (b'{"check": "S1"}', "is not a saved world"),
+        (b'{"check": "", "detail": "", "settings": {"ttl": -1}, "choices": {}}', "ttl=-1"),
+        (b'{"check": "", "detail": "", "settings": {"ttl": "x"}, "choices": {}}', "ttl is 'x'"),
+        (b'{"check": "", "detail": "", "settings": {"tll": 1}, "choices": {}}', "'tll'"),
+    ],
+)
+def test_what_is_no_saved_world_is_told(
+    content: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "it.json"
+    if content is not None:
+        file.write_bytes(content)
+    told = in_this_process(capsys, "sim", "replay", file)
+    assert told.status == 1
+    assert told.out == ""
+    assert told.err.startswith(f"holdfast: {file}")
+    assert says in told.err
+    assert told.err.count("\n") == 1
+    assert told.err.count("not a saved world") <= 1
+
+
+def test_garbage_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "it.json").write_text("garbage")
+    told = holdfast("sim", "replay", "it.json", cwd=tmp_path)
+    assert (told.status, told.out) == (1, "")
+    assert told.err.startswith("holdfast: it.json is not a saved world: ")
+    assert told.err.count("\n") == 1
+
+
+# ---- on a terminal, and interrupted
+
+
+def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
+    with on_a_terminal("sim", "run", "--seeds", "60", "--jobs", "2", cwd=tmp_path) as screen:
+        screen.until("━.* [0-9]+ worlds in .* a second")
+        assert screen.to_the_end() == 0
+    assert "\x1b[" in screen.text
+    assert "every promise was kept" in screen.text
+
+
+def test_ctrl_c_ends_a_run_and_its_workers(tmp_path: Path) -> None:
+    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+        screen.until("[1-9][0-9]* worlds in ")
+        screen.press(b"\x03")
+        assert screen.to_the_end() == 130
+    assert "stopped; " in screen.text
+    assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_while_workers_start_is_as_silent(tmp_path: Path) -> None:
+    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+        screen.until("running worlds")
+        screen.press(b"\x03")
+        assert screen.to_the_end() == 130
+    assert "Traceback" not in screen.text
+
+
+def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
+    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+        screen.until("[1-9][0-9]* worlds in ")
+        screen.process.kill()
+        assert screen.to_the_end() == -signal.SIGKILL
