@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Most tests wait for something most of the time: two a core.
+WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 .PHONY: demo test lint format bench soak clean
 
@@ -11,7 +13,7 @@ demo: $(READY)
 	$(BIN)/python examples/stock.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,7 +35,7 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
-	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -n auto -q || exit 1; done
+	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/python -m pytest -n $(WORKERS) -q || exit 1; done
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -30,6 +30,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List which check of the simulator caught which mutant."""
+    rows = sorted(
+        str(value)
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in getattr(report, "user_properties", [])
+        if name == "mutant" and report.when == "call"
+    )
+    if rows:
+        terminalreporter.section("what the simulator noticed")
+        for row in rows:
+            terminalreporter.line(row)
+
+
 @pytest.fixture(scope="session", params=PROGRAMS)
 def shared_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server for all the tests of one worker."""

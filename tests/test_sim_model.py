@@ -388,7 +388,7 @@ COMMANDS = st.one_of(
     words("ZSCORE", NAMES, MEMBERS),
     words("ZCOUNT", NAMES, BOUNDS, BOUNDS),
     words("PUBLISH", st.sampled_from(["holdfast:push:ann", "holdfast:push:cid"]), VALUES),
-    words(st.sampled_from(["PING", "FLUSHALL", "nope", "GET", "TIME"]), some(("x",))),
+    words(st.sampled_from(["PING", "FLUSHALL", "nope", "GET"]), some(("x",))),
     st.sampled_from([("full",), ("roomy",)]),
     words("expire", NAMES),
 )

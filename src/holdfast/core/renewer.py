@@ -247,8 +247,6 @@ def taking_back_lost(spec: LockSpec, token: str) -> Request:
     return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
 
 
-def taking_back_blindly(key: bytes, token: str) -> Request:
-    """Make the same request for a token of which only the lock's key is known."""
-    owner = token.rpartition(":")[2]
-    settings = f"0 fair {owner}" if owner.startswith("&") else ""
+def taking_back_blindly(key: bytes, token: str, settings: str) -> Request:
+    """Make the same request for a token of which only the lock's key and settings are known."""
     return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

@@ -70,8 +70,8 @@ class Session:
         if line is not None:
             line.answered(message, asked_at, self.port.now())
         else:  # of a loop that is gone
-            *_, token, key = read_message(message)
-            self._hand_back(key, token)
+            *_, settings, token, key = read_message(message)
+            self._hand_back(key, token, settings)
 
     def hears(self, token: str) -> bool:
         """Whether the client that drew the token is here, so that an answer can tell it."""
@@ -103,9 +103,10 @@ class Session:
         for line in list(self._lines.values()):
             line.rally_soon(spec.keys[0])
 
-    def _hand_back(self, key: bytes, token: str) -> None:
+    def _hand_back(self, key: bytes, token: str, settings: str) -> None:
         """Give back what was granted to nobody here."""
-        self.renewer.clean_up(key.decode(errors="replace"), taking_back_blindly(key, token))
+        request = taking_back_blindly(key, token, settings)
+        self.renewer.clean_up(key.decode(errors="replace"), request)
 
     def close(self) -> None:
         """Renew nothing from now on; who waits is told to stop."""

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.hold import HELD
+from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,9 +115,14 @@ class Checks:
         self._highest = 0
         self._highest_believed = 0
         self._last_holder = b""
+        self._last_name = ""
         self._gone: set[str] = set()  # names of clients
         self._before: tuple[bytes | None, bytes | None] = (None, None)
         self._line: list[bytes] = []
+        self._left: object = -2
+        self._given_back: set[str] = set()  # tokens whose holder released them
+        self._kept: dict[str, tuple[SimClient, Hold]] = {}  # the last hold of each token
+        self._same_since: tuple[bytes | None, int] = (None, 0)
         self._free_since = 0
         self.untrusted = not settings.trusts
 
@@ -132,6 +138,7 @@ class Checks:
         if keys[0] == self._key:
             self._before = _look(server, keys)
             self._line = _line(server, keys)
+            self._left = server.data.run("PTTL", keys[0])
 
     def after(
         self,
@@ -146,29 +153,69 @@ class Checks:
             return
         holder, fence = _look(server, keys)
         earlier, earlier_fence = self._before
-        token = args[0].encode()
         self._note_reached(script, args, reply, earlier)
-        if holder == earlier:
-            if holder is not None and fence != earlier_fence:
-                self._fence_changed(script.name, holder, fence)
-        else:
+        kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
+        if kept and script.name != "release":
+            self._not_in_the_delay(script.name)
+        if holder != earlier:
             self.world.note("holder", server.name, holder, fence)
-            if earlier is not None and earlier != token and not self._joined(earlier, token):
-                self.fail("S4", f"{script.name} of {token!r} took the lock from {earlier!r}")
-            if holder is not None and script.name == "renew":
-                self.fail("S5", "a renewal made a lock that was not there")
-            if holder is not None and script.name != "adopt":
-                self._server_granted(holder, fence)
-            if holder is not None and self.settings.fair:
+            self._given_up(script, args, earlier)
+            if holder is not None:
+                self._went_to(server, holder, script, args)
                 self._in_order(holder, _line(server, keys), script, args)
+        elif holder is not None and fence != earlier_fence:
+            self._fence_changed(script.name, holder, fence)
         if holder is None and script.name == "release" and self.settings.fair:
             self._handed_over(server, _line(server, keys))
         self._believers_are_kept(server)
+
+    def _given_up(self, script: Script, args: Sequence[str], earlier: bytes | None) -> None:
+        """Only its own holder's request takes a lock from somebody."""
+        token = args[0].encode()
+        if earlier is not None and earlier != token and not self._joined(earlier, token):
+            self.fail("S4", f"{script.name} of {token!r} took the lock from {earlier!r}")
+        if earlier == token and script.name == "release" and "lost" not in "".join(args[2:3]):
+            self._given_back.add(args[0])
+
+    def _went_to(self, server: Server, holder: bytes, script: Script, args: Sequence[str]) -> None:
+        """Only an acquire or a release gives it to somebody."""
+        if script.name == "renew":
+            self.fail("S5", "a renewal made a lock that was not there")
+        if script.name != "adopt":
+            self._server_granted(holder, _look(server, [self._key, self._key + b":fence"])[1])
+            self._may_have_it(server, holder, args[0].encode())
+
+    def _not_in_the_delay(self, name: str) -> None:
+        """Nobody keeps, or gets back, what is there for the sake of the delay alone."""
+        delay = int(self.settings.lock_delay * 1000)
+        if isinstance(self._left, int) and 0 <= self._left <= delay and delay:
+            self.fail("S5", f"{name} brought a lease back in its delay")
+
+    def _may_have_it(self, server: Server, holder: bytes, asking: bytes) -> None:
+        """It went to somebody who is there, did not give it up, and not before the delay."""
+        name = holder.decode()
+        client = holder.split(b":")[1]
+        if client != asking.split(b":")[1] and not server.hears(b"holdfast:push:" + client):
+            self.fail("L3", f"{name} got the lock, and its client is gone")
+        if name in self._given_back and not self.settings.doubled and not self.untrusted:
+            self.fail("S10", f"{name} got the lock after it had given it back")
+        last = self._kept.get(self._last_name)
+        self._last_name = name
+        if last is None or self.untrusted or not self.settings.lock_delay:
+            return
+        who, hold = last
+        until = who.machine.true_time(hold.deadline) + int(self.settings.lock_delay * SECOND)
+        lost = hold.token not in self._given_back and not self._joined(holder, hold.token.encode())
+        if lost and hold.token != name and self.world.now < until - SLACK:
+            early = (until - self.world.now) / 1000
+            self.fail("DELAY", f"{name} got the lock {early:.0f} ms before the delay was over")
 
     def _in_order(
         self, holder: bytes, line: list[bytes], script: Script, args: Sequence[str]
     ) -> None:
         """Nobody who stood before the new holder stands there still."""
+        if not self.settings.fair:
+            return
         came_back = script.name == "acquire" and args[0].encode() == holder and len(args) > _PLAIN
         if holder in self._line:
             passed_over = set(self._line[: self._line.index(holder)]) & set(line)
@@ -194,9 +241,14 @@ class Checks:
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
         """Called again and again once all is well: nobody of those waits long for a free lock."""
         waiting = [waiter for waiter in _line(server, keys) if waiter.decode() in tokens]
-        if _look(server, keys)[0] is not None or not waiting:
+        holder = _look(server, keys)[0]
+        if holder != self._same_since[0] or any(self.alive(*each) for each in self._holds):
+            self._same_since = holder, self.world.now
+        elif holder and self.settings.calm and self.world.now - self._same_since[1] > FREE_AT_MOST:
+            self.fail("L3", f"{holder!r} does not know that it has the lock")
+        if holder is not None or not waiting:
             self._free_since = self.world.now
-        elif self.world.now - self._free_since > FREE_AT_MOST:
+        elif self.world.now - self._free_since > FREE_AT_MOST and not self.settings.clock_jump:
             self.fail("L1", f"the lock is free, and {waiting!r} wait")
 
     def _fence_changed(self, name: str, holder: bytes, fence: bytes | None) -> None:
@@ -235,6 +287,8 @@ class Checks:
                 self.fail("S1", f"{hold.token} believes, and the lock is {holder!r}")
             expiry = server.true_expiry(self._key)
             deadline = client.machine.true_time(hold.deadline)
+            if expiry is not None:
+                expiry -= int(self.settings.lock_delay * SECOND)
             if expiry is not None and deadline > expiry + SLACK:
                 late = (deadline - expiry) / 1000
                 self.fail("S2", f"{hold.token} would believe {late:.0f} ms longer than the server")
@@ -269,7 +323,9 @@ class Checks:
         """A client goes on with the lock."""
         self.world.note("believes", client.machine.name, hold.token, hold.fence)
         granted = self._fences.get(hold.fence)
-        if granted != hold.token and not (granted is not None and self.settings.owner):
+        newest = max((n for n, who in self._fences.items() if who == hold.token), default=0)
+        old = not self.untrusted and not self.settings.owner and hold.fence != newest
+        if old or (granted != hold.token and not (granted is not None and self.settings.owner)):
             self.fail("S9", f"fence {hold.fence} was not granted to {hold.token}")
         if not self.untrusted:
             for other, held in self._holds:
@@ -280,6 +336,7 @@ class Checks:
         self._highest_believed = max(self._highest_believed, hold.fence)
         self._holds = [(who, held) for who, held in self._holds if held.state is HELD]
         self._holds.append((client, hold))
+        self._kept[hold.token] = client, hold
         self._look_again(client, hold)
 
     def _look_again(self, client: SimClient, hold: Hold) -> None:
@@ -304,19 +361,26 @@ class Checks:
         self.world.note("ended", client.machine.name, hold.token, how)
         if self.alive(client, hold):
             self.fail("S12", f"{hold.token} believes after its {how}")
+        taken = how == "loss" and hold.reason == "taken"
+        if taken and hold.token in self._given_back and not self.settings.doubled:
+            self.fail("S9", f"{hold.token} was released, and is said to be lost")
 
     def told(self, client: SimClient, event: Event) -> None:
         """An event was reported."""
         self.world.note("event", client.machine.name, event.kind, event.detail)
+        if event.kind == "renewal_failed" and "OOM" in event.detail:
+            self.fail("L8", "a full server refused a renewal")
         if event.kind != "lost":
             return
         self.reached[f"a lease lost: {event.detail}"] += 1
-        for who, hold in self._holds:
-            if who is client and hold.fence == event.fence:
-                late = client.now() - hold.deadline
-                believed = hold not in self._releasing
-                if believed and late > TOLD_WITHIN and not client.was_stopped_since(hold.deadline):
-                    self.fail("S3", f"the loss of {hold.token} was told {late:.3f} s late")
+
+    def lost(self, client: SimClient, hold: Hold) -> None:
+        """A client learns that a hold is lost."""
+        late = client.now() - hold.deadline
+        granted = any(held is hold for _, held in self._holds)
+        believed = granted and hold not in self._releasing
+        if believed and late > TOLD_WITHIN and not client.was_stopped_since(hold.deadline):
+            self.fail("S3", f"the loss of {hold.token} was told {late:.3f} s late")
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached a client."""
@@ -352,6 +416,13 @@ class Checks:
         self._gone.add(client.machine.name)
 
     # At the end
+
+    def tidied(self, server: Server, keys: Sequence[bytes]) -> None:
+        """All are through, and who could clean up has: only who crashed may have left something."""
+        holder = _look(server, keys)[0]
+        name = holder and holder.split(b":")[1].decode()
+        if holder and name not in self._gone and not self.untrusted and not self.settings.doubled:
+            self.fail("S10", f"{holder!r} has the lock, and nobody holds it")
 
     def finished(self, server: Server, keys: Sequence[bytes]) -> None:
         """All are through, and all clean-up has had its time: nothing may be left."""

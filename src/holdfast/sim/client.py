@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from holdfast.core.events import Event
+    from holdfast.core.hold import Hold
     from holdfast.core.line import Line
     from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
@@ -65,6 +66,9 @@ class Observer(Protocol):
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached the client."""
 
+    def lost(self, client: SimClient, hold: Hold) -> None:
+        """A hold is lost."""
+
     def handed_back(self, client: SimClient, token: str) -> None:
         """A grant was for nobody."""
 
@@ -91,9 +95,14 @@ class _Session(Session):
             polls=polls,
         )
 
-    def _hand_back(self, key: bytes, token: str) -> None:
+    def lost(self, hold: Hold) -> None:
+        """See to a loss, and say so."""
+        self._observer.lost(self._client, hold)
+        super().lost(hold)
+
+    def _hand_back(self, key: bytes, token: str, settings: str) -> None:
         self._observer.handed_back(self._client, token)
-        super()._hand_back(key, token)
+        super()._hand_back(key, token, settings)
 
 
 class SimClient:

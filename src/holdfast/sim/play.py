@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.acquire import acquire
 from holdfast.core.extend import extend
-from holdfast.core.hold import Grip
+from holdfast.core.hold import RELEASED, RELEASING, Grip
 from holdfast.core.release import check, release
 from holdfast.core.spec import describe
 from holdfast.errors import (
@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.sim.checks import Checks, Violated
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
+from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import Server
 from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
 
@@ -151,7 +152,8 @@ class Play:
         await client.sleep(lasts)
         if kind == 2:  # noqa: PLR2004 - one in eight
             try:
-                await extend(client.session, grip, self.settings.ttl)
+                ttl = self.settings.ttl * (1.0, 3.0, 0.5)[choices.pick("extend", (1, 1, 1))]
+                await extend(client.session, grip, ttl)
             except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
                 self.world.note("not extended", who, type(error).__name__)
         if not self.checks.alive(client, hold):
@@ -178,7 +180,7 @@ class Play:
     async def _again(self, client: SimClient) -> None:
         """Take the lock again while holding it."""
         grip = Grip()
-        hold = client.session.held.get(self.spec.keys[0])
+        hold, began = client.session.held.get(self.spec.keys[0]), client.now()
         try:
             await acquire(client.session, self.spec, 5.0, grip)
         except WouldDeadlock:
@@ -186,11 +188,18 @@ class Play:
                 self.checks.fail("S12", "the holder may take it again, and was not let")
             return
         except (AcquireTimeout, NodeUnavailable):
+            stopped = client.was_stopped_since(began)
+            if hold is not None and self.checks.alive(client, hold) and not stopped:
+                plain = not self.settings.reentrant and not self.settings.owner
+                if plain or self.settings.reentrant:
+                    self.checks.fail("L5", "who has the lock waited for itself")
             return
         again = grip._hold  # noqa: SLF001 - what a face does too
         assert again is not None  # noqa: S101 - acquire returned
         if self.settings.reentrant and again is hold:
             await release(client.session, grip)
+            if again.state in {RELEASING, RELEASED}:
+                self.checks.fail("S12", "an inner level gave back what an outer one holds")
             return
         self.checks.granted(client, again)  # the first was lost meanwhile, or has an owner
         await self._release(client, grip)
@@ -222,11 +231,13 @@ class Play:
         except Violated as violated:
             check, detail = violated.check, violated.detail
         made, trace = list(self.world.choices.made), list(self.world.trace)
-        self.world.end()
+        self.world.end(HoldfastError, ServerError)
         return Outcome(check, detail, made, self.checks.reached, trace)
 
     def _run(self) -> None:
         world = self.world
+        if self.settings.calm:
+            self._heal()
         try:
             if not world.run(self._done, TROUBLE):
                 self._heal()
@@ -236,10 +247,15 @@ class Play:
         except Stuck:
             self.checks.fail("L2", "nothing can happen any more, and somebody waits")
         self._heal()
-        end = world.now + CLEAN_UP + self._patience()
+        self._let_pass(CLEAN_UP)
+        self.checks.tidied(self.server, self.spec.keys)
+        self._let_pass(self._patience())
+        self.checks.finished(self.server, self.spec.keys)
+
+    def _let_pass(self, microseconds: int) -> None:
+        world, end = self.world, self.world.now + microseconds
         world.at(end, lambda: None)
         world.run(lambda: world.now >= end, end)
-        self.checks.finished(self.server, self.spec.keys)
 
     def _done(self) -> bool:
         return all(task.result.done or client.machine.crashed for client, task in self.tasks)
@@ -249,7 +265,7 @@ class Play:
         settings = self.settings
         turns = settings.clients * settings.tasks * settings.turns
         each = 8 * settings.hold + settings.lock_delay + 1.0
-        dead = (settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
+        dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
         return int((turns * each + dead + 10.0) * SECOND) + self._faults.jumped
 
     def _heal(self) -> None:

@@ -49,10 +49,22 @@ class Settings:
     failover: float = 0.0  # to a replica that lags behind
 
     @property
+    def calm(self) -> bool:
+        """Whether nothing goes wrong from the beginning."""
+        return not any(getattr(self, fault) for fault in FAULTS)
+
+    @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
         return not (self.wipe or self.evict or self.clock_jump or self.failover)
 
+
+FAULTS = (
+    *("slow", "reset", "half_open", "doubled", "pause", "crash", "cancel"),
+    *("partition", "freeze", "restart", "script_flush", "full"),
+    *("wipe", "evict", "clock_jump", "failover"),
+)
+"""The settings that are probabilities of something going wrong."""
 
 CALM = Settings()
 STORMY = Settings(

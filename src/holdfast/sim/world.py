@@ -24,6 +24,9 @@ SECOND = 1_000_000
 """Microseconds in a second."""
 
 
+_AT_ONCE = 100_000  # things that may happen at one moment
+
+
 class Cancelled(BaseException):
     """What a task is woken with when it is cancelled."""
 
@@ -35,10 +38,12 @@ class Stuck(Exception):  # noqa: N818 - it is
 class Future(Generic[T]):
     """Something that will be known later, once."""
 
-    __slots__ = ("_error", "_value", "done", "waiting")
+    __slots__ = ("_error", "_value", "done", "unread", "waiting")
 
     def __init__(self) -> None:
         self.done = False
+        self.unread: BaseException | None = None
+        """How it failed, while nobody has been told."""
         self._value: Any = None
         self._error: BaseException | None = None
         self.waiting: list[Callable[[], None]] = []
@@ -52,7 +57,7 @@ class Future(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """Know that it failed."""
         if not self.done:
-            self.done, self._error = True, error
+            self.done, self._error, self.unread = True, error, error
             self._tell()
 
     def _tell(self) -> None:
@@ -64,6 +69,7 @@ class Future(Generic[T]):
         """Suspend until it is known."""
         if not self.done:
             yield self
+        self.unread = None
         if self._error is not None:
             raise self._error
         value: T = self._value
@@ -111,10 +117,17 @@ class World:
         """Have it called in so many microseconds."""
         return self.at(self.now + delay, callback)
 
-    def end(self) -> None:
-        """Let nothing be left: nobody steps the tasks any more."""
+    def end(self, *expected: type[BaseException]) -> None:
+        """Let nothing be left: nobody steps the tasks any more.
+
+        An error of another kind that ended a task, and that nobody was told of, is raised here.
+        """
         for task in self.tasks:
             task.close()
+        for task in self.tasks:
+            error = task.result.unread
+            if error is not None and not isinstance(error, (Cancelled, *expected)):
+                raise error
 
     def run(self, done: Callable[[], bool], until: int) -> bool:
         """Let things happen until `done` says so, or it is later than `until`.
@@ -124,6 +137,7 @@ class World:
         Raises:
             Stuck: there is nothing left that could happen.
         """
+        at_once = 0
         while not done():
             if not self._heap:
                 raise Stuck
@@ -132,6 +146,9 @@ class World:
                 self.now = until
                 return False
             heappop(self._heap)
+            at_once = at_once + 1 if when == self.now else 0
+            if at_once > _AT_ONCE:
+                raise RuntimeError("time stands still: something happens again and again")
             callback, timer.callback = timer.callback, None
             if callback is not None:
                 self.now = when

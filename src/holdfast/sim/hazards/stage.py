@@ -509,6 +509,9 @@ class Holder(Person):
     def handed_back(self, client: SimClient, token: str) -> None:
         """Nothing is made of grants for nobody."""
 
+    def lost(self, client: SimClient, hold: Hold) -> None:
+        """A loss is shown by what the program is told."""
+
     def crashed(self, client: SimClient) -> None:
         """Whoever crashes says so by itself."""
 

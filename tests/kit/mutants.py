@@ -1,0 +1,617 @@
+"""Mutants: the shipped code with one safeguard taken out, each hunted for in simulated worlds.
+
+A mutant is a small change of one file. Its old text has to be there exactly once, so that the list
+stays true to the code. A process of its own loads the package with that change, plays worlds by
+seed, one after the other, and says which check was the first to fail.
+
+This file is also what that process runs, so at the top it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.abc import FileLoader
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+Worlds = dict[str, Any]
+"""How the worlds differ from stormy ones; with `calm` they differ from calm ones."""
+
+
+class Mutant(NamedTuple):
+    """One change, what it takes away, and who is to notice."""
+
+    name: str
+    """What is taken away."""
+    file: str
+    old: str
+    new: str
+    worlds: Worlds
+    by: str
+    """The checks that may notice first."""
+
+
+class Found(NamedTuple):
+    """What a hunt brought: the check that failed first, or '', and how many worlds it took."""
+
+    check: str
+    seed: int
+    worlds: int
+    detail: str
+
+
+NO_CHANGE = Mutant("nothing", "core/__init__.py", "", "", {}, "")
+
+
+def hunt(mutant: Mutant, worlds: Worlds, seeds: int, *, source: Path = SOURCE) -> Found:
+    """Play worlds with seeds from 0 on until a check fails."""
+    work = {**mutant._asdict(), "source": str(source), "worlds": worlds, "seeds": seeds}
+    child = subprocess.run(
+        [sys.executable, "-I", __file__],
+        input=json.dumps(work),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert child.returncode == 0, child.stderr
+    return Found(**json.loads(child.stdout))
+
+
+def places(mutant: Mutant) -> int:
+    """Count the places in the shipped code that the mutant would change."""
+    return (SOURCE / "holdfast" / mutant.file).read_text().count(mutant.old)
+
+
+def _mutate(path: Path, old: bytes, new: bytes) -> None:
+    """Have a file read differently, and a module of it compiled anew."""
+    compiled = cache_from_source(str(path)) if path.suffix == ".py" else None
+    read = SourceFileLoader.get_data
+
+    def get_data(loader: FileLoader, name: str) -> bytes:
+        if name == compiled:
+            raise FileNotFoundError(name)
+        text = read(loader, name)
+        return text.replace(old, new) if Path(name) == path else text
+
+    SourceFileLoader.get_data = get_data  # type: ignore[method-assign, assignment]  # so be it
+    sys.dont_write_bytecode = True
+
+
+def _main() -> None:
+    work = json.load(sys.stdin)
+    sys.path.insert(0, work["source"])
+    if work["old"]:
+        path = Path(work["source"], "holdfast", work["file"])
+        _mutate(path, work["old"].encode(), work["new"].encode())
+
+    from dataclasses import replace  # noqa: PLC0415 - after the change
+
+    from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - the same
+    from holdfast.sim.play import play  # noqa: PLC0415 - the same
+    from holdfast.sim.settings import CALM, STORMY  # noqa: PLC0415 - the same
+
+    worlds = dict(work["worlds"])
+    settings = replace(CALM if worlds.pop("calm", False) else STORMY, **worlds)
+    for seed in range(work["seeds"]):
+        outcome = play(settings, RandomChoices(seed))
+        if outcome.check:
+            found = Found(outcome.check, seed, seed + 1, outcome.detail)
+            break
+    else:
+        found = Found("", -1, work["seeds"], "")
+    json.dump(found._asdict(), sys.stdout)
+
+
+SEEDS, CONTROL = 2000, 150
+"""Worlds in which a mutant has to be caught, and in which the code as it is must not be."""
+
+STORM: Worlds = {}
+PAIRS: Worlds = {"tasks": 2, "clients": 2, "slow": 0.2, "restart": 0.3, "cancel": 0.05}
+PAUSES: Worlds = {"pause": 0.1, "slow": 0.1, "crash": 0.0, "full": 0.0}
+CANCELS: Worlds = {"cancel": 0.08, "freeze": 0.3, "restart": 0.2, "doubled": 0.0}
+SLOW: Worlds = {"slow": 0.2, "pause": 0.05, "hold": 1.0}
+GIVING_UP: Worlds = {"cancel": 0.08}
+LATE: Worlds = {"cancel": 0.08, "slow": 0.2, "doubled": 0.0}
+CRASHES: Worlds = {"crash": 0.02, "clients": 5}
+LONG: Worlds = {"ttl": 6.0, "pause": 0.03}
+SHARED: Worlds = {"owner": True}
+IN_TIME: Worlds = {"timeout": 1.0}
+NESTED: Worlds = {"reentrant": True, "tasks": 2, "clients": 2}
+FULL: Worlds = {"full": 0.3}
+WIPED: Worlds = {"wipe": 0.2}
+JUMPING: Worlds = {"clock_jump": 0.2}
+DELAYED: Worlds = {"lock_delay": 1.0}
+HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
+
+MUTANTS = [
+    # The deadline
+    Mutant(
+        "a deadline counts from before the sending",
+        "core/acquire.py",
+        "Hold(spec, token, reply, asked_at, actor, session, grip)",
+        "Hold(spec, token, reply, port.now(), actor, session, grip)",
+        SLOW,
+        "S2 S1",
+    ),
+    Mutant(
+        "a renewal counts from before its sending",
+        "core/hold.py",
+        "else max(asked_at + validity, self.deadline)",
+        "else max(now + validity, self.deadline)",
+        SLOW,
+        "S2 S1",
+    ),
+    Mutant(
+        "a pushed grant counts from the last answered PING",
+        "core/line.py",
+        "Grant(number, px / 1000, self._heard_since)",
+        "Grant(number, px / 1000, now)",
+        PAUSES,
+        "S1 S2 S7",
+    ),
+    Mutant(
+        "an answered grant counts from the asking",
+        "core/line.py",
+        "Grant(number, px / 1000, asked_at), now)",
+        "Grant(number, px / 1000, now), now)",
+        PAIRS,
+        "S2 S1",
+    ),
+    Mutant(
+        "a confirmed grant counts from before the sending",
+        "core/acquire.py",
+        "return Grant(fence, spec.ttl, asked_at)",
+        "return Grant(fence, spec.ttl, port.now())",
+        PAUSES,
+        "S2 S1",
+    ),
+    Mutant(
+        "a grant is believed for its window",
+        "core/hold.py",
+        "self.deadline = since + validity_of(seconds)",
+        "self.deadline = since + validity_of(self.spec.ttl)",
+        LONG,
+        "S2 S1",
+    ),
+    Mutant(
+        "a deadline allows for drift",
+        "core/spec.py",
+        "return ttl * (1 - DRIFT) - MARGIN",
+        "return ttl",
+        STORM,
+        "S2 S1",
+    ),
+    Mutant(
+        "a release ends the belief",
+        "core/hold.py",
+        "return self.state is HELD and now",
+        "return now",
+        STORM,
+        "S12 S1",
+    ),
+    Mutant(
+        "a loss is told while the server hangs",
+        "core/renewer.py",
+        "due, soon = self._advance(), self",
+        "due, soon = None, self",
+        HANGING,
+        "S3",
+    ),
+    Mutant(
+        "a loss is told",
+        "core/renewer.py",
+        "            item.lose(item.overdue())\n            return",
+        "            return",
+        HANGING,
+        "S3",
+    ),
+    # The token
+    Mutant(
+        "release is for its own token",
+        "scripts/release.lua",
+        "mine = not over and has_hold(holder, token)",
+        "mine = not over and holder",
+        GIVING_UP,
+        "S4 S1",
+    ),
+    Mutant(
+        "renew is for its own token",
+        "scripts/renew.lua",
+        "if not holder or is_over(left) or not has_hold(holder, token) then",
+        "if not holder then",
+        PAUSES,
+        "S1 S2 S9",
+    ),
+    Mutant(
+        "renew never creates",
+        "scripts/renew.lua",
+        "if not holder or",
+        "if not holder then\n  call('SET', lock, token, 'PX', ttl)\n"
+        "  holder, left = token, ttl\nend\nif",
+        PAUSES,
+        "S5",
+    ),
+    Mutant(
+        "one token for the whole attempt",
+        "core/acquire.py",
+        "        args = self._token, spec.ttl_ms, place",
+        "        self._token = port.draw_token(port.actor(), spec.suffix)\n"
+        "        args = self._token, spec.ttl_ms, place",
+        STORM,
+        "S9 S1 S10 S4",
+    ),
+    Mutant(
+        "a retry gets what the first try got",
+        "scripts/acquire.lua",
+        "(has_hold(holder, token) or is_owners(holder))",
+        "is_owners(holder)",
+        SLOW,
+        "S8 S9",
+    ),
+    # The fence
+    Mutant(
+        "a hand-over raises the fence",
+        "scripts/_hand_over.lua",
+        "fence = fence or new_fence()",
+        "fence = fence or call('GET', KEYS[2])",
+        STORM,
+        "S6",
+    ),
+    Mutant(
+        "a renewal keeps the fence",
+        "scripts/renew.lua",
+        "return (call('GET', KEYS[2]) or new_fence()) .. serial",
+        "return new_fence() .. serial",
+        STORM,
+        "S8",
+    ),
+    Mutant(
+        "a retry keeps the fence",
+        "scripts/acquire.lua",
+        "return (call('GET', KEYS[2]) or new_fence()) .. serial",
+        "return new_fence() .. serial",
+        STORM,
+        "S8",
+    ),
+    Mutant(
+        "a fence is floored by the clock",
+        "scripts/_fence.lua",
+        "fence = time[1] .. string.sub('00000' .. time[2], -6)",
+        "fence = '1'",
+        WIPED,
+        "S6",
+    ),
+    Mutant(
+        "a fence is above the last",
+        "scripts/_fence.lua",
+        "if last and tonumber(last) >= tonumber(fence) then",
+        "if false then",
+        JUMPING,
+        "S6",
+    ),
+    # What was abandoned
+    Mutant(
+        "what was given up is buried",
+        "scripts/release.lua",
+        "if life ~= '0' then",
+        "if false then",
+        LATE,
+        "S10",
+    ),
+    Mutant(
+        "what was buried stays so",
+        "scripts/acquire.lua",
+        "if score('+' .. token) then",
+        "if false then",
+        LATE,
+        "S10",
+    ),
+    Mutant(
+        "who gives up takes its token back",
+        "core/acquire.py",
+        "elif abandoned or self._in_line:",
+        "elif False:",
+        GIVING_UP,
+        "S10",
+    ),
+    Mutant(
+        "who gives up leaves the line",
+        "core/acquire.py",
+        "elif abandoned or self._in_line:",
+        "elif abandoned:",
+        GIVING_UP,
+        "S10",
+    ),
+    Mutant(
+        "who gives up a silent server cleans up later",
+        "core/acquire.py",
+        "if abandoned and self._silent:\n            session.renewer.clean_up("
+        "spec.name, taking_back(spec, token), ttl=spec.ttl)",
+        "if abandoned and self._silent:\n            pass",
+        STORM,
+        "S10",
+    ),
+    Mutant(
+        "what could not be taken back is cleaned up later",
+        "core/acquire.py",
+        "        if not done:\n",
+        "        if False:\n",
+        CANCELS,
+        "S10",
+    ),
+    Mutant(
+        "a clean-up is tried again",
+        "core/renewer.py",
+        "self._schedule(item, min(now + item.patience / 2, item.deadline))",
+        "self._schedule(item, item.deadline)",
+        STORM,
+        "S10",
+    ),
+    # Waiting
+    Mutant(
+        "a grant for somebody is not handed back",
+        "core/line.py",
+        "if waiter is None or waiter.key != key:",
+        "if waiter is None or not waiter.waits:",
+        SLOW,
+        "S1 S4",
+    ),
+    Mutant(
+        "everybody asks when the connection is lost",
+        "core/line.py",
+        "        self.ear = None\n        self.rally()",
+        "        self.ear = None",
+        STORM,
+        "L2 L1",
+    ),
+    Mutant(
+        "somebody asks when the holder's time is up",
+        "core/line.py",
+        "self._look(waiter.key, timer, at + min(seconds, ASK_AT_LEAST))",
+        "pass",
+        CRASHES,
+        "L2 L1",
+    ),
+    Mutant(
+        "a lock found free goes to the first in line",
+        "scripts/acquire.lua",
+        "local who, fence = hand_over()",
+        "local who, fence",
+        STORM,
+        "L2 L1",
+    ),
+    Mutant(
+        "a granted waiter is out of the line",
+        "scripts/_hand_over.lua",
+        "      grant(who, window)\n",
+        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n",
+        STORM,
+        "S8",
+    ),
+    Mutant(
+        "who is not in line has no ticket",
+        "scripts/acquire.lua",
+        "  leave_line()\n  ticket = '0'\n",
+        "  leave_line()\n",
+        PAIRS,
+        "L2",
+    ),
+    Mutant(
+        "a release hands over",
+        "scripts/release.lua",
+        "  if not hand_over() then\n    call('DEL', lock)\n  end",
+        "  call('DEL', lock)",
+        {"calm": True, "ttl": 5.0},
+        "L2 L3",
+    ),
+    Mutant(
+        "a release that finds it free hands over",
+        "scripts/release.lua",
+        "elseif mine or not holder or (over and holder == token) then",
+        "elseif mine then",
+        LATE,
+        "L2 L3",
+    ),
+    Mutant(
+        "first come, first served",
+        "scripts/acquire.lua",
+        "  if order == 'barge' then\n    leave_line()",
+        "  if place ~= '' then\n    leave_line()",
+        STORM,
+        "FIFO",
+    ),
+    # Timeouts
+    Mutant(
+        "waiting ends with the timeout",
+        "core/acquire.py",
+        "left = self._give_up - port.now()",
+        "left = math.inf",
+        IN_TIME,
+        "L4",
+    ),
+    # Owners, delays, levels, barging
+    Mutant(
+        "a co-holder's release leaves the others theirs",
+        "scripts/_owner.lua",
+        "if latest > time then",
+        "if false then",
+        SHARED,
+        "S1",
+    ),
+    Mutant(
+        "a co-holder is kept in mind",
+        "scripts/_owner.lua",
+        "if not holds and holder ~= token then",
+        "if false then",
+        SHARED,
+        "S1",
+    ),
+    Mutant(
+        "the longest co-holder counts",
+        "scripts/_owner.lua",
+        "latest = math.max(latest, holds[found[index]])",
+        "latest = time + 1",
+        SHARED,
+        "S2 S1",
+    ),
+    Mutant(
+        "re-entry is for the same task",
+        "core/session.py",
+        "if hold is None or hold.actor is not self.port.actor():",
+        "if hold is None:",
+        NESTED,
+        "S7 S1 S12",
+    ),
+    # Delays, levels, and what a late request may do
+    Mutant(
+        "a renewal answered too late is discarded",
+        "core/hold.py",
+        "if self.state is not HELD or now >= self.deadline:",
+        "if self.state is not HELD:",
+        {"pause": 0.3, "ttl": 1.0, "hold": 2.0, "cancel": 0.0, "crash": 0.0},
+        "S5 S1 S2",
+    ),
+    Mutant(
+        "expiry only grows",
+        "scripts/_owner.lua",
+        "call('PEXPIRE', lock, math.max(left, ttl) + delay)",
+        "call('PEXPIRE', lock, ttl + delay)",
+        SLOW,
+        "S2",
+    ),
+    Mutant(
+        "who abandons a request buries its token",
+        "core/acquire.py",
+        'TOMBSTONE_MS if abandoned else "0"',
+        '"0"',
+        LATE,
+        "S10",
+    ),
+    Mutant(
+        "a hold knows what it abandoned",
+        "core/acquire.py",
+        "hold.tainted = self._abandoned",
+        "hold.tainted = False",
+        LATE,
+        "S10",
+    ),
+    Mutant(
+        "a release without an answer is cleaned up later",
+        "core/release.py",
+        "    session.renewer.clean_up(hold.spec.name, request, "
+        "fence=hold.fence, ttl=hold.longest_ttl)\n",
+        "",
+        {"ttl": 30.0, "freeze": 0.3, "restart": 0.2, "doubled": 0.0, "hold": 1.0},
+        "S10",
+    ),
+    Mutant(
+        "a release whose answer was lost is no loss",
+        "core/release.py",
+        "        hold.unsure = True\n        session.rally(hold.spec)",
+        "        session.rally(hold.spec)",
+        LATE,
+        "S9",
+    ),
+    Mutant(
+        "a waiter whose client is gone is passed over",
+        "scripts/_hand_over.lua",
+        "return heard > 0 or uncounted",
+        "return true",
+        CRASHES,
+        "L3",
+    ),
+    Mutant(
+        "a grant in an answer is taken in",
+        "core/session.py",
+        "        self.granted(message, asked_at)\n        return bool(mine)",
+        "        return bool(mine)",
+        {"calm": True, "tasks": 2, "ttl": 5.0},
+        "L2 L3",
+    ),
+    Mutant(
+        "the delay is nobody's",
+        "scripts/_settings.lua",
+        "return left >= 0 and left <= delay and delay > 0",
+        "return false",
+        DELAYED,
+        "S5 DELAY S2",
+    ),
+    Mutant(
+        "the delay comes on top of the time",
+        "scripts/_hand_over.lua",
+        "call('SET', lock, who, 'PX', px + delay)",
+        "call('SET', lock, who, 'PX', px)",
+        DELAYED,
+        "S1 S2",
+    ),
+    Mutant(
+        "a grant is handed back with the lock's settings",
+        "core/session.py",
+        "taking_back_blindly(key, token, settings)",
+        'taking_back_blindly(key, token, "")',
+        DELAYED,
+        "S2 S5",
+    ),
+    Mutant(
+        "a loss begins the delay",
+        "scripts/release.lua",
+        "elseif how == 'lost' and holder and delay > 0 then",
+        "elseif false then",
+        DELAYED,
+        "DELAY",
+    ),
+    Mutant(
+        "each level is released by itself",
+        "core/release.py",
+        "    if hold.grips:\n        return False\n    hold.state = RELEASING",
+        "    hold.state = RELEASING",
+        NESTED,
+        "S12",
+    ),
+    Mutant(
+        "taking it again fails at once",
+        "core/session.py",
+        "return hold if hold.alive(self.port.now(), self.process) else None",
+        "return None",
+        STORM,
+        "L5",
+    ),
+    Mutant(
+        "barging wakes the first in line",
+        "scripts/_hand_over.lua",
+        "    if tell_next(0, 'A', 0) then\n      tell_next(1, 'W', window)\n    end\n",
+        "",
+        {"calm": True, "fair": False, "ttl": 5.0},
+        "L1",
+    ),
+    Mutant(
+        "a renewal needs no memory",
+        "scripts/renew.lua",
+        "  keep_hold(holder, token, left, ttl)",
+        "  call('SET', lock, holder, 'PX', math.max(left, ttl + delay))",
+        {"full": 0.4, "hold": 1.0},
+        "L8",
+    ),
+    # A full server
+    Mutant(
+        "a release needs no memory",
+        "scripts/release.lua",
+        "  call('DEL', lock)\n  return '1' .. serial",
+        "  call('SET', KEYS[2] .. 's', token, 'PX', 1000)\n"
+        "  call('DEL', lock)\n  return '1' .. serial",
+        FULL,
+        "L8",
+    ),
+]
+
+if __name__ == "__main__":
+    _main()
