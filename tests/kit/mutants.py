@@ -554,10 +554,10 @@ MUTANTS = [
         "S1 S2",
     ),
     Mutant(
-        "a grant is handed back with the lock's settings",
+        "a grant is handed back with the lock's delay",
         "core/session.py",
-        "taking_back_blindly(key, token, settings)",
-        'taking_back_blindly(key, token, "")',
+        "taking_back_blindly(key, token, delay_ms)",
+        "taking_back_blindly(key, token, 0)",
         DELAYED,
         "S2 S5",
     ),

@@ -134,7 +134,7 @@ class Ear:
 class Line:
     """Everybody who waits on one push connection."""
 
-    def __init__(self, client: str, hand_back: Callable[[bytes, str, str], None]) -> None:
+    def __init__(self, client: str, hand_back: Callable[[bytes, str, int], None]) -> None:
         self.client = client
         self.channel = f"holdfast:push:{client}"
         self.ear: Ear | None = None
@@ -201,9 +201,9 @@ class Line:
 
     def answered(self, message: bytes, asked_at: float, now: float) -> None:
         """Take in a grant that came with the answer to a request sent at `asked_at`."""
-        kind, number, px, settings, token, key = read_message(message)
+        kind, number, px, delay, token, key = read_message(message)
         if kind == b"G":
-            self._granted(token, key, settings, Grant(number, px / 1000, asked_at), now)
+            self._granted(token, key, delay, Grant(number, px / 1000, asked_at), now)
 
     # For the one who owns the connection
 
@@ -241,11 +241,11 @@ class Line:
             self._ponged(message[1])
         if message[0] != b"message":
             return
-        kind, number, px, settings, token, key = read_message(message[-1])
+        kind, number, px, delay, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
             grant = Grant(number, px / 1000, self._heard_since)
-            self._granted(token, key, settings, grant, now)
+            self._granted(token, key, delay, grant, now)
         elif kind == b"P":
             heard = self.ear.heard_itself if self.ear is not None else None
             if heard is not None:
@@ -265,10 +265,10 @@ class Line:
                 return
         raise ValueError("an answer to a PING that was not sent")
 
-    def _granted(self, token: str, key: bytes, settings: str, grant: Grant, now: float) -> None:
+    def _granted(self, token: str, key: bytes, delay: int, grant: Grant, now: float) -> None:
         waiter = self._known.get(token)
         if waiter is None or waiter.key != key:
-            self._hand_back(key, token, settings)
+            self._hand_back(key, token, delay)
             return
         waiter.grant, waiter.waits = grant, False
         waiter.signal.set()
@@ -373,14 +373,14 @@ def client_in(message: bytes) -> str:
     return read_message(message)[4].split(":", 2)[1]
 
 
-def read_message(message: bytes) -> tuple[bytes, int, int, str, str, bytes]:
-    """Take apart what the scripts say: kind, fence, ms, and the lock's settings, token and key."""
+def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:
+    """Take apart what the scripts say: kind, fence, ms, the lock's delay (ms), token and key."""
     if not isinstance(message, bytes):
         raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
     kind, fence, time, size, rest = message.split(b":", 4)
-    px, _, settings = time.partition(b" ")
+    px, _, delay = time.partition(b" ")
     token, key = rest[: int(size)], rest[int(size) :]
-    return kind, int(fence), int(px), settings.decode(), token.decode(), key
+    return kind, int(fence), int(px), int(delay or 0), token.decode(), key
 
 
 def _nobody() -> None:

@@ -247,6 +247,9 @@ def taking_back_lost(spec: LockSpec, token: str) -> Request:
     return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
 
 
-def taking_back_blindly(key: bytes, token: str, settings: str) -> Request:
-    """Make the same request for a token of which only the lock's key and settings are known."""
+def taking_back_blindly(key: bytes, token: str, delay_ms: int) -> Request:
+    """Make the same request for a token of which only the lock's key and delay are known."""
+    owner = token.rpartition(":")[2]
+    group = owner if owner.startswith("&") else ""
+    settings = f"{delay_ms} fair {group}" if delay_ms or group else ""
     return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

@@ -70,8 +70,8 @@ class Session:
         if line is not None:
             line.answered(message, asked_at, self.port.now())
         else:  # of a loop that is gone
-            *_, settings, token, key = read_message(message)
-            self._hand_back(key, token, settings)
+            *_, delay, token, key = read_message(message)
+            self._hand_back(key, token, delay)
 
     def hears(self, token: str) -> bool:
         """Whether the client that drew the token is here, so that an answer can tell it."""
@@ -103,9 +103,9 @@ class Session:
         for line in list(self._lines.values()):
             line.rally_soon(spec.keys[0])
 
-    def _hand_back(self, key: bytes, token: str, settings: str) -> None:
+    def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         """Give back what was granted to nobody here."""
-        request = taking_back_blindly(key, token, settings)
+        request = taking_back_blindly(key, token, delay_ms)
         self.renewer.clean_up(key.decode(errors="replace"), request)
 
     def close(self) -> None:

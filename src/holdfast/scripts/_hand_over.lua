@@ -1,11 +1,12 @@
 -- A part of scripts that hand the lock over. Needs: call, lock, queue, token, ttl, settings' names,
 -- new_fence, quiet.
 --
--- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!' before it, it is granted also when nobody
--- seems to hear it, because the server it listens on is not this one. Messages go to the channel of
--- the waiter's client: <kind>:<fence>:<px>[ <settings>]:<length of the token>:<token><lock's key>,
--- where kind is G (the lock is yours for px ms), A (ask again now) or W (ask again in px ms). Whoever
--- hands a grant back needs the settings: it knows nothing else of the lock.
+-- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!'
+-- before it, it is granted also when nobody seems to hear it, because the server it listens on is not
+-- this one. Messages go to the channel of its client:
+-- <kind>:<fence>:<px>[ <delay>]:<length of the token>:<token><lock's key>, where kind is G (the lock is
+-- yours for px ms), A (ask again now) or W (ask again in px ms). Whoever hands a grant back needs the
+-- delay: it may know nothing else of the lock.
 --
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
@@ -29,7 +30,7 @@ local _, own = read(token)
 -- Says it to a waiter; false if its client is gone.
 local function tell(waiter, kind, fence, px)
   local who, client, uncounted = read(waiter)
-  local time = settings == '' and px or px .. ' ' .. settings
+  local time = delay > 0 and px .. ' ' .. delay or px
   local message = kind .. ':' .. fence .. ':' .. time .. ':' .. #who .. ':' .. who .. lock
   if kind == 'G' and client == own and not quiet then
     answer = message

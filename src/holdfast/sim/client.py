@@ -100,9 +100,9 @@ class _Session(Session):
         self._observer.lost(self._client, hold)
         super().lost(hold)
 
-    def _hand_back(self, key: bytes, token: str, settings: str) -> None:
+    def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         self._observer.handed_back(self._client, token)
-        super()._hand_back(key, token, settings)
+        super()._hand_back(key, token, delay_ms)
 
 
 class SimClient:
