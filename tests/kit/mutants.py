@@ -51,9 +51,18 @@ class Found(NamedTuple):
 NO_CHANGE = Mutant("nothing", "core/__init__.py", "", "", {}, "")
 
 
-def hunt(mutant: Mutant, worlds: Worlds, seeds: int, *, source: Path = SOURCE) -> Found:
+def hunt(mutant: Mutant, worlds: Worlds, seeds: int) -> Found:
     """Play worlds with seeds from 0 on until a check fails."""
-    work = {**mutant._asdict(), "source": str(source), "worlds": worlds, "seeds": seeds}
+    return _ask({**mutant._asdict(), "worlds": worlds, "seeds": seeds})
+
+
+def replay(mutant: Mutant, kept: str) -> Found:
+    """Play the world that was kept."""
+    return _ask({**mutant._asdict(), "kept": kept})
+
+
+def _ask(work: dict[str, Any]) -> Found:
+    work["source"] = str(SOURCE)
     child = subprocess.run(
         [sys.executable, "-I", __file__],
         input=json.dumps(work),
@@ -99,6 +108,12 @@ def _main() -> None:
     from holdfast.sim.play import play  # noqa: PLC0415 - the same
     from holdfast.sim.settings import CALM, STORMY  # noqa: PLC0415 - the same
 
+    if "kept" in work:
+        from holdfast.sim import sweep  # noqa: PLC0415 - the same
+
+        outcome = sweep.Found.load(work["kept"]).run()
+        json.dump(Found(outcome.check, -1, 1, outcome.detail)._asdict(), sys.stdout)
+        return
     worlds = dict(work["worlds"])
     settings = replace(CALM if worlds.pop("calm", False) else STORMY, **worlds)
     for seed in range(work["seeds"]):
@@ -473,14 +488,6 @@ MUTANTS = [
     ),
     # Delays, levels, and what a late request may do
     Mutant(
-        "a renewal answered too late is discarded",
-        "core/hold.py",
-        "if self.state is not HELD or now >= self.deadline:",
-        "if self.state is not HELD:",
-        {"pause": 0.3, "ttl": 1.0, "hold": 2.0, "cancel": 0.0, "crash": 0.0},
-        "S5 S1 S2",
-    ),
-    Mutant(
         "expiry only grows",
         "scripts/_owner.lua",
         "call('PEXPIRE', lock, math.max(left, ttl) + delay)",
@@ -560,6 +567,14 @@ MUTANTS = [
         "taking_back_blindly(key, token, 0)",
         DELAYED,
         "S2 S5",
+    ),
+    Mutant(
+        "leaving the line is within the timeout",
+        "core/acquire.py",
+        "tombstone, self._limit())",
+        "tombstone)",
+        IN_TIME,
+        "L4",
     ),
     Mutant(
         "a loss begins the delay",

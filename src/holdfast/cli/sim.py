@@ -278,6 +278,7 @@ def run(
     crash: Annotated[float | None, _chance("A client dies.")] = None,
     cancel: Annotated[float | None, _chance("A task is cancelled.")] = None,
     partition: Annotated[float | None, _chance("A client is cut off for a while.")] = None,
+    stop: Annotated[float | None, _chance("A client is paused, whatever it is doing.")] = None,
     freeze: Annotated[float | None, _chance("The server hangs for a while.")] = None,
     restart: Annotated[float | None, _chance("The server restarts, with its data.")] = None,
     script_flush: Annotated[float | None, _chance("The server forgets the scripts.")] = None,
@@ -311,7 +312,8 @@ def run(
         found = min(report.found, key=lambda each: each.seed or 0)
         _tell_found(console, found, save)
         raise typer.Exit(1)
-    _say(console, f"{_tell(report)}: every promise was kept", "green")
+    never = f"; {len(report.missing)} states were never reached" if report.missing else ""
+    _say(console, f"{_tell(report)}: every promise was kept{never}", "green")
     if report.missing and settings is None and report.worlds >= ENOUGH:
         _say(console, f"never reached, though it has to be: {', '.join(report.missing)}", "red")
         raise typer.Exit(1)
@@ -330,12 +332,11 @@ def _settings(ctx: typer.Context) -> Settings | None:
         return None
     if {"stormy", "calm"} <= set(options):
         raise typer.BadParameter("give --stormy or --calm, not both")
-    settings = replace(CALM if "calm" in options else STORMY, **given)
-    if settings.slow + settings.reset + settings.half_open > 1:
-        raise typer.BadParameter("--slow, --reset and --half-open are more than 1 together")
-    if settings.owner and settings.reentrant:
-        raise typer.BadParameter("an owner may take it again anyway: drop --reentrant")
-    return settings
+    try:
+        return replace(CALM if "calm" in options else STORMY, **given)
+    except ValueError as error:
+        hint = "" if "calm" in options else " (with --calm, what you do not give is 0)"
+        raise typer.BadParameter(f"{error}{hint}") from None
 
 
 def _cores() -> int:
@@ -510,8 +511,8 @@ def _tell_found(console: Console, found: Found, save: Path | None) -> None:
     """Keep it before it is made shorter: that takes a while, and may be interrupted."""
     name = re.sub(r"[^\w-]+", "-", f"holdfast-{found.check}-seed-{found.seed}")
     path = save or Path(f"{name}.json")
-    _write(path, found.dump())
     _say(console, f"seed {found.seed} breaks {found.check}: {found.detail}", "bold red")
+    _write(path, found.dump())
     _say(console, f"saved in {path}; to see it again: holdfast sim replay {shlex.quote(str(path))}")
     _say(console, "looking for the shortest way to it, which may take a minute ...")
     _quietly()

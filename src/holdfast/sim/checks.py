@@ -129,7 +129,8 @@ class Checks:
     def fail(self, check: str, detail: str) -> None:
         """Say that it does not hold."""
         self.world.note("violation", check, detail)
-        raise Violated(check, detail)
+        self.world.failure = Violated(check, detail)
+        raise self.world.failure
 
     # At the server
 
@@ -197,14 +198,15 @@ class Checks:
         client = holder.split(b":")[1]
         if client != asking.split(b":")[1] and not server.hears(b"holdfast:push:" + client):
             self.fail("L3", f"{name} got the lock, and its client is gone")
-        if name in self._given_back and not self.settings.doubled and not self.untrusted:
+        if name in self._given_back and not self.world.doubled and not self.untrusted:
             self.fail("S10", f"{name} got the lock after it had given it back")
         last = self._kept.get(self._last_name)
         self._last_name = name
         if last is None or self.untrusted or not self.settings.lock_delay:
             return
         who, hold = last
-        until = who.machine.true_time(hold.deadline) + int(self.settings.lock_delay * SECOND)
+        delay = server.true_span(int(self.settings.lock_delay * SECOND))
+        until = who.machine.true_time(hold.deadline) + delay
         lost = hold.token not in self._given_back and not self._joined(holder, hold.token.encode())
         if lost and hold.token != name and self.world.now < until - SLACK:
             early = (until - self.world.now) / 1000
@@ -285,10 +287,8 @@ class Checks:
                 isinstance(holder, bytes) and self._joined(holder, hold.token.encode())
             ):
                 self.fail("S1", f"{hold.token} believes, and the lock is {holder!r}")
-            expiry = server.true_expiry(self._key)
+            expiry = server.true_expiry(self._key, int(self.settings.lock_delay * 1000))
             deadline = client.machine.true_time(hold.deadline)
-            if expiry is not None:
-                expiry -= int(self.settings.lock_delay * SECOND)
             if expiry is not None and deadline > expiry + SLACK:
                 late = (deadline - expiry) / 1000
                 self.fail("S2", f"{hold.token} would believe {late:.0f} ms longer than the server")
@@ -362,7 +362,7 @@ class Checks:
         if self.alive(client, hold):
             self.fail("S12", f"{hold.token} believes after its {how}")
         taken = how == "loss" and hold.reason == "taken"
-        if taken and hold.token in self._given_back and not self.settings.doubled:
+        if taken and hold.token in self._given_back and not self.world.doubled:
             self.fail("S9", f"{hold.token} was released, and is said to be lost")
 
     def told(self, client: SimClient, event: Event) -> None:
@@ -421,7 +421,8 @@ class Checks:
         """All are through, and who could clean up has: only who crashed may have left something."""
         holder = _look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
-        if holder and name not in self._gone and not self.untrusted and not self.settings.doubled:
+        kept = self.untrusted or self.world.doubled or self.settings.lock_delay
+        if holder and name not in self._gone and not kept:
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")
 
     def finished(self, server: Server, keys: Sequence[bytes]) -> None:

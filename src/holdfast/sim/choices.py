@@ -62,11 +62,11 @@ class _Recorded(Choices):
 
     def __init__(self, prefix: Sequence[int]) -> None:
         super().__init__(prefix)
-        self.open: list[tuple[str, int]] = []
+        self.open: list[tuple[str, list[int]]] = []
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:
         """Choose as the prefix says, then 0; choices that are never made otherwise do not count."""
-        self.open.append((kind, sum(weight > 0 for weight in weights)))
+        self.open.append((kind, [index for index, weight in enumerate(weights) if weight > 0]))
         return super().pick(kind, weights)
 
 
@@ -84,12 +84,10 @@ def every(run: Callable[[Choices], object], budgets: Mapping[str, int]) -> Itera
         yield choices.made
         left = dict(budgets)
         for index, chosen in enumerate(choices.made):
-            kind, count = choices.open[index]
+            kind, possible = choices.open[index]
             budget = kind.partition(":")[0]
             if index >= len(prefix) and left.get(budget, 0) > 0:
-                pending += [
-                    [*choices.made[:index], other] for other in range(1, count) if other != chosen
-                ]
+                pending += [[*choices.made[:index], other] for other in possible if other != chosen]
             if chosen:
                 left[budget] = left.get(budget, 0) - 1
 
@@ -118,7 +116,18 @@ def shrink(
             size //= 2
         else:
             size = min(size, max(1, sum(map(bool, best))))
-    return best
+    return _lowered(best, fails)
+
+
+def _lowered(choices: list[int], fails: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Make each choice that is left the lowest that still fails."""
+    for index in [index for index, chosen in enumerate(choices) if chosen > 1]:
+        for lower in range(1, choices[index]):
+            candidate = [*choices[:index], lower, *choices[index + 1 :]]
+            if fails(candidate):
+                choices = candidate
+                break
+    return choices
 
 
 def _without_tail(choices: Sequence[int]) -> list[int]:

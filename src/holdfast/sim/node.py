@@ -86,11 +86,15 @@ class Server:
         self._jumped += microseconds
         self.world.note("clock jumped", self.name, microseconds)
 
-    def true_expiry(self, key: bytes) -> int | None:
-        """When the key goes, in true time, if nothing happens; None if it never does."""
+    def true_expiry(self, key: bytes, less_ms: int) -> int | None:
+        """When the key has so much left, in true time, if nothing happens; None if it stays."""
         left = self.data.run("PTTL", key)
         assert isinstance(left, int)  # noqa: S101 - it is what PTTL answers
-        return None if left < 0 else self.world.now + int(left * 1000 / self._drift)
+        return None if left < 0 else self.world.now + self.true_span((left - less_ms) * 1000)
+
+    def true_span(self, microseconds: int) -> int:
+        """How long it takes, in true time, until so much has passed on the server's clock."""
+        return int(microseconds / self._drift)
 
     # Faults
 
@@ -137,9 +141,15 @@ class Server:
         """Have nothing go wrong any more."""
         self._frozen_until = 0
         self._thaw()
-        self.cut_off.clear()
+        self.rejoin(set(self.cut_off))
         self.data.full = False
         self._up()
+
+    def rejoin(self, cut: set[tuple[str, str]]) -> None:
+        """End a partition."""
+        self.cut_off -= cut
+        for connection in list(self.connections):
+            connection.healed()
 
     def follow(self, primary: Server, lag: int) -> None:
         """Be the replica of another one, `lag` microseconds behind."""
@@ -204,7 +214,8 @@ class Connection:
         self.on_push: Callable[[Any], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.open = True
-        self._deaf = False  # half open: nothing arrives any more
+        self._deaf: set[str] = set()  # directions in which nothing arrives any more
+        self._held_up: list[tuple[str, int, Callable[[], object]]] = []
         self._arrives = {"to": 0, "from": 0}
         self._unanswered: list[Future[Any]] = []
         server.connections.append(self)
@@ -224,11 +235,11 @@ class Connection:
             elif fate == 2:  # noqa: PLR2004 - as listed above
                 world.note("reset", self.process.name, direction)
                 world.after(latency, self.reset)
-                return None
+                self._deaf.add(direction)
             elif fate == 3:  # noqa: PLR2004 - as listed above
                 world.note("half open", self.process.name, direction)
-                self._deaf = True
-        if self._deaf:
+                self._deaf |= {"to", "from"}
+        if direction in self._deaf:
             return None
         at = max(world.now + latency, self._arrives[direction] + 1)
         self._arrives[direction] = at
@@ -238,19 +249,28 @@ class Connection:
         at = self._travel(direction)
         process, server = self.process.name, self.server.name
         ends = (process, server) if direction == "to" else (server, process)
+        number = len(self.world.trace)
         self.world.note("message", *ends, what, at)
         if at is not None:
-            self.world.at(at, lambda: self._arrive(direction, callback))
+            self.world.at(at, lambda: self._arrive(direction, number, callback))
 
-    def _arrive(self, direction: str, callback: Callable[[], object]) -> None:
-        if (self.process.name, direction) in self.server.cut_off:
-            self._deaf = True
-        if self._deaf or self.server.down:
-            return
-        if direction == "from":
+    def _arrive(self, direction: str, number: int, callback: Callable[[], object]) -> None:
+        """What meets a partition is held up until it heals, and whatever comes after it."""
+        cut = (self.process.name, direction) in self.server.cut_off
+        if direction in self._deaf or self.server.down:
+            self.world.trace[number] = (*self.world.trace[number][:-1], None)
+        elif cut or any(way == direction for way, *_ in self._held_up):
+            self._held_up.append((direction, number, callback))
+        elif direction == "from":
             self.process.call(callback)
         else:
             self.server.receive(callback)
+
+    def healed(self) -> None:
+        """Let what was held up by a partition arrive, in order."""
+        held_up, self._held_up = self._held_up, []
+        for direction, number, callback in held_up:
+            self._arrive(direction, number, callback)
 
     def ask(self, what: str, run: Callable[[], Any]) -> Future[Any]:
         """Send a request; the future is its answer, an error reply, or ConnectionResetError."""
@@ -272,6 +292,7 @@ class Connection:
         self._deliver("to", what, execute)
         if self.world.choices.chance("fault:doubled", self.server.settings.doubled):
             self.world.note("doubled", self.process.name, what)
+            self.world.doubled = True
             late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
             self.world.after(late, lambda: self._again(run))
         return answer
@@ -282,9 +303,12 @@ class Connection:
             self._deliver("to", what, run)
 
     def _again(self, run: Callable[[], Any]) -> None:
-        if not self.server.down:
+        def late() -> None:
             with suppress(ServerError):
                 run()
+
+        if not self.server.down:
+            self.server.receive(late)
 
     def _settle(self, answer: Future[Any], result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any answer
         if answer in self._unanswered:
@@ -328,6 +352,4 @@ class Connection:
         """Hang up; what was sent before still arrives. A process that crashed does not do it."""
         if self.open and not self.process.crashed:
             self.open = False
-            at = self._travel("to")
-            if at is not None:
-                self.world.at(at, self._forgotten)
+            self._deliver("to", "hang up", self._forgotten)

@@ -23,6 +23,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
+from holdfast.scripts import ACQUIRE, ADOPT, RENEW
 from holdfast.sim.checks import Checks, Violated
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
@@ -69,6 +70,7 @@ class Play:
         self.checks = Checks(world, settings, self.spec.keys[0])
         self.server.watcher = self.checks
         self.spare = Server(world, "replica", settings, drift=drift)
+        self._refuses_no_time()
         if settings.failover:
             self.spare.follow(self.server, 50_000)
             self.spare.watcher = self.checks
@@ -81,13 +83,36 @@ class Play:
         ]
         self._faults = _Faults(self)
 
+    def _refuses_no_time(self) -> None:
+        """A ttl of 0 would delete: the scripts refuse it."""
+        for script, args in ((ACQUIRE, ()), (RENEW, ("",)), (ADOPT, ("other", ""))):
+            try:
+                self.server.script(script, self.spec.keys, ("hf1:nobody:1:", "0", *args))
+            except ServerError:
+                continue
+            self.checks.fail("S17", f"{script.name} took a ttl of 0")
+
     def _drift(self) -> float:
         return DRIFTS[self.world.choices.pick("drift", (2, 1, 1))] if self.settings.drift else 0.0
 
     def _client(self, name: str) -> SimClient:
         rate = 1.0 + self.settings.drift * self._drift()
         machine = Process(self.world, name, rate=rate, offset=1000.0)
-        return SimClient(machine, lambda: self.server, self.settings, self.checks)
+        client = SimClient(machine, lambda: self.server, self.settings, self.checks)
+        machine.on_crash = lambda: self._crashed(client)
+        return client
+
+    def _crashed(self, client: SimClient) -> None:
+        """Somebody starts the program again, or not, and it does what is left."""
+        if self.world.choices.pick("restarts", (1, 1)) and not self.healed:
+            self.world.after(SECOND // 3, lambda: self._restarted(client))
+
+    def _restarted(self, old: SimClient) -> None:
+        if not self.healed and not self._done():
+            client = self._client(f"{old.machine.name}'")
+            self.world.note("restarted", client.machine.name)
+            self.clients.append(client)
+            self.tasks.append((client, client.machine.spawn(self._turns(client), "t0")))
 
     # What a client does
 
@@ -311,6 +336,7 @@ class _Faults:
         self.jumped = 0
         settings = play.settings
         self._kinds = {
+            self._stop: settings.stop,
             self._partition: settings.partition,
             self._freeze: settings.freeze,
             self._restart: settings.restart,
@@ -325,7 +351,7 @@ class _Faults:
             self._arrange()
 
     def _arrange(self) -> None:
-        self._play.world.after(int(self._play.settings.fault_every * SECOND / 4), self._strike)
+        self._play.world.after(SECOND // 2, self._strike)
 
     def _strike(self) -> None:
         play = self._play
@@ -341,15 +367,25 @@ class _Faults:
         lengths = (100_000, 800_000, 2_500_000, 6_000_000)
         return lengths[self._play.world.choices.pick("length", (3, 3, 2, 1))]
 
+    def _someone(self) -> Process:
+        clients = self._play.clients
+        return clients[self._play.world.choices.pick("who", [1] * len(clients))].machine
+
+    def _stop(self) -> None:
+        machine = self._someone()
+        if not machine.crashed and not machine.paused:
+            machine.pause(self._length())
+
     def _partition(self) -> None:
         play, choices = self._play, self._play.world.choices
-        client = play.clients[choices.pick("who", [1] * len(play.clients))].machine.name
+        client = self._someone().name
         ways = (("to",), ("from",), ("to", "from"))[choices.pick("way", (1, 1, 1))]
         cut = {(client, way) for way in ways}
         play.server.cut_off |= cut
         length = self._length()
         play.world.note("cut off", client, ways, length)
-        play.world.after(length, lambda: play.server.cut_off.difference_update(cut))
+        server = play.server
+        play.world.after(length, lambda: server.rejoin(cut))
 
     def _freeze(self) -> None:
         self._play.server.freeze(self._length())

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LONGEST = 3600.0
+"""Seconds that anything in a world may take."""
+
+DRIFT_MOST = 0.005
+"""Half of what a lease allows for: two clocks may be off in opposite ways."""
+
+TOGETHER = (
+    ("slow", "reset", "half_open"),
+    ("doubled",),
+    ("pause", "crash", "cancel"),
+    (
+        *("stop", "partition", "freeze", "restart", "script_flush", "full"),
+        *("wipe", "evict", "clock_jump", "failover"),
+    ),
+)
+"""Of each of these, one happens at a time."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -34,8 +51,8 @@ class Settings:
     crash: float = 0.0
     cancel: float = 0.0
 
-    # What may happen to the server, once in about `fault_every` seconds
-    fault_every: float = 2.0
+    # What may happen to a client or the server, each time that half a second has passed
+    stop: float = 0.0  # a client is paused, whatever it is doing
     partition: float = 0.0
     freeze: float = 0.0
     restart: float = 0.0  # with its data
@@ -48,23 +65,36 @@ class Settings:
     clock_jump: float = 0.0
     failover: float = 0.0  # to a replica that lags behind
 
+    def __post_init__(self) -> None:
+        """Refuse what no world can be like.
+
+        Raises:
+            ValueError: it says which settings do not go together.
+        """
+        if min(self.clients, self.tasks, self.turns) < 1:
+            raise ValueError("clients, tasks and turns: at least 1 of each")
+        if not 0 <= self.hold <= LONGEST or not 0 <= self.drift <= DRIFT_MOST:
+            raise ValueError(f"hold: 0 to {LONGEST:.0f} seconds; drift: 0 to {DRIFT_MOST}")
+        if not 0 < self.ttl <= LONGEST or not 0 <= self.lock_delay <= LONGEST:
+            raise ValueError(f"ttl and lock_delay: up to {LONGEST:.0f} seconds")
+        for together in TOGETHER:
+            chances = [getattr(self, name) for name in together]
+            if min(chances) < 0 or sum(chances) > 1:
+                given = ", ".join(f"{name} {getattr(self, name)}" for name in together)
+                raise ValueError(f"more than 1 together, or below 0: {given}")
+        if self.owner and self.reentrant:
+            raise ValueError("an owner may take it again anyway: not reentrant too")
+
     @property
     def calm(self) -> bool:
         """Whether nothing goes wrong from the beginning."""
-        return not any(getattr(self, fault) for fault in FAULTS)
+        return not any(getattr(self, fault) for faults in TOGETHER for fault in faults)
 
     @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
         return not (self.wipe or self.evict or self.clock_jump or self.failover)
 
-
-FAULTS = (
-    *("slow", "reset", "half_open", "doubled", "pause", "crash", "cancel"),
-    *("partition", "freeze", "restart", "script_flush", "full"),
-    *("wipe", "evict", "clock_jump", "failover"),
-)
-"""The settings that are probabilities of something going wrong."""
 
 CALM = Settings()
 STORMY = Settings(
@@ -75,6 +105,7 @@ STORMY = Settings(
     pause=0.01,
     crash=0.002,
     cancel=0.01,
+    stop=0.05,
     partition=0.1,
     freeze=0.1,
     restart=0.05,

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 SINGLE_NODE: Mapping[str, Settings] = {
     "storm": STORMY,
+    "calm": CALM,
+    "calm, tasks": replace(CALM, clients=2, tasks=2, ttl=5.0),
+    "nothing doubled": replace(STORMY, doubled=0.0, cancel=0.04, slow=0.1),
+    "long ttl": replace(STORMY, ttl=30.0, half_open=0.03, crash=0.01, clients=5, doubled=0.0),
+    "long delay": replace(STORMY, lock_delay=30.0, turns=2),
     "tasks": replace(STORMY, clients=2, tasks=2),
     "owner": replace(STORMY, owner=True),
     "delay": replace(STORMY, lock_delay=1.0),
@@ -53,8 +58,23 @@ SMALL = replace(
 
 _LONGEST = 1_000_000  # choices that a world may make
 
-BUDGETS = {"delay": 1, "fault": 1}
-"""How many messages may be overtaken there, and how many faults may happen."""
+BUDGETS = {"delay": 1, "fault": 1, "slow": 1, "pause": 1, "crash": 1}
+"""How many messages may be overtaken there, how many faults may happen, and of any length."""
+
+OUTAGES = replace(
+    CALM,
+    clients=2,
+    turns=1,
+    drift=0.0,
+    stop=0.1,
+    partition=0.1,
+    freeze=0.1,
+    restart=0.1,
+    script_flush=0.1,
+    full=0.1,
+)
+OUTAGE_BUDGETS = {"delay": 1, "fault": 1, "length": 1, "way": 1, "who": 1}
+"""The same for what may happen to the server."""
 
 
 @dataclass(frozen=True)

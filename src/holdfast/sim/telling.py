@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.timeline import Arrow, Bar, BarKind, Lane, LaneKind, Mark, MarkKind, Timeline
@@ -66,7 +67,7 @@ def timeline_of(
             if who in lanes and target in lanes:
                 timeline.arrows.append(Arrow(who, target, at, arrives, what))
             continue
-        lane = who if who in lanes else next(iter(lanes))
+        lane = who if who in lanes else _lane(rest, lanes)
         for ended in _END.get(kind, ()):
             end(lane, ended, at)
         if kind in _BEGIN:
@@ -94,6 +95,14 @@ def _marked(kind: str, who: str, lane: str, rest: Sequence[Any]) -> tuple[MarkKi
     if kind in {"note", "event", "hands back", "turn ended"}:
         return "note", " ".join(map(_words, rest)) or kind
     return None
+
+
+def _lane(rest: Sequence[Any], lanes: Mapping[str, LaneKind]) -> str:
+    """Whom a note without a lane of its own is about: the first client it names, or a server."""
+    named = re.search(r"hf1:([^:]+):", " ".join(map(_words, rest)))
+    if named and named[1] in lanes:
+        return named[1]
+    return next((lane for lane, kind in lanes.items() if kind == "server"), next(iter(lanes)))
 
 
 def _fence(number: int) -> str:

@@ -24,7 +24,7 @@ SECOND = 1_000_000
 """Microseconds in a second."""
 
 
-_AT_ONCE = 100_000  # things that may happen at one moment
+_A_SECOND = 300_000  # things that may happen in one
 
 
 class Cancelled(BaseException):
@@ -100,6 +100,10 @@ class World:
         self.trace: list[tuple[Any, ...]] = []
         """What happened: (true time, kind, who, and what else there is to say)."""
         self.tasks: list[Task] = []
+        self.doubled = False
+        """Some request was carried out a second time by itself."""
+        self.failure: BaseException | None = None
+        """What went wrong, if something did: then nothing more happens."""
         self._heap: list[tuple[int, int, Timer]] = []
         self._order = count()
 
@@ -137,8 +141,10 @@ class World:
         Raises:
             Stuck: there is nothing left that could happen.
         """
-        at_once = 0
+        events, second = 0, self.now
         while not done():
+            if self.failure is not None:
+                raise self.failure
             if not self._heap:
                 raise Stuck
             when, _, timer = self._heap[0]
@@ -146,9 +152,9 @@ class World:
                 self.now = until
                 return False
             heappop(self._heap)
-            at_once = at_once + 1 if when == self.now else 0
-            if at_once > _AT_ONCE:
-                raise RuntimeError("time stands still: something happens again and again")
+            events, second = (0, when) if when > second + SECOND else (events + 1, second)
+            if events > _A_SECOND:
+                raise RuntimeError("something happens again and again, without end")
             callback, timer.callback = timer.callback, None
             if callback is not None:
                 self.now = when
@@ -165,6 +171,7 @@ class Process:
         self.rate = rate
         self._offset = offset
         self.crashed = False
+        self.on_crash: Callable[[], object] = lambda: None
         self.paused = False
         self.went_on = -1
         """When it last went on after a pause."""
@@ -231,6 +238,7 @@ class Process:
         self.crashed = True
         self._put_off.clear()
         self.world.note("crashed", self.name)
+        self.on_crash()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> Task:
         """Start a task."""
