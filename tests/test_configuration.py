@@ -341,7 +341,7 @@ def test_a_client_of_a_cluster_or_a_stand_in_is_refused(face: Face) -> None:
 async def test_rediss_is_spoken_over_tls_and_trust_is_checked(face: Face, server: Server) -> None:
     with TlsFront(server.host, server.port) as front:
         client = face.connect(f"rediss://127.0.0.1:{front.port}?ssl_ca_certs={CERTIFICATE}")
-        async with client.lock("a", ttl=0.6) as lease:
+        async with client.lock("a", ttl=3) as lease:
             first = lease.deadline
 
             async def renewed() -> bool:

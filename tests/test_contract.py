@@ -392,7 +392,7 @@ async def test_a_flushed_script_cache_is_not_noticed(client: Any, server: Server
 async def test_renewal_survives_a_flushed_script_cache(
     face: Face, client: Any, server: Server
 ) -> None:
-    lease = await client.lock("a", ttl=0.4).acquire()
+    lease = await client.lock("a", ttl=0.9).acquire()
     server.command("SCRIPT", "FLUSH")
     first = lease.deadline
 
