@@ -250,8 +250,13 @@ class Checks:
             self.fail("L3", f"{holder!r} does not know that it has the lock")
         if holder is not None or not waiting:
             self._free_since = self.world.now
-        elif self.world.now - self._free_since > FREE_AT_MOST and not self.settings.clock_jump:
+        elif self.world.now - self._free_since > self._patience() and not self.settings.clock_jump:
             self.fail("L1", f"the lock is free, and {waiting!r} wait")
+
+    def _patience(self) -> int:
+        """Two in a row who do not hear what they are told cost up to a ttl, as the README says."""
+        two_deaf = self.settings.half_open or len(self._gone) > 1
+        return FREE_AT_MOST + (int(self.settings.ttl * SECOND) if two_deaf else 0)
 
     def _fence_changed(self, name: str, holder: bytes, fence: bytes | None) -> None:
         if not self.untrusted:
