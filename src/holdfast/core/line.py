@@ -244,7 +244,9 @@ class Line:
         kind, number, px, delay, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
-            grant = Grant(number, px / 1000, self._heard_since)
+            # A server that does not count us is not the one that answers our PINGs.
+            counted = self.ear is not None and self.ear.counted
+            grant = Grant(number, px / 1000, self._heard_since if counted else -NEVER)
             self._granted(token, key, delay, grant, now)
         elif kind == b"P":
             heard = self.ear.heard_itself if self.ear is not None else None
