@@ -53,6 +53,7 @@ class LockSpec:
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
     validity: float
+    usable: float  # of that, how long an answer may take for the lease to be given
     renew_after: float
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
@@ -72,6 +73,8 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     key: str | None,
     label: str | None,
     command_timeout: float,
+    min_validity: float = 0.0,
+    quorum: bool = False,
 ) -> LockSpec:
     """Check a lock's settings and work out what follows from them.
 
@@ -92,10 +95,15 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     _check_text("owner", owner, name)
     if owner is not None and reentrant:
         raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
+    if quorum and owner is not None:
+        raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
     lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
     delay_ms, group = int(to_ms(lock_delay)), "" if owner is None else f"&{encode(owner)}"
-    plain = fair and not delay_ms and not group
+    in_line = fair and not quorum
+    plain = in_line and not delay_ms and not group
     validity = validity_of(ttl)
+    if not _is_number(min_validity) or not 0 <= min_validity < validity:
+        raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
     return LockSpec(
         name=name,
         ttl=float(ttl),
@@ -109,12 +117,13 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         label=label,
         keys=keys_of(lock_key, holds=owner is not None),
         suffix=encode(label or "") + (group and f":{group}"),
-        settings="" if plain else f"{delay_ms} {'fair' if fair else 'barge'} {group}",
+        settings="" if plain else f"{delay_ms} {'fair' if in_line else 'barge'} {group}",
         ttl_ms=to_ms(ttl),
         validity=validity,
+        usable=validity - min_validity,
         renew_after=validity / RENEWALS_A_TTL,
         first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
-        command_timeout=min(command_timeout, ttl / 4),
+        command_timeout=min(command_timeout, ttl / (10 if quorum else 4)),
     )
 
 

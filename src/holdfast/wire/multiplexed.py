@@ -76,7 +76,17 @@ class Multiplexer(asyncio.Protocol):
 
     # The connection's life
 
-    async def _open(self, timeout: float) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._transport is not None
+
+    @property
+    def owes(self) -> bool:
+        """Whether some answer is to come."""
+        return bool(self._unanswered)
+
+    async def open(self, timeout: float) -> None:
         """Connect, once for all who wait for it; a caller that gives up does not stop it."""
         node = self._target.node
         if self.closed:
@@ -158,9 +168,14 @@ class Multiplexer(asyncio.Protocol):
             self._look(give_up)
         return future
 
+    def post(self, future: Any, request: Request, give_up: float) -> None:  # noqa: ANN401 - like one
+        """Run a script on the node, once, and have `future` told; only while it `is_open`."""
+        serial = next(self._serials)
+        self._send(by_sha(*request, serial), (future, now(), give_up, request, serial))
+
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
-        await self._open(timeout)
+        await self.open(timeout)
         return await self.call(*request, max(0.0, end - now()))
 
     def _send(self, packed: bytes, place: Place) -> None:

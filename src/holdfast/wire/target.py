@@ -149,6 +149,33 @@ async def _answer_async(connection: Any) -> object:  # noqa: ANN401 - of redis-p
         return None
 
 
+LEAST_NODES = 3
+"""Of two nodes a majority is both: they would be worth less than one."""
+
+
+def targets_of(given: object) -> list[Target]:
+    """Find out where the node is, or the nodes are.
+
+    Raises:
+        ConfigurationError: this is no node, or no such number of them; it says what to give.
+    """
+    if given is None and os.environ.get("HOLDFAST_URL"):
+        given = os.environ["HOLDFAST_URL"].split()
+    if not isinstance(given, (list, tuple)):
+        return [target_of(given)]
+    targets = [target_of(each) for each in given]
+    if len(targets) != 1 and len(targets) < LEAST_NODES:
+        raise ConfigurationError(
+            f"{len(targets)} servers make no majority that one could do without: give one, or "
+            f"{LEAST_NODES} or more"
+        )
+    names = [target.node for target in targets]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
+    return targets
+
+
 def target_of(given: object) -> Target:
     """Find out where the node is.
 
@@ -156,8 +183,7 @@ def target_of(given: object) -> Target:
         ConfigurationError: this is no node, saying what to give instead.
     """
     if given is None:
-        url = os.environ.get("HOLDFAST_URL")
-        return _from_url(url) if url else _embedded()
+        return _embedded()
     if isinstance(given, str):
         return _from_url(given)
     pool = getattr(given, "connection_pool", given)
