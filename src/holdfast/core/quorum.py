@@ -126,7 +126,7 @@ class Quorum:
         self._sweeps = self._closed = False
 
     def close(self) -> None:
-        """Leave alone what slower nodes were told and have not answered: they do it all the same."""
+        """Leave alone what slow nodes were told and have not answered: they do it all the same."""
         self._closed = True
 
     # Electing
