@@ -79,9 +79,17 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
     ]
 
 
-def listening_probes() -> list[tuple[str, ...]]:
-    """List what waiting for a lock needs besides, in an order in which it can be sent."""
-    return [("PING",), ("SUBSCRIBE", CHANNEL)]
+def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
+    """List what is needed besides: to wait, and where another server may take this one's place.
+
+    In an order in which they can be sent: nothing else may follow them on the same connection.
+    """
+    if deployment == "cluster":
+        sharded = [("SPUBLISH", CHANNEL, ""), ("SUNSUBSCRIBE", CHANNEL), ("SSUBSCRIBE", CHANNEL)]
+        return [("PING",), *sharded]
+    replicated: list[tuple[str | int, ...]] = [("INFO", "server"), ("WAIT", 0, 1)]
+    alone = deployment != "sentinel"
+    return [*([] if alone else replicated), ("PING",), ("SUBSCRIBE", CHANNEL)]
 
 
 def denial(
