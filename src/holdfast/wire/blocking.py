@@ -54,9 +54,11 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Link:
     """One connection of one thread."""
 
-    def __init__(self, target: Target, timeout: float, *, prepare: bool = True) -> None:
+    def __init__(
+        self, target: Target, timeout: float, *, prepare: bool = True, judged: bool = True
+    ) -> None:
         self.generation = generation()
-        self._connection = target.connect(timeout, prepare=prepare)
+        self._connection = target.connect(timeout, prepare=prepare, judged=judged)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         self._timeout = math.nan

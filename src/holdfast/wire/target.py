@@ -62,8 +62,8 @@ class Target:
         """The user that the server knows us as."""
         return str(self.settings.get("username") or "default")
 
-    def connect(self, timeout: float, *, prepare: bool = True) -> Any:  # noqa: ANN401 - untyped
-        """Open a blocking connection, ready for use.
+    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
+        """Open a blocking connection, ready for use; not `judged`, to whatever is there.
 
         Raises:
             NodeUnavailable: the server cannot be reached.
@@ -74,7 +74,7 @@ class Target:
         connection = self._make(threads, timeout)
         try:
             connection.connect()
-            judge = misplaced(_answer(connection), self.node)
+            judge = misplaced(_answer(connection), self.node) if judged else None
         except Exception as error:
             connection.disconnect()
             raise self.unreachable(error) from error
