@@ -1,0 +1,158 @@
+"""A primary with two replicas, watched by three Sentinels: real ones, each a process of its own.
+
+This module owns their beginning, the ways to bring about a failover, and their end. What clients do
+meanwhile is the business of the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from kit.servers import ReplyError, Server
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SERVICE = "orders"
+REPLICAS, SENTINELS, QUORUM = 2, 3, 2
+DOWN_AFTER_MS = 600
+FAILOVER_TIMEOUT_MS = 3000
+"""A planned failover that stalls is given up after this; a failed one is tried again after twice."""
+
+SLOW = 20.0
+"""Seconds that a failover may take on a busy machine."""
+
+
+class _Sentinel(Server):
+    """One Sentinel: the same program in another mode, which wants its settings in a file."""
+
+    def _settings(self) -> list[str]:
+        path = self.folder / "sentinel.conf"
+        path.write_text(
+            f"bind {self.host}\nport {self.port}\nunixsocket {self.unix_path}\n"
+            f"dir {self.folder}\ndaemonize no\n"
+        )
+        return [str(path), "--sentinel"]
+
+
+class Sentinels:
+    """The servers of one service. `servers` are those that keep data, in whatever role."""
+
+    def __init__(self, program: str, *settings: str) -> None:
+        self._ends = contextlib.ExitStack()
+        self.servers: list[Server] = []
+        self.sentinels: list[_Sentinel] = []
+        with contextlib.ExitStack() as begun:
+            primary = begun.enter_context(Server.start(program, *_QUICK, *settings))
+            self.servers.append(primary)
+            follow = ("--replicaof", f"{primary.host} {primary.port}")
+            for _ in range(REPLICAS):
+                server = Server.start(program, *_QUICK, *settings, *follow)
+                self.servers.append(begun.enter_context(server))
+            for _ in range(SENTINELS):
+                self.sentinels.append(begun.enter_context(_Sentinel.start(program)))
+            for sentinel in self.sentinels:
+                _watch(sentinel, primary)
+            self.settle()
+            self._ends = begun.pop_all()
+
+    @property
+    def url(self) -> str:
+        """What a client is given."""
+        hosts = ",".join(f"{each.host}:{each.port}" for each in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}"
+
+    @property
+    def primary(self) -> Server:
+        """The server that the Sentinels call the primary."""
+        known = [_address(sentinel) for sentinel in self.sentinels if sentinel.alive]
+        return next(each for each in self.servers if each.port == known[0])
+
+    @property
+    def replicas(self) -> list[Server]:
+        """The other servers that are alive."""
+        primary = self.primary
+        return [each for each in self.servers if each is not primary and each.alive]
+
+    def settle(self) -> None:
+        """Wait until all who are alive agree, and every replica keeps up."""
+        eventually(self._agree, within=SLOW, what="a settled primary")
+
+    def _agree(self) -> bool:
+        try:
+            primary = self.primary
+            followers = [server for server in self.servers if server.alive and server is not primary]
+            return (
+                len({_address(each) for each in self.sentinels if each.alive}) == 1
+                and primary.command("ROLE")[0] == b"master"
+                and all(_follows(server, primary) for server in followers)
+                and all(_knows(each, self) for each in self.sentinels if each.alive)
+            )
+        except (OSError, ReplyError, StopIteration):
+            return False
+
+    def fail_over(self) -> Server:
+        """Have the Sentinels make another the primary, in good order; return the old one."""
+        old = self.primary
+        self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+        self.await_another(old)
+        return old
+
+    def await_another(self, old: Server) -> Server:
+        """Wait until another than `old` is the primary, takes writes, and is known to all."""
+        def promoted() -> bool:
+            known = {_address(each) for each in self.sentinels if each.alive}
+            if len(known) != 1 or old.port in known:
+                return False
+            return bool(self.primary.command("ROLE")[0] == b"master")
+
+        eventually(promoted, within=SLOW, what="another primary")
+        return self.primary
+
+    def stop(self) -> None:
+        """End all of them."""
+        self._ends.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+_QUICK = (
+    *("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
+    *("--repl-timeout", "5"),
+)
+
+
+def _watch(sentinel: Server, primary: Server) -> None:
+    sentinel.command("SENTINEL", "MONITOR", SERVICE, primary.host, primary.port, QUORUM)
+    for name, value in (
+        ("down-after-milliseconds", DOWN_AFTER_MS),
+        ("failover-timeout", FAILOVER_TIMEOUT_MS),
+        ("parallel-syncs", REPLICAS),
+    ):
+        sentinel.command("SENTINEL", "SET", SERVICE, name, value)
+
+
+def _address(sentinel: Server) -> int:
+    return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+
+def _follows(server: Server, primary: Server) -> bool:
+    role = server.command("ROLE")
+    return bool(role[0] == b"slave" and role[2] == primary.port and role[3] == b"connected")
+
+
+def _knows(sentinel: Server, all_of_them: Sentinels) -> bool:
+    """Whether it has found its peers, and those who could be promoted."""
+    facts = sentinel.command("SENTINEL", "MASTER", SERVICE)
+    about = dict(zip(facts[::2], facts[1::2], strict=True))
+    return (
+        int(about[b"num-other-sentinels"]) == SENTINELS - 1
+        and int(about[b"num-slaves"]) >= len(all_of_them.replicas)
+        and b"down" not in about[b"flags"]
+    )
