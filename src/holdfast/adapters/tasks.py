@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.wire.clock import now
+from holdfast.wire.copies import needed
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
 from holdfast.wire.process import generation
@@ -88,6 +89,8 @@ class _Place:
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
         self.wire = Multiplexer(target, timeout)
+        self.copied = Multiplexer(target, timeout)
+        """For calls that wait for replicas, which keep all behind them waiting."""
         self.ears = LoopEars(target, timeout)
         self.mint = new_mint()
         self.line: Listener | None = None
@@ -95,6 +98,7 @@ class _Place:
     def close(self) -> None:
         """Close the connections."""
         self.wire.close()
+        self.copied.close()
         self.ears.close()
 
 
@@ -156,6 +160,8 @@ class TasksPort:
         here = self._last
         if here is None or here.loop is not get_running_loop() or here.generation != generation():
             here = self._here()
+        if keys.replicas and needed((script, keys, args)):
+            return here.copied.call_copied(script, keys, args, timeout)
         return here.wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:

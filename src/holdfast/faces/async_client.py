@@ -26,6 +26,7 @@ from holdfast.faces.facts import (
     LockFacts,
     Unset,
     checked_command_timeout,
+    checked_longest_ttl,
     checked_wait,
     generator_advice,
 )
@@ -61,6 +62,8 @@ class AsyncClient:
             waits less, a quarter of it.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
+        longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
+            Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more.
         on_event: called, in a thread of its own, with each `Event`.
 
     Raises:
@@ -73,10 +76,11 @@ class AsyncClient:
         *,
         command_timeout: float = 1.0,
         wait: Literal["push", "poll"] = "push",
+        longest_ttl: float = 60.0,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
-        where = target_of(target)
+        where = target_of(target, checked_longest_ttl(longest_ttl))
         self._port = TasksPort(where, self._command_timeout)
         self._wire = BlockingWire(where, self._command_timeout)
         self._session = Session(
@@ -84,7 +88,9 @@ class AsyncClient:
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),
             Herald(on_event).report,
             polls=checked_wait(wait),
+            longest_ttl=where.longest_ttl,
         )
+        where.followed_by(self._session)
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -98,6 +104,7 @@ class AsyncClient:
         owner: str | None = None,
         fair: bool = True,
         lock_delay: float = 0.0,
+        replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
     ) -> AsyncLock:
@@ -115,6 +122,9 @@ class AsyncClient:
             fair: first come, first served. False lets whoever asks while it is free have it.
             lock_delay: seconds for which nobody gets it after its holder was lost, not after a
                 release. All who use the lock should give the same.
+            replicas: so many replicas of the server must have it before the lease is given, or
+                renewed. It keeps a lease from being lost with its server if all replicas are
+                counted, none of them left out; and nobody gets the lock while one is away.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
 
@@ -131,9 +141,11 @@ class AsyncClient:
             owner=owner,
             fair=fair,
             lock_delay=lock_delay,
+            replicas=replicas,
             key=key,
             label=label,
             command_timeout=self._command_timeout,
+            longest_ttl=self._session.longest_ttl,
         )
         return AsyncLock(self, spec)
 
