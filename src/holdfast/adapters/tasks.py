@@ -11,10 +11,10 @@ import asyncio
 import math
 import random
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
-from holdfast.wire.clock import now
+from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.copies import needed
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
@@ -82,18 +82,31 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
             raise
 
 
-class _Place:
+class Place:
     """What belongs to one event loop, in one process."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
+        self.mint = new_mint()
+        self.lines: dict[int | None, Listener] = {}
+
+    async def drain(self) -> None:
+        """Hear what is still to be heard."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class _Place(Place):
+    """The same, with connections to one server."""
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        super().__init__()
         self.wire = Multiplexer(target, timeout)
         self.copied = Multiplexer(target, timeout)
         """For calls that wait for replicas, which keep all behind them waiting."""
         self.ears = LoopEars(target, timeout)
-        self.mint = new_mint()
-        self.line: Listener | None = None
 
     def close(self) -> None:
         """Close the connections."""
@@ -102,35 +115,39 @@ class _Place:
         self.ears.close()
 
 
-class TasksPort:
-    """`holdfast.port.Port` for the tasks of one client."""
+P = TypeVar("P", bound=Place)
+
+
+class Tasks(Generic[P]):
+    """What the tasks of one client are to the core, wherever its servers are."""
 
     now = staticmethod(now)
     process = staticmethod(generation)
     jitter = staticmethod(random.random)
+    wall_clock = staticmethod(wall_clock)
 
     actor = staticmethod(asyncio.current_task)
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        self._target = target
+    def __init__(self, make_place: Callable[[], P], timeout: float) -> None:
+        self._make_place = make_place
         self._timeout = timeout
-        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
-        self._last: _Place | None = None
+        self._places: dict[asyncio.AbstractEventLoop, P] = {}
+        self._last: P | None = None
         self._shielded: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def _here(self) -> _Place:
+    def _here(self) -> P:
         place, loop = self._last, asyncio.get_running_loop()
         if place is None or place.loop is not loop or place.generation != generation():
             place = self._last = self._place_of(loop)
         return place
 
-    def _place_of(self, loop: asyncio.AbstractEventLoop) -> _Place:
+    def _place_of(self, loop: asyncio.AbstractEventLoop) -> P:
         place = self._places.get(loop)
         if place is None or place.generation != generation():
             for gone in [known for known in self._places if known.is_closed()]:
                 del self._places[gone]
-            place = self._places[loop] = _Place(self._target, self._timeout)
+            place = self._places[loop] = self._make_place()
             if self._closed:
                 place.close()
         return place
@@ -142,27 +159,12 @@ class TasksPort:
             here = self._here()
         return here.mint.draw(actor.get_name(), suffix)
 
-    def line(self, make: Callable[[str], L]) -> L:
-        """One for all tasks of the loop."""
+    def line(self, make: Callable[[str], L], keys: Keys) -> L:
+        """One for all tasks of the loop, at each node."""
         here = self._here()
-        if here.line is None:
-            here.line = make(here.mint.client)
-        return cast("L", here.line)
-
-    def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> Awaitable[Reply]:
-        """Run a script over this loop's connection."""
-        here = self._last
-        if here is None or here.loop is not get_running_loop() or here.generation != generation():
-            here = self._here()
-        if keys.replicas and needed((script, keys, args)):
-            return here.copied.call_copied(script, keys, args, timeout)
-        return here.wire.call(script, keys, args, timeout)
+        if keys.node not in here.lines:
+            here.lines[keys.node] = make(here.mint.client)
+        return cast("L", here.lines[keys.node])
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""
@@ -183,18 +185,46 @@ class TasksPort:
         """Wait until the signal is set."""
         return cast("LoopSignal", signal).wait(timeout)
 
-    def listen(self, listener: Listener, timeout: float) -> Coroutine[Any, Any, None]:
-        """Listen on a connection that all tasks of this loop share."""
-        return self._here().ears.listen(listener, timeout)
-
     async def close(self) -> None:
         """Finish what is under way in the background and close this loop's connection."""
         self._closed = True
         try:
             if self._shielded:
                 await asyncio.wait(self._shielded, timeout=self._timeout)
+            await self._here().drain()
         finally:
             for loop, place in list(self._places.items()):
                 if place.generation == generation():
                     tell(loop, place.close)
         await asyncio.sleep(0)
+
+
+class TasksPort(Tasks[_Place]):
+    """`holdfast.port.Port` for the tasks of one client of one server."""
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        super().__init__(lambda: _Place(target, timeout), timeout)
+
+    def call(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        """Run a script over this loop's connection."""
+        here = self._last
+        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+            here = self._here()
+        if keys.replicas and needed((script, keys, args)):
+            return here.copied.call_copied(script, keys, args, timeout)
+        return here.wire.call(script, keys, args, timeout)
+
+    def listen(
+        self,
+        listener: Listener,
+        timeout: float,
+        keys: Keys,  # noqa: ARG002 - there is one server
+    ) -> Coroutine[Any, Any, None]:
+        """Listen on a connection that all tasks of this loop share."""
+        return self._here().ears.listen(listener, timeout)

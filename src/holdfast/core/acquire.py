@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.core.election import win
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
@@ -80,6 +81,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         mine = session.mine(spec)
         if mine is not None and (spec.reentrant or timeout != 0):
             return _reenter(mine, spec, grip)
+    if session.quorum is not None:
+        return await win(session, session.quorum, spec, timeout, grip)
+    return await _take(session, spec, timeout, grip)
+
+
+async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+    port = session.port
     actor = port.actor()
     queues = timeout != 0 and not session.polls
     token = port.draw_token(actor, spec.suffix)
@@ -95,13 +103,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
-        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.validity:
+        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, session, grip)
             hold.waiter = waiter
             due = asked_at + spec.first_due
         else:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
-            attempt.line = session.line() if queues else None
+            attempt.line = session.line(spec.keys) if queues else None
             attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
             grant = await attempt.run()
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
@@ -206,7 +214,7 @@ class _Attempt:
         port = self._session.port
         while True:
             now, reply = port.now(), self.reply
-            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
+            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.usable:
                 return Grant(reply, self._spec.ttl, self._asked_at)
             self._take_in(reply, now)
             if self._waiter is None or self._waiter.grant is None:
@@ -301,7 +309,7 @@ class _Attempt:
             fence = await port.call(RENEW, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
-        if fence and port.now() < asked_at + spec.validity:
+        if fence and port.now() < asked_at + spec.usable:
             return Grant(fence, spec.ttl, asked_at)
         return None
 
@@ -314,7 +322,7 @@ class _Attempt:
             return None
         try:
             if line.ear is None:
-                await port.listen(line, self._limit())
+                await port.listen(line, self._limit(), self._spec.keys)
             ear = line.ear
             if ear is not None and ear.counted is None:
                 await self._find_out(line, ear)

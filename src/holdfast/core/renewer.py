@@ -71,15 +71,27 @@ class Cleanup:
         self.deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
 
 
+class Errand:
+    """Something to be done later, in passing: it must not block."""
+
+    __slots__ = ("deadline", "do", "due", "live")
+
+    def __init__(self, do: Callable[[], None], due: float) -> None:
+        self.do = do
+        self.due = due
+        self.deadline = math.inf
+        self.live = True
+
+
 class Renewer:
     """Keeps the leases of one client, in one process, and tells when one is lost."""
 
     def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
         self._background = background
         self._report = report
-        self.handed_in: dict[Hold | Cleanup, None] = {}
+        self.handed_in: dict[Hold | Cleanup | Errand, None] = {}
         """What was not looked at yet; whoever ends a hold takes it out again."""
-        self._heap: list[tuple[float, int, Hold | Cleanup]] = []
+        self._heap: list[tuple[float, int, Hold | Cleanup | Errand]] = []
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
@@ -105,6 +117,13 @@ class Renewer:
         """Renew now all that is to be renewed some time: it may be lost. Called from any thread."""
         self._looks_again = True
         self._background.rouse(self)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Have it done in so many seconds, whether the client is closed by then or not."""
+        errand = Errand(do, self._background.now() + seconds)
+        self.handed_in[errand] = None
+        if errand.due < self._wake_at:
+            self._background.rouse(self)
 
     async def let_go(self, hold: Hold, port: Port) -> None:
         """Return when no renewal of this hold is under way; it must not be HELD any more."""
@@ -138,7 +157,7 @@ class Renewer:
             if not self.handed_in:
                 await self._background.rest(self._wake_at)
 
-    def _schedule(self, item: Hold | Cleanup, due: float) -> None:
+    def _schedule(self, item: Hold | Cleanup | Errand, due: float) -> None:
         item.due = due
         heappush(self._heap, (due, next(self._order), item))
 
@@ -166,7 +185,7 @@ class Renewer:
         if self._looks_again:
             self._looks_again = False
             for item in {item for _, _, item in self._heap}:
-                if item.live and isinstance(item, Hold) and item.renewing:
+                if isinstance(item, Hold) and item.live and item.renewing:
                     self._schedule(item, now)
         while self._heap:
             due, _, item = self._heap[0]
@@ -176,6 +195,10 @@ class Renewer:
             if due > now + (WINDOW if due < item.deadline else 0.0):
                 return due
             heappop(self._heap)
+            if isinstance(item, Errand):
+                item.live = False
+                item.do()
+                continue
             if now >= item.deadline:
                 self._give_up(item)
                 continue

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
     from holdfast.core.hold import Hold
     from holdfast.core.line import Waiter
+    from holdfast.core.quorum import Quorum
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Background, Port, Reply
+    from holdfast.port import Background, Keys, Port, Reply, Request
 
 
 class Session:
     """The state that the verbs of the core share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a client is put together from
         self,
         port: Port,
         make_background: Callable[[], Background],
@@ -35,11 +36,14 @@ class Session:
         *,
         polls: bool,
         longest_ttl: float = math.inf,
+        quorum: Quorum | None = None,
     ) -> None:
         self.port = port
         self.longest_ttl = longest_ttl
         """The server may be replaced by another; then it counts on no ttl being longer than this.
         Infinite: it cannot."""
+        self.quorum = quorum
+        """The nodes, where there are several: the port calls them as one."""
         self.closed = False
         self.polls = polls
         """Who waits asks again and again, and is not spoken to."""
@@ -54,13 +58,15 @@ class Session:
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
         self._lines: WeakValueDictionary[str, Line] = WeakValueDictionary()
         """Those of all loops, by the name of their client; the port keeps them."""
+        if self.quorum is not None:
+            self.quorum.begin(self._clean_up, self.renewer.later)
         self.has_waited = False
         """Somebody stood in line, so that whoever asks next had better do so at once."""
 
-    def line(self) -> Line:
-        """The line that the caller would stand in."""
+    def line(self, keys: Keys) -> Line:
+        """The line that the caller would stand in for a lock with these keys."""
         self.has_waited = True
-        return self.port.line(self._make_line)
+        return self.port.line(self._make_line, keys)
 
     def _make_line(self, client: str) -> Line:
         line = self._lines[client] = Line(client, self._hand_back)
@@ -84,7 +90,7 @@ class Session:
 
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
-        line = self.line()
+        line = self.line(spec.keys)
         ear = line.ear
         if ear is None or not ear.counted:
             return None
@@ -122,9 +128,15 @@ class Session:
         if self.held and self.process == self.port.process():
             self.renewer.look_again()
 
+    def _clean_up(self, request: Request) -> None:
+        name = request[1][0].decode(errors="replace")
+        self.renewer.clean_up(name, request, ttl=int(request[2][1]) / 1000)
+
     def close(self) -> None:
         """Renew nothing from now on; who waits is told to stop."""
         self.closed = True
+        if self.quorum is not None:
+            self.quorum.close()
         self.renewer.close()
 
     def begin_in_this_process(self) -> None:

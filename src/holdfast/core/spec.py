@@ -55,6 +55,7 @@ class LockSpec:
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
     validity: float
+    usable: float  # of that, how long an answer may take for the lease to be given
     renew_after: float
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
@@ -77,6 +78,8 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     command_timeout: float,
     replicas: int = 0,
     longest_ttl: float = math.inf,
+    min_validity: float = 0.0,
+    quorum: bool = False,
 ) -> LockSpec:
     """Check a lock's settings and work out what follows from them.
 
@@ -99,11 +102,17 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     _check_text("owner", owner, name)
     if owner is not None and reentrant:
         raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
+    if quorum and owner is not None:
+        raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
+    if quorum and replicas:
+        raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
     lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
     keys = keys_of(lock_key, holds=owner is not None)
     keys.replicas = replicas
     group = "" if owner is None else f"&{encode(owner)}"
     validity = validity_of(ttl)
+    if not _is_number(min_validity) or not 0 <= min_validity < validity:
+        raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
     return LockSpec(
         name=name,
         ttl=float(ttl),
@@ -119,13 +128,17 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         keys=keys,
         suffix=encode(label or "") + (group and f":{group}"),
         settings=settings_of(
-            int(to_ms(lock_delay)), group, fair=fair, guarded=longest_ttl < math.inf
+            int(to_ms(lock_delay)),
+            group,
+            fair=fair and not quorum,
+            guarded=longest_ttl < math.inf,
         ),
         ttl_ms=to_ms(ttl),
         validity=validity,
+        usable=validity - min_validity,
         renew_after=validity / RENEWALS_A_TTL,
         first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
-        command_timeout=min(command_timeout, ttl / 4),
+        command_timeout=min(command_timeout, ttl / (10 if quorum else 4)),
         longest_ttl=longest_ttl,
     )
 

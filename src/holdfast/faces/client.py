@@ -8,15 +8,15 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
-from holdfast.adapters.threads import BackgroundThread, ThreadsPort, run
+from holdfast.adapters.threads import run
 from holdfast.core.acquire import acquire
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.session import Session
 from holdfast.core.spec import check_timeout, describe
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.faces.deployments import over_threads
 from holdfast.faces.entered import Entered
 from holdfast.faces.events import Herald, in_a_thread
 from holdfast.faces.facts import (
@@ -26,12 +26,10 @@ from holdfast.faces.facts import (
     Unset,
     checked_command_timeout,
     checked_longest_ttl,
+    checked_seconds,
     checked_wait,
     generator_advice,
 )
-from holdfast.wire.blocking import BlockingWire
-from holdfast.wire.blocking_ears import BlockingEars
-from holdfast.wire.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,17 +46,19 @@ R = TypeVar("R")
 
 
 class Client:
-    """Makes locks on one server, and keeps their leases alive.
+    """Makes locks on a server, or on a majority of several, and keeps their leases alive.
 
     `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
-    connection settings are taken over, or nothing: then HOLDFAST_URL, else a server of this
-    machine's own that starts by itself. Making a client talks to nobody. It may be shared by all
-    threads, and survives a fork: the child connects anew and holds nothing.
+    connection settings are taken over, a list of three or more of these, each a server by itself,
+    or nothing: then HOLDFAST_URL, else a server of this machine's own that starts by itself.
+    Making a client talks to nobody. It may be shared by all threads, and survives a fork: the child
+    connects anew and holds nothing.
 
     Args:
-        target: the server.
+        target: the server, or the servers.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
-            waits less, a quarter of it.
+            waits less, a quarter of it, and one on several servers a tenth.
+        min_validity: seconds of its time that a lease must have left when it is given.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
@@ -69,27 +69,26 @@ class Client:
         ConfigurationError: `target` is not a server.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a client, all optional
         self,
         target: object = None,
         *,
         command_timeout: float = 1.0,
+        min_validity: float = 0.0,
         wait: Literal["push", "poll"] = "push",
         longest_ttl: float = 60.0,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
-        where = target_of(target, checked_longest_ttl(longest_ttl))
-        self._wire = BlockingWire(where, self._command_timeout)
-        self._ears = BlockingEars(where, self._command_timeout)
-        self._session = Session(
-            ThreadsPort(self._wire, self._ears),
-            lambda: BackgroundThread(self._wire, "holdfast-renewer"),
+        self._min_validity = checked_seconds("min_validity", min_validity)
+        self._deployment = over_threads(
+            target,
+            self._command_timeout,
+            checked_longest_ttl(longest_ttl),
             Herald(on_event).report,
             polls=checked_wait(wait),
-            longest_ttl=where.longest_ttl,
         )
-        where.followed_by(self._session)
+        self._session = self._deployment.session
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -145,6 +144,8 @@ class Client:
             label=label,
             command_timeout=self._command_timeout,
             longest_ttl=self._session.longest_ttl,
+            min_validity=self._min_validity,
+            quorum=self._session.quorum is not None,
         )
         return Lock(self, spec)
 
@@ -172,9 +173,8 @@ class Client:
 
         A lease that is still held is not released: it runs out, and is reported lost.
         """
-        self._session.close()
-        self._ears.close()
-        self._wire.close()
+        for end in self._deployment.ends:
+            end()
 
     def __enter__(self) -> Self:
         return self

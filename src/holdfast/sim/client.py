@@ -14,7 +14,7 @@ from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.sim.keyspace import ServerError
-from holdfast.sim.node import Connection
+from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.world import Future
 from holdfast.wire.refusals import refusal
 
@@ -191,6 +191,10 @@ class SimClient:
         """Draw a token that names the task."""
         return self._mint.draw(actor.name, suffix)
 
+    def wall_clock(self) -> int:
+        """Microseconds on a clock that is right."""
+        return EPOCH + self.world.now
+
     def jitter(self) -> float:
         """A number from a short list."""
         return self.world.choices.pick("jitter", (1, 1, 1, 1)) / 4
@@ -225,7 +229,7 @@ class SimClient:
         """Run it as a task of its own."""
         await self.machine.spawn(operation, "shielded").result
 
-    def line(self, make: Callable[[str], L]) -> L:
+    def line(self, make: Callable[[str], L], keys: Keys) -> L:  # noqa: ARG002 - there is one server
         """One for the process."""
         if self._line is None:
             self._line = make(self._mint.client)
@@ -306,7 +310,7 @@ class SimClient:
         finally:
             timer.cancel()
 
-    async def listen(self, listener: Listener, timeout: float) -> None:
+    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
         """Subscribe, once for all who want it."""
         if listener.listening:
             return

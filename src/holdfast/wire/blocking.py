@@ -28,7 +28,7 @@ import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.copies import judged, most_needed, needed, wait_for
+from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, refusal
@@ -56,9 +56,11 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Link:
     """One connection of one thread."""
 
-    def __init__(self, target: Target, timeout: float, *, prepare: bool = True) -> None:
+    def __init__(
+        self, target: Target, timeout: float, *, prepare: bool = True, judged: bool = True
+    ) -> None:
         self.generation = generation()
-        self._connection = target.connect(timeout, prepare=prepare)
+        self._connection = target.connect(timeout, prepare=prepare, judged=judged)
         self.seat = seat_of(self._connection)
         self.stale = False
         """Not to be used any more: it leads to the wrong server, or the client is closed."""
@@ -326,7 +328,7 @@ class BlockingWire:
         copies = link.next_answer()
         if not isinstance(answer, hiredis.ReplyError):
             node, user = self._target.node, self._target.user
-            return judged(opened(answer, serial), copies, replicas, node, user)
+            return confirmed(opened(answer, serial), copies, replicas, node, user)
         if str(answer).startswith("NOSCRIPT") and pack is by_sha:
             return self._copied(link, request, timeout, by_text)
         return self._refused(link, str(answer), request, timeout)
@@ -397,7 +399,7 @@ class BlockingWire:
         replies += [failure] * (expected - len(replies))
         node, user, copies = self._target.node, self._target.user, replies[-1]
         return [
-            judged(reply, copies, needed(request), node, user)
+            confirmed(reply, copies, needed(request), node, user)
             for request, reply in zip(requests, replies, strict=False)
         ]
 

@@ -42,7 +42,7 @@ def wait_for(replicas: int, timeout: float) -> bytes:
     return pack(("WAIT", replicas, max(1, int(max(timeout / 2, timeout - _LATE) * 1000))))
 
 
-def judged(
+def confirmed(
     reply: Reply | HoldfastError, copies: object, replicas: int, node: str, user: str
 ) -> Reply | HoldfastError:
     """Return what the script answered, or why that does not count."""

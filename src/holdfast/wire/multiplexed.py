@@ -28,7 +28,7 @@ import hiredis
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
-from holdfast.wire.copies import judged, wait_for
+from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, refusal
@@ -81,7 +81,17 @@ class Multiplexer(asyncio.Protocol):
 
     # The connection's life
 
-    async def _open(self, timeout: float) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._transport is not None
+
+    @property
+    def owes(self) -> bool:
+        """Whether some answer is to come."""
+        return bool(self._unanswered)
+
+    async def open(self, timeout: float) -> None:
         """Connect, once for all who wait for it; a caller that gives up does not stop it."""
         node = self._target.node
         if self.closed:
@@ -173,9 +183,14 @@ class Multiplexer(asyncio.Protocol):
             self._look(give_up)
         return future
 
+    def post(self, future: Any, request: Request, give_up: float) -> None:  # noqa: ANN401 - like one
+        """Run a script on the node, once, and have `future` told; only while it `is_open`."""
+        serial = next(self._serials)
+        self._send(by_sha(*request, serial), (future, now(), give_up, request, serial))
+
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
-        await self._open(timeout)
+        await self.open(timeout)
         return await self.call(*request, max(0.0, end - now()))
 
     async def call_copied(
@@ -187,7 +202,7 @@ class Multiplexer(asyncio.Protocol):
         """
         give_up = now() + timeout
         if self._transport is None:
-            await self._open(timeout)
+            await self.open(timeout)
         for pack_script in (by_sha, by_text):
             serial, wait = next(self._serials), wait_for(keys.replicas, max(0.0, give_up - now()))
             asked = self._ask(pack_script(script, keys, args, serial), give_up)
@@ -204,7 +219,7 @@ class Multiplexer(asyncio.Protocol):
             return await refused
         node, user = self._target.node, self._target.user
         try:
-            reply = judged(opened(answer, serial), copies, keys.replicas, node, user)
+            reply = confirmed(opened(answer, serial), copies, keys.replicas, node, user)
         except StrayAnswer as error:
             self._give_up(error)
             raise self._unknown(error) from error

@@ -64,7 +64,13 @@ class Primary:
         with self._mutex:
             self._followers.add(follower)
 
-    def connect(self, timeout: float, *, prepare: bool = True) -> Any:  # noqa: ANN401, ARG002 - redis-py's; nothing to prepare
+    def connect(
+        self,
+        timeout: float,
+        *,
+        prepare: bool = True,  # noqa: ARG002 - there is nothing to prepare
+        judged: bool = True,  # noqa: ARG002 - what is no primary is not found
+    ) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a blocking connection to the primary; as `Target.connect`."""
         search = self._search(timeout)
         connection = None

@@ -85,8 +85,8 @@ class Target(Protocol):
     def user(self) -> str:
         """The user that the server knows us as."""
 
-    def connect(self, timeout: float, *, prepare: bool = True) -> Any:  # noqa: ANN401 - untyped
-        """Open a blocking connection, ready for use.
+    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
+        """Open a blocking connection, ready for use; not `judged`, to whatever is there.
 
         Raises:
             NodeUnavailable: the server cannot be reached.
@@ -128,11 +128,11 @@ class Server:
     def followed_by(self, follower: Follower) -> None:
         """It never leads elsewhere."""
 
-    def connect(self, timeout: float, *, prepare: bool = True) -> Any:  # noqa: ANN401 - untyped
+    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
         """Open a blocking connection; as `Target.connect`."""
         if self.prepare is not None and prepare:
             self.prepare()
-        return self.open(timeout, self._hello())[0]
+        return self.open(timeout, self._hello() if judged else _nothing())[0]
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop."""
@@ -210,6 +210,11 @@ class Server:
         return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
 
 
+def _nothing() -> Greeting[None]:
+    """Say nothing."""
+    yield from ()
+
+
 def _greet(connection: Any, greeting: Greeting[T]) -> T:  # noqa: ANN401 - of redis-py
     try:
         command = next(greeting)
@@ -240,6 +245,35 @@ async def _greet_async(connection: Any, greeting: Greeting[T]) -> T:  # noqa: AN
         return found
 
 
+LEAST_NODES = 3
+"""Of two nodes a majority is both: they would be worth less than one."""
+
+
+def targets_of(given: object, longest_ttl: float) -> list[Target]:
+    """Find out where the node is, or the nodes are.
+
+    Raises:
+        ConfigurationError: this is no node, or no such number of them; it says what to give.
+    """
+    if given is None and os.environ.get("HOLDFAST_URL"):
+        given = os.environ["HOLDFAST_URL"].split()
+    if not isinstance(given, (list, tuple)):
+        return [target_of(given, longest_ttl)]
+    targets = [target_of(each, longest_ttl) for each in given]
+    if len(targets) != 1 and len(targets) < LEAST_NODES:
+        raise ConfigurationError(
+            f"{len(targets)} servers make no majority that one could do without: give one, or "
+            f"{LEAST_NODES} or more"
+        )
+    names = [target.node for target in targets]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
+    if len(targets) > 1 and any(target.longest_ttl < math.inf for target in targets):
+        raise ConfigurationError("of several servers each stands alone: give none behind Sentinels")
+    return targets
+
+
 def target_of(given: object, longest_ttl: float) -> Target:
     """Find out where the node is.
 
@@ -247,9 +281,7 @@ def target_of(given: object, longest_ttl: float) -> Target:
         ConfigurationError: this is no node, saying what to give instead.
     """
     if given is None:
-        given = os.environ.get("HOLDFAST_URL")
-        if not given:
-            return _embedded()
+        return _embedded()
     from holdfast.wire import sentinel  # noqa: PLC0415 - it knows this module, and has to
 
     if isinstance(given, str):
