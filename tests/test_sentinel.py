@@ -22,6 +22,7 @@ import holdfast
 from holdfast.scripts import ACQUIRE, RENEW
 from holdfast.wire import guard
 from holdfast.wire.clock import now
+from kit.cable import Cable
 from kit.faces import Tasks, Threads
 from kit.faults import says
 from kit.history import Hold, check_exclusion, check_fences
@@ -411,6 +412,67 @@ async def test_a_primary_that_hung_and_came_back_gives_nobody_a_lock_that_counts
     assert [server.command("GET", KEY) for server in own_service.servers] == [
         later.token.encode()
     ] * 3
+
+
+@threads_only
+async def test_s1_a_holder_cut_off_with_the_old_primary_has_lost_it_before_anybody_else_has_it(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "OVERLAP", 2.0)
+    with _split(1) as (service, url, cut):
+        lease = await face.connect(url, longest_ttl=LONGEST).lock("a", ttl=LONGEST).acquire()
+        kept = lease.deadline
+        await face.eventually(lambda: _true(lease.deadline > kept))  # its renewer is connected
+        waiting = face.start(_granted_at(_of(service, face).lock("a", ttl=LONGEST)))
+        await face.eventually(lambda: _true(_in_line(service.primary) == 1))
+        cut(but_for=lease.token)
+        kept = lease.deadline
+        await face.eventually(lambda: _true(lease.deadline > kept))  # it still takes writes there
+        later, granted_at = await waiting.result(30)
+        assert not lease.held
+        assert lease.deadline < granted_at
+        assert later.fence > lease.fence
+
+
+@threads_only
+async def test_s1_nobody_keeps_it_at_the_new_primary_who_may_lose_it_at_the_old_one(
+    face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "OVERLAP", 9.0)
+    with _split(8) as (service, url, cut):
+        old = service.primary
+        lease = await face.connect(service.url, longest_ttl=4).lock("a", ttl=4).acquire()
+        left = face.start(_granted_at(face.connect(url, longest_ttl=4).lock("a", ttl=4)))
+        await face.eventually(lambda: _true(_in_line(old) == 1))
+        (token,) = old.command("ZRANGE", f"{KEY}:queue", 0, -1)
+        cut(but_for=token.decode().split(":")[1])
+        service.await_another(old)
+        with pytest.raises(holdfast.NodeUnavailable):
+            await lease.extend(4)
+        other, granted_at = await left.result(30)  # by the old primary, which nobody else sees
+        assert old.command("GET", KEY).decode() == other.token
+        assert lease.deadline < granted_at
+
+
+@contextlib.contextmanager
+def _split(lag: int) -> Iterator[tuple[Sentinels, str, Any]]:
+    """A service, a URL of it that can be cut off with its primary, and what does that."""
+    settings = "--min-replicas-to-write", "1", "--min-replicas-max-lag", str(lag)
+    with Sentinels(PROGRAM, *settings, cabled=True) as service, contextlib.ExitStack() as cables:
+        service.primary.command("SET", guard.HOME, _mark(service.primary))
+        ways = [cables.enter_context(Cable(each.port)) for each in service.sentinels]
+        hosts = ",".join(f"{HOST}:{way.port}" for way in ways)
+
+        def cut(but_for: str) -> None:
+            for way in ways:
+                way.cut()
+            service.cable.cut(but_for=but_for.encode())
+
+        yield service, f"redis+sentinel://{hosts}/{SERVICE}", cut
+
+
+async def _granted_at(lock: Any) -> tuple[Any, float]:
+    return await lock.acquire(timeout=30), now()
 
 
 _CONTENDER = """

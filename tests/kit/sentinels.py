@@ -10,6 +10,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
+from kit.cable import Cable
 from kit.servers import ReplyError, Server
 from kit.waiting import eventually
 
@@ -39,23 +40,28 @@ class _Sentinel(Server):
 
 
 class Sentinels:
-    """The servers of one service. `servers` are those that keep data, in whatever role."""
+    """The servers of one service. `servers` are those that keep data, in whatever role.
 
-    def __init__(self, program: str, *settings: str) -> None:
+    With `cabled`, whatever goes to the first primary, of whomever, goes through `cable`.
+    """
+
+    def __init__(self, program: str, *settings: str, cabled: bool = False) -> None:
         self._ends = contextlib.ExitStack()
         self.servers: list[Server] = []
         self.sentinels: list[_Sentinel] = []
         with contextlib.ExitStack() as begun:
             primary = begun.enter_context(Server.start(program, *_QUICK, *settings))
             self.servers.append(primary)
-            follow = ("--replicaof", f"{primary.host} {primary.port}")
+            self.cable = begun.enter_context(Cable(primary.port))
+            self._at = {primary.port: self.cable.port} if cabled else {}
+            follow = ("--replicaof", f"{primary.host} {self._port_of(primary)}")
             for _ in range(REPLICAS):
                 server = Server.start(program, *_QUICK, *settings, *follow)
                 self.servers.append(begun.enter_context(server))
             for _ in range(SENTINELS):
                 self.sentinels.append(begun.enter_context(_Sentinel.start(program)))
             for sentinel in self.sentinels:
-                _watch(sentinel, primary)
+                _watch(sentinel, primary.host, self._port_of(primary))
             self.settle()
             self._ends = begun.pop_all()
 
@@ -69,7 +75,11 @@ class Sentinels:
     def primary(self) -> Server:
         """The server that the Sentinels call the primary."""
         known = [_address(sentinel) for sentinel in self.sentinels if sentinel.alive]
-        return next(each for each in self.servers if each.port == known[0])
+        return next(each for each in self.servers if self._port_of(each) == known[0])
+
+    def _port_of(self, server: Server) -> int:
+        """The port under which the others know it."""
+        return self._at.get(server.port, server.port)
 
     @property
     def replicas(self) -> list[Server]:
@@ -97,7 +107,7 @@ class Sentinels:
                 len({_address(each) for each in self.sentinels if each.alive}) == 1
                 and role[0] == b"master"
                 and len(role[2]) == len(followers)
-                and all(_follows(server, primary) for server in followers)
+                and all(_follows(server, self._port_of(primary)) for server in followers)
                 and all(_knows(each, self) for each in self.sentinels if each.alive)
             )
         except (OSError, ReplyError, StopIteration):
@@ -121,7 +131,7 @@ class Sentinels:
 
         def promoted() -> bool:
             known = {_address(each) for each in self.sentinels if each.alive}
-            if len(known) != 1 or old.port in known:
+            if len(known) != 1 or self._port_of(old) in known:
                 return False
             return bool(self.primary.command("ROLE")[0] == b"master")
 
@@ -157,10 +167,10 @@ _HURRY = {
 """What a Sentinel waits for, in ms: everyday it is ten times as long, and nothing happens."""
 
 
-def _watch(sentinel: Server, primary: Server) -> None:
+def _watch(sentinel: Server, host: str, port: int) -> None:
     for name, value in _HURRY.items():
         sentinel.command("SENTINEL", "DEBUG", name, value)
-    sentinel.command("SENTINEL", "MONITOR", SERVICE, primary.host, primary.port, QUORUM)
+    sentinel.command("SENTINEL", "MONITOR", SERVICE, host, port, QUORUM)
     for name, value in (
         ("down-after-milliseconds", DOWN_AFTER_MS),
         ("failover-timeout", FAILOVER_TIMEOUT_MS),
@@ -173,9 +183,9 @@ def _address(sentinel: Server) -> int:
     return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
 
-def _follows(server: Server, primary: Server) -> bool:
+def _follows(server: Server, port: int) -> bool:
     role = server.command("ROLE")
-    return bool(role[0] == b"slave" and role[2] == primary.port and role[3] == b"connected")
+    return bool(role[0] == b"slave" and role[2] == port and role[3] == b"connected")
 
 
 def _knows(sentinel: Server, all_of_them: Sentinels) -> bool:
