@@ -22,6 +22,7 @@ import holdfast
 from holdfast.scripts import ACQUIRE, RENEW
 from holdfast.wire import guard
 from holdfast.wire.clock import now
+from holdfast.wire.target import target_of
 from kit.cable import Cable
 from kit.faces import Tasks, Threads
 from kit.faults import says
@@ -165,6 +166,41 @@ async def test_a_ttl_beyond_what_a_new_primary_counts_on_is_refused(
             await lease.extend(60)
     with pytest.raises(holdfast.ConfigurationError, match="longest_ttl"):
         face.connect(service.url, longest_ttl=0)
+
+
+RULES = (
+    "~holdfast:* &holdfast:* +evalsha +eval +get +set +exists +pttl +pexpire +del +time +zadd "
+    "+zrem +zrange +publish +subscribe +ping"
+)
+
+
+async def test_a_user_needs_the_rights_of_a_lock_and_info_and_wait(
+    face: Face, service: Sentinels
+) -> None:
+    primary = service.primary
+    primary.command("ACL", "SETUSER", "ann", "on", ">pw", "resetchannels", *RULES.split(), "+wait")
+    try:
+        client = face.connect(service.url.replace("//", "//ann:pw@"), longest_ttl=LONGEST)
+        with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+info \("):
+            await client.lock("a", ttl=2, replicas=2).acquire()
+        primary.command("ACL", "SETUSER", "ann", "+info")
+        lease = await client.lock("a", ttl=2, replicas=2).acquire()
+        waiting = face.start(client.lock("a", ttl=2, replicas=2).acquire())
+        await face.eventually(lambda: _true(_in_line(primary) == 1))
+        await lease.release()
+        await (await waiting.result()).release()
+    finally:
+        primary.command("ACL", "DELUSER", "ann")
+
+
+def test_tls_and_passwords_of_a_client_of_sentinels_are_taken_over() -> None:
+    own, theirs = ({"password": each, "ssl": True} for each in ("ours", "theirs"))
+    made: Any = redis.sentinel.Sentinel([(HOST, 1)], sentinel_kwargs=theirs)  # type: ignore[no-untyped-call]
+    target: Any = target_of(made.master_for(SERVICE, **own, db=3), 60.0)
+    (sentinel,) = target._sentinels
+    for server, password in ((target._server, "ours"), (sentinel, "theirs")):
+        assert (server.kind, server.settings["password"]) == ("SSLConnection", password)
+    assert target._server.settings["db"] == 3
 
 
 # Replicas

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigurationError, NodeUnavailable
+from holdfast.errors import NodeUnavailable
 from holdfast.scripts import GUARD
 from holdfast.wire.packing import opened
 from holdfast.wire.refusals import denial, is_denial, refusal
 
 if TYPE_CHECKING:
+    from holdfast.errors import HoldfastError
     from holdfast.wire.target import Greeting
 
 OVERLAP = 11.0
@@ -53,23 +54,22 @@ def watch(node: str, user: str, longest_ttl: float) -> Greeting[float]:
     )
     answer = yield ("EVAL", GUARD.text, 2, HOME, QUARANTINE, *arguments)
     if isinstance(answer, Exception):
-        text = str(answer)
-        if is_denial(text):
-            raise denial(text, (), [HOME.encode(), QUARANTINE.encode()], node, user)
-        raise refusal(text, node, moves=True)
+        raise _refused(str(answer), node, user)
     return int(opened(answer, _SERIAL)) / 1000
 
 
 def _facts(answer: object, node: str, user: str) -> dict[str, str]:
     if not isinstance(answer, bytes):
-        text = str(answer)
-        if is_denial(text) or "permission" in text:
-            raise ConfigurationError(
-                f"{node} does not say what it is: run ACL SETUSER {user} +info ({text})"
-            )
-        raise refusal(text, node, moves=True)
+        raise _refused(str(answer), node, user)
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: value for name, _, value in lines if value}
+
+
+def _refused(text: str, node: str, user: str) -> HoldfastError:
+    keys = [HOME.encode(), QUARANTINE.encode()]
+    return (
+        denial(text, (), keys, node, user) if is_denial(text) else refusal(text, node, moves=True)
+    )
 
 
 def _says(answer: object, value: bytes) -> bool:
