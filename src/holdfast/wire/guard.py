@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 OVERLAP = 11.0
 """Seconds for which a server that was replaced may still take writes: its `min-replicas-max-lag`,
-which is 10 unless it was told otherwise, and one. It counts on its `min-replicas-to-write`."""
+which is 10 unless it was told otherwise, and one. It counts on its `min-replicas-to-write` being
+the number of its replicas."""
 
 HOME, QUARANTINE = "holdfast:home", "holdfast:quarantine"
 _NEVER = "0" * 40
