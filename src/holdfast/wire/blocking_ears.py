@@ -77,8 +77,10 @@ class BlockingEars:
     def moved(self, seat: Seat) -> None:
         """Hang up where nobody speaks to us any more; whoever waits listens anew, elsewhere."""
         reader = self._reader
-        if reader is not None and self._generation == generation() and reader.seat != seat:
-            reader.close()
+        # One that is just being opened may be what found the new one.
+        if reader is None or reader.seat in {None, seat} or self._generation != generation():
+            return
+        reader.close()
 
     def close(self) -> None:
         """Hang up."""
