@@ -96,7 +96,7 @@ class Report(NamedTuple):
         fences = [fence for fence, _ in self.log]
         assert fences == sorted(fences)
         assert self.value == len(self.log), f"{len(self.log) - self.value} updates were lost"
-        whose = {}
+        whose: dict[int, str] = {}
         for fence, token in self.log:
             assert whose.setdefault(fence, token) == token, f"{fence} let two through"
 
@@ -211,7 +211,12 @@ async def _contend(face: Face, arguments: Sequence[Any]) -> None:
     targets, resource, workers, ttl, settings = arguments
     client = face.connect(targets, **settings)
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def until_told() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=until_told, daemon=True).start()
     contenders = [_Contender(client, resource, ttl, stop) for _ in range(workers)]
     await face.together(*(contender.work() for contender in contenders))
     turns = [turn for contender in contenders for turn in contender.turns]

@@ -183,10 +183,20 @@ class Multiplexer(asyncio.Protocol):
             self._look(give_up)
         return future
 
-    def post(self, future: Any, request: Request, give_up: float) -> None:  # noqa: ANN401 - like one
-        """Run a script on the node, once, and have `future` told; only while it `is_open`."""
-        serial = next(self._serials)
-        self._send(by_sha(*request, serial), (future, now(), give_up, request, serial))
+    def post(self, future: Any, request: Request, packed: bytes, give_up: float) -> None:  # noqa: ANN401 - like one
+        """Run a script on the node, once, and have `future` told; only while it `is_open`.
+
+        All but the serial of the request is packed.
+        """
+        serial, unsent = next(self._serials), self._unsent
+        self._unanswered.append((future, now(), give_up, request, serial))
+        if not unsent:
+            self.loop.call_soon(self._flush)
+        unsent.append(b"%b%b\r\n" % (packed, serial))
+        if len(unsent) >= FLUSH:
+            self._flush()
+        if give_up < self._look_at:
+            self._look(give_up)
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
