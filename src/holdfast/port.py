@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
@@ -36,6 +38,7 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     """The keys of one lock, in the scripts' order."""
 
     packed = b""  # their number and themselves, once the wire has packed them
+    replicas = 0  # that must have what acquire, renew and adopt write, before it counts
     node: int | None = None  # the only node to be asked, of several that keep the lock
 
     def at(self, node: int) -> Keys:
@@ -43,6 +46,20 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
         keys = Keys(self)
         keys.packed, keys.node = self.packed, node
         return keys
+
+
+class Quarantined(NodeUnavailable):
+    """The server does not do it for so many `seconds`; that is known, and will pass."""
+
+    def __init__(
+        self, message: str, *, lock: str = "", node: str = "", seconds: float = 0.0
+    ) -> None:
+        super().__init__(message, lock=lock, node=node)
+        self.seconds = seconds
+
+
+class Uncopied(OutcomeUnknown):
+    """It was carried out, but fewer replicas than it needs have it yet."""
 
 
 class Signal(Protocol):
@@ -120,7 +137,8 @@ class Port(Protocol):
 
         Raises:
             NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: it was sent and not answered within `timeout`.
+            OutcomeUnknown: it was sent and not answered within `timeout`, or was carried out and
+                too few replicas have it.
             ConfigurationError: the server will never accept this.
         """
 

@@ -563,8 +563,8 @@ MUTANTS = [
     Mutant(
         "a grant is handed back with the lock's delay",
         "core/session.py",
-        "taking_back_blindly(key, token, delay_ms)",
-        "taking_back_blindly(key, token, 0)",
+        "taking_back_blindly(key, token, delay_ms, guarded",
+        "taking_back_blindly(key, token, 0, guarded",
         DELAYED,
         "S2 S5",
     ),

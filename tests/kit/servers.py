@@ -156,6 +156,11 @@ class Server:
         """The id of the server's process, the last one if it is dead."""
         return self._child.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, or is frozen."""
+        return self._child.poll() is None
+
     def command(self, *args: str | bytes | float) -> Reply:
         """Send one command over a unix connection of its own, as the default user."""
         reader = hiredis.Reader(replyError=ReplyError, notEnoughData=self)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.wire.clock import now, wall_clock
+from holdfast.wire.copies import needed
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
 from holdfast.wire.process import generation
@@ -103,11 +104,14 @@ class _Place(Place):
     def __init__(self, target: Target, timeout: float) -> None:
         super().__init__()
         self.wire = Multiplexer(target, timeout)
+        self.copied = Multiplexer(target, timeout)
+        """For calls that wait for replicas, which keep all behind them waiting."""
         self.ears = LoopEars(target, timeout)
 
     def close(self) -> None:
         """Close the connections."""
         self.wire.close()
+        self.copied.close()
         self.ears.close()
 
 
@@ -212,6 +216,8 @@ class TasksPort(Tasks[_Place]):
         here = self._last
         if here is None or here.loop is not get_running_loop() or here.generation != generation():
             here = self._here()
+        if keys.replicas and needed((script, keys, args)):
+            return here.copied.call_copied(script, keys, args, timeout)
         return here.wire.call(script, keys, args, timeout)
 
     def listen(

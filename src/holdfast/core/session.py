@@ -6,6 +6,7 @@ that a child never renews, releases or believes in what its parent holds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -27,16 +28,20 @@ if TYPE_CHECKING:
 class Session:
     """The state that the verbs of the core share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a client is put together from
         self,
         port: Port,
         make_background: Callable[[], Background],
         report: Callable[[Event], None],
         *,
         polls: bool,
+        longest_ttl: float = math.inf,
         quorum: Quorum | None = None,
     ) -> None:
         self.port = port
+        self.longest_ttl = longest_ttl
+        """The server may be replaced by another; then it counts on no ttl being longer than this.
+        Infinite: it cannot."""
         self.quorum = quorum
         """The nodes, where there are several: the port calls them as one."""
         self.closed = False
@@ -111,8 +116,17 @@ class Session:
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         """Give back what was granted to nobody here."""
-        request = taking_back_blindly(key, token, delay_ms)
+        guarded = self.longest_ttl < math.inf
+        request = taking_back_blindly(key, token, delay_ms, guarded=guarded)
         self.renewer.clean_up(key.decode(errors="replace"), request)
+
+    def moved(self, _seat: object) -> None:
+        """Look at once whether what is held here is known to the server that took another's place.
+
+        Called from any thread.
+        """
+        if self.held and self.process == self.port.process():
+            self.renewer.look_again()
 
     def _clean_up(self, request: Request) -> None:
         name = request[1][0].decode(errors="replace")

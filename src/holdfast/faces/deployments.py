@@ -27,14 +27,19 @@ class Deployment(NamedTuple):
 
 
 def over_threads(
-    given: object, timeout: float, report: Callable[[Event], None], *, polls: bool
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
 ) -> Deployment:
     """Put together what a client for threads needs.
 
     Raises:
         ConfigurationError: `given` is no server.
     """
-    targets = targets_of(given)
+    targets = targets_of(given, longest_ttl)
     if len(targets) == 1:
         wire, ears = BlockingWire(targets[0], timeout), BlockingEars(targets[0], timeout)
         session = Session(
@@ -42,7 +47,9 @@ def over_threads(
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
             polls=polls,
+            longest_ttl=targets[0].longest_ttl,
         )
+        targets[0].followed_by(session)
         return Deployment(session, (session.close, ears.close, wire.close))
     from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
@@ -61,7 +68,12 @@ def over_threads(
 
 
 def over_tasks(
-    given: object, timeout: float, report: Callable[[Event], None], *, polls: bool
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
 ) -> Deployment:
     """Put together what a client for asyncio needs; its background is a thread all the same.
 
@@ -70,7 +82,7 @@ def over_tasks(
     """
     from holdfast.adapters.tasks import TasksPort  # noqa: PLC0415 - who has threads pays nothing
 
-    targets = targets_of(given)
+    targets = targets_of(given, longest_ttl)
     if len(targets) == 1:
         port, wire = TasksPort(targets[0], timeout), BlockingWire(targets[0], timeout)
         session = Session(
@@ -78,7 +90,9 @@ def over_tasks(
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
             polls=polls,
+            longest_ttl=targets[0].longest_ttl,
         )
+        targets[0].followed_by(session)
         return Deployment(session, (session.close, wire.close), port.close)
     from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
