@@ -107,6 +107,26 @@ def test_without_a_majority_nobody_goes_on_and_with_it_everybody(
     report.check_resource()
 
 
+def test_a_node_that_forgets_all_again_and_again_lets_nobody_in_beside_a_holder(
+    stack: contextlib.ExitStack, resource: Server
+) -> None:
+    forgetful = stack.enter_context(Server.start(PROGRAMS[0]))
+    servers = [*nodes(stack, 2), forgetful]
+    targets = [server.url for server in servers]
+    with Campaign(targets, resource, ttl=TTL, longest_ttl=TTL) as campaign:
+        campaign.goes_on()
+        for _ in range(3):
+            forgetful.restart()
+            campaign.goes_on(20)
+        eventually(lambda: forgetful.command("EXISTS", f"{KEY}:fence"), within=20, what="it votes")
+        forgetful.restart()
+        campaign.goes_on(20)
+        report = campaign.end()
+    report.check_exclusion()
+    report.check_fences()
+    report.check_resource()
+
+
 @pytest.mark.skipif(COMPILER is None, reason="the clock of a server is set by a compiled library")
 def test_clocks_that_step_may_end_exclusion_but_not_the_order_of_fences(
     stack: contextlib.ExitStack, resource: Server

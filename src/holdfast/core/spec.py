@@ -182,7 +182,7 @@ def check_ttl(ttl: object, *, lock: str, longest: float = math.inf) -> None:
     if ttl > longest:
         raise _wrong(
             f"ttl={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} s, "
-            f"and a new primary counts on that: give all clients longest_ttl={ttl!r}",
+            f"and who takes a server's place counts on that: give all clients longest_ttl={ttl!r}",
             lock,
         )
 

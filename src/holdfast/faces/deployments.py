@@ -62,6 +62,7 @@ def over_threads(
         lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
         report,
         polls=polls,
+        longest_ttl=longest_ttl,
         quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, *(ears.close for ears in ears_of_each), crowd.close))
@@ -104,6 +105,7 @@ def over_tasks(
         lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
         report,
         polls=polls,
+        longest_ttl=longest_ttl,
         quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, crowd.close), nodes.close)

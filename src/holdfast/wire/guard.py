@@ -31,8 +31,12 @@ _NEVER = "0" * 40
 _SERIAL = b"000"
 
 
-def watch(node: str, user: str, longest_ttl: float) -> Greeting[float]:
+def watch(
+    node: str, user: str, longest_ttl: float, overlap: float | None = None
+) -> Greeting[float]:
     """Say how many seconds of a quarantine are left on the server; 0.0 if there is none.
+
+    It lasts for `longest_ttl`, and `overlap` more, for which another may still take writes.
 
     Raises:
         NodeUnavailable: it is not, or not yet, a primary; or does not answer as it should.
@@ -44,13 +48,16 @@ def watch(node: str, user: str, longest_ttl: float) -> Greeting[float]:
         raise NodeUnavailable(f"{node} is not a primary: the failover is under way", node=node)
     durable = _says((yield ("CONFIG", "GET", "appendonly")), b"yes")
     durable = durable and _says((yield ("CONFIG", "GET", "appendfsync")), b"always")
+    was_replica_of = facts.get("master_replid2", _NEVER)
     arguments = (
-        facts["master_replid"],
+        # Another one after each start; and the second part, where it was a replica, after each
+        # promotion. The id of its replication alone would do, but changes without need as well.
+        f"{facts['run_id']}:{was_replica_of}",
         round(longest_ttl * 1000),
-        round(OVERLAP * 1000),
+        round((OVERLAP if overlap is None else overlap) * 1000),
         int(facts["uptime_in_seconds"]) * 1000,
         int(durable),
-        int(facts.get("master_replid2", _NEVER) != _NEVER),
+        int(was_replica_of != _NEVER),
         _SERIAL,
     )
     answer = yield ("EVAL", GUARD.text, 2, HOME, QUARANTINE, *arguments)

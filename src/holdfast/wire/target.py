@@ -113,6 +113,8 @@ class Server:
     settings: dict[str, Any]
     node: str
     prepare: Callable[[], object] | None = None
+    silence: float = 0.0
+    """Seconds for which it is not connected to when it may have lost what it knew."""
     longest_ttl = math.inf
 
     @property
@@ -143,6 +145,16 @@ class Server:
         judge = misplaced((yield ("HELLO",)), self.node)
         if judge is not None:
             raise judge
+        if self.silence:
+            from holdfast.wire import guard  # noqa: PLC0415 - only with several servers
+
+            left = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
+            if left:
+                raise NodeUnavailable(
+                    f"{self.node} has started, or taken another's place, and may have lost locks: "
+                    f"it has no vote for another {math.ceil(left)} s",
+                    node=self.node,
+                )
 
     def open(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
         """Open a blocking connection, and return it with what the greeting found out.
@@ -245,6 +257,10 @@ async def _greet_async(connection: Any, greeting: Greeting[T]) -> T:  # noqa: AN
         return found
 
 
+LEAST_SILENCE = 5.0
+"""Seconds for which a node of several that may have lost its data is silent, at least. Fences grow
+if the nodes' clocks differ by less than half of it, less the second by which hints may be off."""
+
 LEAST_NODES = 3
 """Of two nodes a majority is both: they would be worth less than one."""
 
@@ -269,8 +285,12 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
-    if len(targets) > 1 and any(target.longest_ttl < math.inf for target in targets):
+    servers = [target for target in targets if isinstance(target, Server)]
+    if len(targets) > 1 and len(servers) < len(targets):
         raise ConfigurationError("of several servers each stands alone: give none behind Sentinels")
+    if len(targets) > 1:
+        silence = max(longest_ttl, LEAST_SILENCE)
+        return [replace(server, silence=silence) for server in servers]
     return targets
 
 
