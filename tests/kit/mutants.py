@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "a pushed grant counts from the last answered PING",
         "core/line.py",
-        "Grant(number, px / 1000, self._heard_since)",
+        "Grant(number, px / 1000, self._heard_since if counted else -NEVER)",
         "Grant(number, px / 1000, now)",
         PAUSES,
         "S1 S2 S7",
