@@ -83,7 +83,7 @@ async def test_a_wrong_timeout_is_refused_when_acquiring(client: Any) -> None:
         "",
         7,
         object(),
-        ["redis://a", "redis://b", "redis://c"],
+        ["redis://a", "redis://b"],
     ],
 )
 def test_what_is_no_server_is_refused_when_the_client_is_made(face: Face, target: object) -> None:
