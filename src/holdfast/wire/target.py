@@ -279,7 +279,7 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
     if len(targets) != 1 and len(targets) < LEAST_NODES:
         raise ConfigurationError(
             f"{len(targets)} servers make no majority that one could do without: give one, or "
-            f"{LEAST_NODES} or more"
+            f"{LEAST_NODES} or more, each as {SCHEMES}"
         )
     names = [target.node for target in targets]
     twice = {name for name in names if names.count(name) > 1}
