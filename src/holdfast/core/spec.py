@@ -131,7 +131,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
             int(to_ms(lock_delay)),
             group,
             fair=fair and not quorum,
-            guarded=longest_ttl < math.inf,
+            guarded=longest_ttl < math.inf and not quorum,
         ),
         ttl_ms=to_ms(ttl),
         validity=validity,
