@@ -442,7 +442,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
         lease = near.lock("a").acquire()
         with pytest.raises(holdfast.AcquireTimeout):
             far.lock("a").acquire(timeout=0.01)
-        line, port = far._session.line(), far._session.port
+        line, port = far._session.line(far.lock("a")._spec.keys), far._session.port
         signal, struck = port.signal, threading.Event()
 
         def clock() -> float:
@@ -493,7 +493,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
     line: list[core_line.Line] = []
 
     async def cut() -> bool:
-        line[:] = line or [far._session.line()]
+        line[:] = line or [far._session.line(far.lock("a")._spec.keys)]
         return not line[0].listening
 
     proxy.cut_push()

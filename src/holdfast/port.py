@@ -21,6 +21,9 @@ Reply: TypeAlias = Any
 
 L = TypeVar("L", bound="Listener")
 
+Command: TypeAlias = tuple[bytes, ...]
+"""A command of a push connection, with its arguments."""
+
 Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
 
@@ -29,6 +32,7 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     """The keys of one lock, in the scripts' order."""
 
     packed = b""  # their number and themselves, once the wire has packed them
+    slot = -1  # of a cluster, once the wire has looked
 
 
 class Signal(Protocol):
@@ -41,7 +45,7 @@ class Signal(Protocol):
 class Listener(Protocol):
     """Whoever listens on a push connection. All but `listening` is for the connection's owner."""
 
-    channel: str
+    channel: bytes
 
     @property
     def listening(self) -> bool:
@@ -53,8 +57,8 @@ class Listener(Protocol):
     def heard(self, message: object, now: float) -> None:
         """Take in one message; ValueError says that it cannot be one."""
 
-    def tick(self, now: float) -> tuple[bytes | None, float]:
-        """Return a PING's payload to send, if any, and when to call again.
+    def tick(self, now: float) -> tuple[Sequence[Command], float]:
+        """Return what there is to send, PINGs for the most part, and when to call again.
 
         TimeoutError says that the connection is dead.
         """
@@ -119,10 +123,11 @@ class Port(Protocol):
     async def wait(self, signal: Signal, timeout: float) -> bool:
         """Return True when the signal is set, and unset it; False after `timeout`."""
 
-    def line(self, make: Callable[[str], L]) -> L:
-        """The listener that serves the caller, the same one every time.
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
+        """The listener that serves the caller for this lock, the same one for as long as it exists.
 
-        It is made from the name of the client in tokens that are drawn here.
+        It is made from its channel (`core.line.channel_of`), of the client whose name is in the
+        tokens that are drawn here.
         """
 
     async def listen(self, listener: Listener, timeout: float) -> None:

@@ -14,6 +14,7 @@ from asyncio import get_running_loop
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.adapters.identity import new_mint
+from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
@@ -89,8 +90,8 @@ class _Place:
         self.generation = generation()
         self.wire = Multiplexer(target, timeout)
         self.ears = LoopEars(target, timeout)
-        self.mint = new_mint()
-        self.line: Listener | None = None
+        self.mint = new_mint(sharded=self.ears.sharded)
+        self.lines = Lines(self.mint.client)
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,12 +139,9 @@ class TasksPort:
             here = self._here()
         return here.mint.draw(actor.get_name(), suffix)
 
-    def line(self, make: Callable[[str], L]) -> L:
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for all tasks of the loop."""
-        here = self._here()
-        if here.line is None:
-            here.line = make(here.mint.client)
-        return cast("L", here.line)
+        return self._here().lines.line(make, keys)
 
     def call(
         self,

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
+from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now
 from holdfast.wire.process import generation
 
@@ -82,8 +83,8 @@ class ThreadsPort:
 
     def _begin(self) -> None:
         self._process = generation()
-        self._mint = new_mint()
-        self._lines: dict[str, Any] = {}
+        self._mint = new_mint(sharded=self._ears.sharded)
+        self._lines = Lines(self._mint.client)
 
     def draw_token(self, actor: threading.Thread, suffix: str) -> str:
         """Draw a token that names the thread."""
@@ -91,10 +92,9 @@ class ThreadsPort:
             self._begin()
         return self._mint.draw(actor.name, suffix)
 
-    def line(self, make: Callable[[str], L]) -> L:
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for all threads of the process."""
-        client = self._mint.client
-        return cast("L", self._lines.get(client) or self._lines.setdefault(client, make(client)))
+        return self._lines.line(make, keys)
 
     async def call(
         self,

@@ -16,7 +16,7 @@ What an attempt keeps to:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
@@ -97,7 +97,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             due = asked_at + spec.first_due
         else:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
-            attempt.line = session.line() if queues else None
+            attempt.line = session.line(spec.keys) if queues else None
             attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
             grant = await attempt.run()
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
@@ -287,7 +287,7 @@ class _Attempt:
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
             args = self._token, spec.ttl_ms, spec.settings
-            fence = await port.call(RENEW, spec.keys, args, limit)
+            fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
         if fence and port.now() < asked_at + spec.validity:
@@ -326,7 +326,8 @@ class _Attempt:
             return
         try:
             ear.heard_itself = port.signal()
-            count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
+            channel = cast("str", line.channel)  # any bytes; what packs it takes both
+            count = await port.call(PROBE, self._spec.keys, (channel,), self._limit())
             heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
             ear.counted = count > 0
         finally:

@@ -3,7 +3,8 @@
 --
 -- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!'
 -- before it, it is granted also when nobody seems to hear it, because the server it listens on is not
--- this one. Messages go to the channel of its client:
+-- this one. Messages go to the channel of its client; if the client's name begins with a ~, it listens in
+-- this cluster, on a channel of the lock's slot, and this node counts those who do. They are
 -- <kind>:<fence>:<px>[ <delay>]:<length of the token>:<token><lock's key>, where kind is G (the lock is
 -- yours for px ms), A (ask again now) or W (ask again in px ms). Whoever hands a grant back needs the
 -- delay: it may know nothing else of the lock.
@@ -36,7 +37,11 @@ local function tell(waiter, kind, fence, px)
     answer = message
     return true
   end
-  local heard = redis.pcall('PUBLISH', 'holdfast:push:' .. client, message)
+  local publish, channel = 'PUBLISH', 'holdfast:push:' .. client
+  if string.byte(client) == 126 then
+    publish, channel = 'SPUBLISH', channel .. ':' .. string.match(KEYS[2], '{[^}]+}')
+  end
+  local heard = redis.pcall(publish, channel, message)
   if type(heard) == 'table' then
     denied = heard
     return false
