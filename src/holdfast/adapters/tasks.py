@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now
-from holdfast.wire.loop_ears import LoopEars
-from holdfast.wire.multiplexed import Multiplexer
 from holdfast.wire.process import generation
+from holdfast.wire.wiring import on_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.target import Target
+    from holdfast.wire.wiring import Deployment
 
 
 class LoopSignal:
@@ -85,11 +84,10 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
 class _Place:
     """What belongs to one event loop, in one process."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, where: Deployment, timeout: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
-        self.wire = Multiplexer(target, timeout)
-        self.ears = LoopEars(target, timeout)
+        self.wire, self.ears = on_this_loop(where, timeout)
         self.mint = new_mint(sharded=self.ears.sharded)
         self.lines = Lines(self.mint.client)
 
@@ -108,8 +106,8 @@ class TasksPort:
 
     actor = staticmethod(asyncio.current_task)
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        self._target = target
+    def __init__(self, where: Deployment, timeout: float) -> None:
+        self._where = where
         self._timeout = timeout
         self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
         self._last: _Place | None = None
@@ -127,7 +125,7 @@ class TasksPort:
         if place is None or place.generation != generation():
             for gone in [known for known in self._places if known.is_closed()]:
                 del self._places[gone]
-            place = self._places[loop] = _Place(self._target, self._timeout)
+            place = self._places[loop] = _Place(self._where, self._timeout)
             if self._closed:
                 place.close()
         return place

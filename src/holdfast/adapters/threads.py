@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.blocking import BlockingWire
-    from holdfast.wire.blocking_ears import BlockingEars
+    from holdfast.wire.wiring import ThreadsEars, ThreadsWire
 
 T = TypeVar("T")
 
@@ -76,7 +75,7 @@ class ThreadsPort:
     actor = staticmethod(threading.current_thread)
     jitter = staticmethod(random.random)
 
-    def __init__(self, wire: BlockingWire, ears: BlockingEars) -> None:
+    def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
         self._wire = wire
         self._ears = ears
         self._begin()
@@ -136,7 +135,7 @@ class BackgroundThread:
 
     now = staticmethod(now)
 
-    def __init__(self, wire: BlockingWire, name: str) -> None:
+    def __init__(self, wire: ThreadsWire, name: str) -> None:
         self._wire = wire
         self._name = name
         self._mutex = threading.RLock()

@@ -302,7 +302,7 @@ class _Attempt:
         if port.now() < line.deaf_until:
             return None
         try:
-            if line.ear is None:
+            if line.ear is None or line.ear.counted is False:  # perhaps not at the right place
                 await port.listen(line, self._limit())
             ear = line.ear
             if ear is not None and ear.counted is None:

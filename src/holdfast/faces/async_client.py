@@ -29,8 +29,7 @@ from holdfast.faces.facts import (
     checked_wait,
     generator_advice,
 )
-from holdfast.wire.blocking import BlockingWire
-from holdfast.wire.target import target_of
+from holdfast.wire.wiring import deployment_of, on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -76,9 +75,9 @@ class AsyncClient:
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
-        where = target_of(target)
+        where = deployment_of(target)
         self._port = TasksPort(where, self._command_timeout)
-        self._wire = BlockingWire(where, self._command_timeout)
+        self._wire, _ = on_threads(where, self._command_timeout)
         self._session = Session(
             self._port,
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),

@@ -28,9 +28,7 @@ from holdfast.faces.facts import (
     checked_wait,
     generator_advice,
 )
-from holdfast.wire.blocking import BlockingWire
-from holdfast.wire.blocking_ears import BlockingEars
-from holdfast.wire.target import target_of
+from holdfast.wire.wiring import deployment_of, on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,9 +73,8 @@ class Client:
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
-        where = target_of(target)
-        self._wire = BlockingWire(where, self._command_timeout)
-        self._ears = BlockingEars(where, self._command_timeout)
+        where = deployment_of(target)
+        self._wire, self._ears = on_threads(where, self._command_timeout)
         self._session = Session(
             ThreadsPort(self._wire, self._ears),
             lambda: BackgroundThread(self._wire, "holdfast-renewer"),

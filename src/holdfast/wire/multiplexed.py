@@ -29,7 +29,7 @@ from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, probes, refusal
+from holdfast.wire.refusals import denial, is_denial, probes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -239,7 +239,7 @@ class Multiplexer(asyncio.Protocol):
             self._explaining.add(task)
             task.add_done_callback(self._explaining.discard)
         else:
-            future.set_exception(refusal(text, self._target.node))
+            future.set_exception(self._target.refusal(text))
 
     async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
         asked: list[Future[Any]] = []

@@ -74,7 +74,7 @@ class Target:
         connection = self._make(threads, timeout)
         try:
             connection.connect()
-            judge = misplaced(_answer(connection), self.node)
+            judge = self.misplaced(_answer(connection))
         except Exception as error:
             connection.disconnect()
             raise self.unreachable(error) from error
@@ -91,7 +91,7 @@ class Target:
         connection = self._make(tasks, timeout)
         try:
             await connection.connect()
-            judge = misplaced(await _answer_async(connection), self.node)
+            judge = self.misplaced(await _answer_async(connection))
         except Exception as error:
             await connection.disconnect(nowait=True)
             raise self.unreachable(error) from error
@@ -121,6 +121,14 @@ class Target:
             raise ConfigurationError(
                 f"{self.node} cannot be connected to with these settings: {error}"
             ) from error
+
+    def misplaced(self, hello: object) -> ConfigurationError | None:
+        """Judge from the answer to HELLO whether a lock may live on this server."""
+        return misplaced(hello, self.node)
+
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise."""
+        return refusal(text, self.node)
 
     def unreachable(self, error: Exception) -> HoldfastError:
         """Say in our words why there is no connection."""
