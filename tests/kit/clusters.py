@@ -115,13 +115,16 @@ class Cluster:
 
     def primary_of(self, name: str) -> Server:
         """The node that serves the lock with this name, as most see it."""
-        slot = slot_of(name)
+        return self.primary_of_slot(slot_of(name))
+
+    def primary_of_slot(self, slot: int) -> Server:
+        """The node that serves this slot."""
         for node in self.nodes:
             if node.command("ROLE")[0] == b"master":
                 for first, last, owner, *_ in node.command("CLUSTER", "SLOTS"):
                     if first <= slot <= last and owner[1] == node.port:
                         return node
-        raise AssertionError(f"nobody serves {name!r}")
+        raise AssertionError(f"nobody serves {slot}")
 
     def replica_of(self, primary: Server) -> Server:
         """A node that follows this one."""
@@ -130,6 +133,13 @@ class Cluster:
             if role[0] == b"slave" and role[2] == primary.port:
                 return node
         raise AssertionError("it has no replica")
+
+    def catch_up(self, replica: Server) -> None:
+        """Wait until a replica has all that its primary has."""
+        port = replica.command("ROLE")[2]
+        primary = next(node for node in self.nodes if node.port == port)
+        written = primary.command("ROLE")[1]
+        eventually(lambda: replica.command("ROLE")[4] >= written, what="the replica catches up")
 
     def other_primary(self, primary: Server) -> Server:
         """Another node that serves slots."""

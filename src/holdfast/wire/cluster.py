@@ -29,7 +29,7 @@ Address: TypeAlias = tuple[str, int]
 
 SLOTS = 16_384
 
-ASK_AGAIN = 0.2
+ASK_AGAIN = 0.05
 """Seconds between two askings for the map."""
 
 _LIBRARIES = "redis", "valkey"
@@ -85,6 +85,8 @@ class ClusterNode(Target):
         if kind in {"MOVED", "ASK"}:
             host, _, port = rest.partition(" ")[2].strip().rpartition(":")
             return Redirected(kind, (self.meant(host), int(port)), text, self.node)
+        if kind == "READONLY":  # a replica just now: for how long is not known
+            return NodeUnavailable(f"{self.node} refused: {text}", node=self.node)
         return super().refusal(text)
 
     def meant(self, host: str | bytes | None) -> str:
@@ -114,6 +116,8 @@ class Cluster:
         self._asked_at = -ASK_AGAIN
         self.nodes: frozenset[Address] = frozenset()
         """The owners of slots, when the map was last asked for."""
+        self._heirs: dict[Address, list[Address]] = {}
+        """Their replicas, one of which takes over when they are gone."""
 
     def node(self, address: Address) -> ClusterNode:
         """How to connect to the node there."""
@@ -136,10 +140,6 @@ class Cluster:
         """Doubt what is known of this node: it does not answer, or has lost a slot."""
         self._suspects.add(address)
 
-    def suspected(self, address: Address) -> bool:
-        """Whether it is doubted."""
-        return address in self._suspects
-
     def doubtful(self, slot: int) -> bool:
         """Whether it is time to ask again who serves the slot."""
         owner = self._owners[slot]
@@ -148,18 +148,22 @@ class Cluster:
         return owner in self._suspects and now() >= self._asked_at + ASK_AGAIN
 
     def to_ask(self) -> list[ClusterNode]:
-        """Whom to ask for the map, the trusted ones first. Asking begins now."""
+        """Whom to ask for the map, first those who know best. Asking begins now."""
         self._asked_at = now()
-        known = list(self.nodes - self._suspects)
-        others = [each for each in (*self.seeds, *self.nodes) if each not in known]
-        return [self.node(address) for address in dict.fromkeys([*known, *others])]
+        suspects = self._suspects
+        heirs = [heir for address in suspects for heir in self._heirs.get(address, ())]
+        everybody = dict.fromkeys([*heirs, *self.nodes, *self.seeds])
+        return [self.node(address) for address in sorted(everybody, key=suspects.__contains__)]
 
     def learn(self, answer: Any, told_by: ClusterNode) -> None:  # noqa: ANN401 - a server's
         """Take in an answer to CLUSTER SLOTS."""
         owners: list[Address | None] = [None] * SLOTS
-        for first, last, (host, port, *_), *_ in answer:
-            address = self.address(told_by.meant(host), port)
-            owners[first : last + 1] = [address] * (last + 1 - first)
+        heirs: dict[Address, list[Address]] = {}
+        for first, last, *nodes in answer:
+            owner, *others = [self.address(told_by.meant(host), port) for host, port, *_ in nodes]
+            owners[first : last + 1] = [owner] * (last + 1 - first)
+            heirs[owner] = others
+        self._heirs = heirs
         self.nodes = frozenset(address for address in owners if address is not None)
         self._owners = owners
         self._suspects = set()

@@ -26,7 +26,7 @@ import hiredis
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import BlockingWire, Link, Opening
 from holdfast.wire.clock import now
-from holdfast.wire.cluster import Address, ClusterNode, Redirected, slot_of
+from holdfast.wire.cluster import ASK_AGAIN, Address, ClusterNode, Redirected, slot_of
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
 from holdfast.wire.process import generation
 
@@ -56,7 +56,8 @@ class NodeWire(BlockingWire):
 
     def __init__(self, target: ClusterNode, timeout: float) -> None:
         super().__init__(target, timeout)
-        self.address = target.address
+        self.silent = False
+        """It did not answer what it was sent last in the background."""
         self._opening: Opening | None = None
         self._opening_in = generation()
 
@@ -139,10 +140,8 @@ class NodeWire(BlockingWire):
 class _Errand:
     """Requests on their way to one node, and the answers that came."""
 
-    def __init__(self, wire: NodeWire, timeout: float, *, patient: bool) -> None:
+    def __init__(self, wire: NodeWire, timeout: float) -> None:
         self.wire = wire
-        self.patient = patient
-        """There is no reason yet to think that the node does not answer."""
         self.error: HoldfastError | None = None
         self.answers: list[Any] = []
         self._timeout = timeout
@@ -201,6 +200,7 @@ class _Errand:
 
     def finish(self) -> list[Any]:
         """Return an answer, or an error, for each request; give the connection back."""
+        self.wire.silent = not self.done or self.error is not None
         if self.error is None and not self.done:
             self.error = self.wire.unreached()
             if self.link is not None:
@@ -226,7 +226,8 @@ def _run(errands: Sequence[_Errand], end: float, meanwhile: Callable[[], float])
             if not errand.done:
                 errand.step()
         left = [errand for errand in errands if not errand.done]
-        worth_it = [errand for errand in left if errand.patient or errand.link is not None]
+        # Others must not be kept waiting again and again for a node that has hung.
+        worth_it = [errand for errand in left if errand.link is not None or not errand.wire.silent]
         until = end if worth_it else min(end, short)
         if not left or now() >= until:
             return
@@ -265,8 +266,8 @@ class ClusterWire:
     def _wire(self, address: Address) -> NodeWire:
         wire = self._nodes.get(address)
         if wire is None:
-            for gone in self._nodes.keys() - self.cluster.nodes - {address}:
-                self._nodes.pop(gone, None)
+            for gone in set(self._nodes) - self.cluster.nodes:
+                self._nodes.pop(gone, None)  # and its connections with it, when none is in use
             made = NodeWire(self.cluster.node(address), self._timeout)
             made.closed = self.closed
             wire = self._nodes.setdefault(address, made)
@@ -367,9 +368,15 @@ class ClusterWire:
                     raise redirected.unavailable() from None
                 if detours.pause:
                     time.sleep(detours.pause)
-            except (OutcomeUnknown, NodeUnavailable):
+            except OutcomeUnknown:
                 self.cluster.suspect(address)
                 raise
+            except NodeUnavailable:
+                self.cluster.suspect(address)
+                if self.closed or not detours.once_more(end):
+                    raise
+                asking = None
+                time.sleep(detours.pause)
 
     def call_many(
         self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
@@ -405,9 +412,7 @@ class ClusterWire:
             by_address[journey.address].append(journey)
         errands: dict[Address, _Errand] = {}
         for address, travelling in by_address.items():
-            patient = not self.cluster.suspected(address)
-            errand = _Errand(self._wire(address), max(0.0, end - now()), patient=patient)
-            errands[address] = errand
+            errand = errands[address] = _Errand(self._wire(address), max(0.0, end - now()))
             for journey in travelling:
                 errand.add(journey.request, journey.how)
         _run(list(errands.values()), end, meanwhile)
@@ -425,11 +430,18 @@ class ClusterWire:
 
 
 class Detours:
-    """Where a request is sent that was redirected, and how long it rests before."""
+    """Where a request is sent that was not carried out, and how long it rests before."""
 
     def __init__(self) -> None:
         self.pause = 0.0
         self._count = 0
+        self._missed = False
+
+    def once_more(self, end: float) -> bool:
+        """Say whether it is worth looking who has taken over from a node that is away."""
+        missed, self._missed = self._missed, True
+        self.pause = max(self.pause, ASK_AGAIN)
+        return not missed and now() + self.pause < end
 
     def follow(self, redirected: Redirected, slot: int, cluster: Cluster) -> Address | None:
         """Learn from a redirection; return whom to ask just this once, if that is what it says."""

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 class NodeMultiplexer(Multiplexer):
     """One loop's connection to one node of a cluster."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._unanswered)
+
     async def call_asking(self, request: Request, timeout: float) -> Reply:
         """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
         end = now() + timeout
@@ -49,8 +54,9 @@ class LoopClusterWire:
     def _wire(self, address: Address) -> NodeMultiplexer:
         wire = self._nodes.get(address)
         if wire is None:
-            for gone in self._nodes.keys() - self.cluster.nodes:
-                self._nodes.pop(gone).close()
+            for gone in set(self._nodes) - self.cluster.nodes:
+                if not self._nodes[gone].busy:
+                    self._nodes.pop(gone).close()
             wire = self._nodes[address] = NodeMultiplexer(self.cluster.node(address), self._timeout)
             wire.closed = self.closed
         return wire
@@ -120,9 +126,15 @@ class LoopClusterWire:
                     raise redirected.unavailable() from None
                 if detours.pause:
                     await asyncio.sleep(detours.pause)
-            except (OutcomeUnknown, NodeUnavailable):
+            except OutcomeUnknown:
                 self.cluster.suspect(address)
                 raise
+            except NodeUnavailable:
+                self.cluster.suspect(address)
+                if self.closed or not detours.once_more(end):
+                    raise
+                asking = None
+                await asyncio.sleep(detours.pause)
 
 
 def _seen(allowed: Future[Reply]) -> None:

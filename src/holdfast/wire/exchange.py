@@ -21,6 +21,7 @@ All but `serves`, `want` and what the listeners rouse belongs to the owner's thr
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -64,12 +65,13 @@ class Wish:
 class _Entry:
     """One subscription."""
 
-    __slots__ = ("due", "idle_since", "listener")
+    __slots__ = ("due", "idle_since", "listener", "scheduled")
 
     def __init__(self, listener: Listener, now: float) -> None:
         self.listener = listener
         self.idle_since = now
         self.due = now
+        self.scheduled = math.inf  # when its entry in the heap comes up
 
 
 class Exchange:
@@ -179,7 +181,7 @@ class Exchange:
         if channel not in self._entries:
             entry = self._entries[channel] = _Entry(wish.listener, now)
             wish.listener.opened(wish.sent_at, lambda: self._rouse_for(entry))
-            self._roused.append(entry)
+            self._rouse_for(entry)
         wish.settle(None)
 
     def _rouse_for(self, entry: _Entry) -> None:
@@ -210,8 +212,13 @@ class Exchange:
             due[self._roused.popleft()] = None
         while self._heap and self._heap[0][0] <= now:
             at, _, entry = heappop(self._heap)
-            if entry.due == at:
+            if entry.scheduled != at:
+                continue
+            entry.scheduled = math.inf
+            if entry.due <= now:
                 due[entry] = None
+            else:
+                self._schedule(entry)
         for entry in due:
             if self._is_current(entry):
                 self._look(entry, commands, now)
@@ -253,7 +260,12 @@ class Exchange:
             self._take_off(entry, commands, now)
             return
         entry.due = min(wake_at, entry.idle_since + LINGER)
-        heappush(self._heap, (entry.due, next(self._order), entry))
+        self._schedule(entry)
+
+    def _schedule(self, entry: _Entry) -> None:
+        if entry.due < entry.scheduled:
+            entry.scheduled = entry.due
+            heappush(self._heap, (entry.due, next(self._order), entry))
 
 
 def _nobody() -> None:
