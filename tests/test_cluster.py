@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
+from holdfast.wire.cluster import Cluster as TheirCluster
+from holdfast.wire.cluster import Redirected, cluster_of
 from kit.clusters import Cluster, slot_of
 from kit.contention import waited, waiters
 from kit.faces import Threads
@@ -76,9 +79,11 @@ def ears(cluster: Cluster) -> int:
     return sum(len(clients.splitlines()) for clients in listed)
 
 
-async def in_line(face: Face, node: Server, name: str, count: int) -> None:
+async def in_line(
+    face: Face, node: Server, name: str, count: int, *, key: str | None = None
+) -> None:
     async def stand() -> bool:
-        return waiters(node, queue(name)) == count
+        return waiters(node, key or queue(name)) == count
 
     await face.eventually(stand)
 
@@ -456,6 +461,67 @@ async def test_clients_of_redis_py_and_valkey_py_say_where_the_cluster_is(
         closed = given.close() if isinstance(face, Threads) else given.aclose()
         if not isinstance(face, Threads):
             await closed
+
+
+@pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
+def test_how_a_client_connects_to_its_nodes_is_taken_over(library: Any) -> None:
+    kind = getattr(library.asyncio, "RedisCluster", None) or library.asyncio.ValkeyCluster
+
+    login = {"username": "me", "password": "pw", "ssl_ca_certs": "x.pem"}
+
+    async def given() -> Any:
+        return kind("a", 7, ssl=True, **login)
+
+    found = cluster_of(asyncio.run(given()))
+    assert found is not None
+    assert found.seeds == (("a", 7),)
+    node = found.node(("b", 8))
+    assert node.node == "rediss://b:8"
+    assert node.kind == "SSLConnection"
+    assert {"host": "b", "port": 8, **login}.items() <= node.settings.items()
+
+
+def test_nodes_without_a_name_are_those_that_were_asked_and_others_may_be_renamed() -> None:
+    found = cluster_of("redis+cluster://a:1")
+    assert found is not None
+    asked = found.node(("a", 1))
+    found.learn([[0, 5, [None, 7, b"id"]], [6, 9, [b"", 8, b"id"], [b"c", 9, b"id"]]], asked)
+    assert (found.owner(5), found.owner(6), found.owner(10)) == (("a", 7), ("a", 8), None)
+    moved = asked.refusal("MOVED 5 :9")
+    assert isinstance(moved, Redirected)
+    assert moved.address == ("a", 9)
+    six = asked.refusal("ASK 5 ::1:9")
+    assert isinstance(six, Redirected)
+    assert six.address == ("::1", 9)
+    renamed = TheirCluster(asked, [("a", 1)], lambda address: ("front", address[1]))
+    renamed.learn([[0, 5, [b"10.0.0.1", 7, b"id"]]], asked)
+    assert renamed.owner(0) == ("front", 7)
+    renamed.moved(3, ("10.0.0.2", 8))
+    assert renamed.owner(3) == ("front", 8)
+
+
+async def test_the_lock_class_of_redis_py_works_on_a_cluster(cluster: Cluster, face: Face) -> None:
+    blocking = isinstance(face, Threads)
+    given = (async_clients, sync_clients)[blocking](*cluster.addresses[0])[0]
+    kind = holdfast.RedisLock if blocking else holdfast.AsyncRedisLock
+    holder, waiter = (
+        given.lock("lock", timeout=60, lock_class=kind, thread_local=False) for _ in range(2)
+    )
+
+    async def done(result: Any) -> Any:
+        return await result if not blocking else result
+
+    async def takes_its_turn() -> None:
+        assert await done(waiter.acquire())
+        await done(waiter.release())
+
+    assert await done(holder.acquire())
+    assert not await done(waiter.acquire(blocking=False))
+    waiting = face.start(takes_its_turn())
+    await in_line(face, cluster.primary_of("lock"), "lock", 1, key="holdfast:key:{lock}:queue")
+    await done(holder.release())
+    await waiting.result(within=3)
+    await done(given.close() if blocking else given.aclose())
 
 
 @pytest.mark.parametrize(

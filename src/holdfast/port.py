@@ -103,7 +103,7 @@ class Port(Protocol):
         args: tuple[str, ...],
         timeout: float,
     ) -> Awaitable[Reply]:
-        """Run a script on the node, once.
+        """Run a script on the node that keeps the lock, once.
 
         Raises:
             NodeUnavailable: nothing was carried out.
@@ -153,7 +153,7 @@ class Background(Protocol):
         timeout: float,
         meanwhile: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
-        """Run scripts on the node in one pipeline; an error stands in its own request's place.
+        """Run scripts in one go, on all nodes concerned; an error stands in its request's place.
 
         While answers are outstanding, `meanwhile` is called at once and then whenever the time
         it last returned has come.

@@ -1,5 +1,8 @@
 """The line: those of one client who wait, and the push connection that all of them share.
 
+In a cluster each lock that is waited for has a line of its own, because its channel lives where the
+lock does; several lines then share a connection, which `wire.exchange` divides among them.
+
 The server puts a waiter's name in a queue and speaks to its client when something concerns it. This
 is what the client makes of that. It does no input or output: whoever owns the connection passes on
 what was received (`heard`), asks what there is to send and when to look again (`tick`), and says

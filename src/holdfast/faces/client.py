@@ -45,15 +45,16 @@ R = TypeVar("R")
 
 
 class Client:
-    """Makes locks on one server, and keeps their leases alive.
+    """Makes locks on one server or in a cluster, and keeps their leases alive.
 
-    `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
-    connection settings are taken over, or nothing: then HOLDFAST_URL, else a server of this
-    machine's own that starts by itself. Making a client talks to nobody. It may be shared by all
-    threads, and survives a fork: the child connects anew and holds nothing.
+    `target` is a URL (redis://, rediss://, unix://, redis+cluster://host:port,host:port), a
+    redis-py or valkey-py client whose connection settings are taken over, or nothing: then
+    HOLDFAST_URL, else a server of this machine's own that starts by itself. Making a client talks
+    to nobody. It may be shared by all threads, and survives a fork: the child connects anew and
+    holds nothing.
 
     Args:
-        target: the server.
+        target: the server, or some nodes of the cluster.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
             waits less, a quarter of it.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
