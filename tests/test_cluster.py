@@ -14,6 +14,7 @@ import valkey.asyncio
 from redis.crc import key_slot
 
 import holdfast
+from holdfast.core import acquire
 from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
 from holdfast.wire.cluster import Cluster as TheirCluster
 from holdfast.wire.cluster import Redirected, cluster_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kit.faces import Face, Started
 
 KIND, PROGRAM = next(iter(programs().items()))
+KEY_OF_LOCK = b"holdfast:{lock}"
 OTHERS = {kind: program for kind, program in programs().items() if kind != KIND}
 
 
@@ -406,36 +408,58 @@ async def test_a_node_that_hangs_delays_no_renewals_of_others(cluster: Cluster, 
             node.command("CONFIG", "SET", "cluster-node-timeout", 1000)
 
 
-async def test_who_listens_on_a_replica_confirms_what_it_hears_and_is_moved(
+async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
     cluster: Cluster, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = face.connect(cluster.url), face.connect(cluster.url)
     lease = await near.lock("lock", ttl=60).acquire()
     primary = cluster.primary_of("lock")
-    replica = cluster.replica_of(primary)
+    replica, misled = cluster.replica_of(primary), list[bytes]()
 
     def mislead(channel: bytes) -> int:
         """Have the map be wrong just when somebody begins to listen."""
-        monkeypatch.undo()
-        far._wire.cluster.moved(slot_of("lock"), (replica.host, replica.port))
+        if not misled:
+            misled.append(channel)
+            far._wire.cluster.moved(slot_of("lock"), (replica.host, replica.port))
         return int(key_slot(channel))
 
+    monkeypatch.setattr(acquire, "DEAF_FOR", 0.1)
     for module in (cluster_ears, cluster_loop_ears):
         monkeypatch.setattr(module, "key_slot", mislead)
     waiting = face.start(far.lock("lock", ttl=60).acquire())
     await in_line(face, primary, "lock", 1)
-    assert channels(replica)
-    (waiter,) = primary.command("ZRANGE", queue("lock"), 0, 0)
-    assert waiter.startswith(b"!"), "the primary does not count it"
-    far._session.rally(far.lock("lock")._spec)
-
-    async def moved() -> bool:
-        (waiter,) = primary.command("ZRANGE", queue("lock"), 0, 0)
-        return bool(channels(primary)) and not channels(replica) and not waiter.startswith(b"!")
-
-    await face.eventually(moved)
+    assert misled
+    assert channels(primary) == misled
+    assert not channels(replica)
     await lease.release()
     await (await waiting.result(within=3)).release()
+
+
+async def test_a_grant_that_came_by_way_of_another_node_is_not_believed(
+    cluster: Cluster, face: Face
+) -> None:
+    near, far = face.connect(cluster.url), face.connect(cluster.url)
+    lease = await near.lock("lock", ttl=60).acquire()
+    (waiting,) = await joined(face, cluster, "lock", far.lock("lock", ttl=60).acquire())
+    primary = cluster.primary_of("lock")
+    successor = cluster.replica_of(primary).command("CLUSTER", "MYID")
+    (token,) = primary.command("ZRANGE", queue("lock"), 0, 0)
+    (channel,) = channels(primary)
+    primary.reset_stats()
+    # As a successor does that finds nobody listening on itself, and goes on to the next.
+    grant = successor + b"G:%d:3000:%d:%b%b" % (lease.fence + 1, len(token), token, KEY_OF_LOCK)
+    assert primary.command("SPUBLISH", channel, grant) == 1
+
+    async def asked_again() -> bool:
+        return "evalsha" in commands_processed(primary) and bool(channels(primary))
+
+    await face.eventually(asked_again)
+    assert not waiting.done
+    lease.check()
+    await lease.release()
+    handed = await waiting.result(within=3)
+    assert handed.fence > lease.fence
+    await handed.release()
 
 
 # What is given, and what is wrong with it

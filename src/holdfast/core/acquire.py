@@ -16,14 +16,14 @@ What an attempt keeps to:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
-from holdfast.core.token import is_ours, read_holder
+from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -302,7 +302,7 @@ class _Attempt:
         if port.now() < line.deaf_until:
             return None
         try:
-            if line.ear is None or line.ear.counted is False:  # perhaps not at the right place
+            if line.ear is None or line.ear.counted is None:
                 await port.listen(line, self._limit())
             ear = line.ear
             if ear is not None and ear.counted is None:
@@ -326,8 +326,11 @@ class _Attempt:
             return
         try:
             ear.heard_itself = port.signal()
-            channel = cast("str", line.channel)  # any bytes; what packs it takes both
-            count = await port.call(PROBE, self._spec.keys, (channel,), self._limit())
+            client = client_in(self._token)
+            count = await port.call(PROBE, self._spec.keys, (client,), self._limit())
+            if count == 0 and line.sharded:  # it is another node that keeps the lock
+                line.deaf_until = port.now() + DEAF_FOR
+                return
             heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
             ear.counted = count > 0
         finally:

@@ -142,6 +142,8 @@ class Line:
 
     def __init__(self, channel: bytes, hand_back: Callable[[bytes, str, int], None]) -> None:
         self.channel = channel
+        self.sharded = bool(tag_of(channel))
+        """It is of a cluster, where the node that grants a lock counts who listens for it there."""
         self.ear: Ear | None = None
         """What is known of the connection, while there is one."""
         self.deaf_until = -NEVER

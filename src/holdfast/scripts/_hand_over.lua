@@ -3,14 +3,15 @@
 --
 -- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!'
 -- before it, it is granted also when nobody seems to hear it, because the server it listens on is not
--- this one. Messages go to the channel of its client; if the client's name begins with a ~, it listens in
--- this cluster, on a channel of the lock's slot, and this node counts those who do. They are
+-- this one. Messages go to the channel of its client:
 -- <kind>:<fence>:<px>[ <delay>]:<length of the token>:<token><lock's key>, where kind is G (the lock is
 -- yours for px ms), A (ask again now) or W (ask again in px ms). Whoever hands a grant back needs the
 -- delay: it may know nothing else of the lock.
 --
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
+
+--:include _publish
 
 -- What the server said when it did not let us publish: then nobody is told, and nobody is dropped.
 local denied
@@ -37,11 +38,7 @@ local function tell(waiter, kind, fence, px)
     answer = message
     return true
   end
-  local publish, channel = 'PUBLISH', 'holdfast:push:' .. client
-  if string.byte(client) == 126 then
-    publish, channel = 'SPUBLISH', channel .. ':' .. string.match(KEYS[2], '{[^}]+}')
-  end
-  local heard = redis.pcall(publish, channel, message)
+  local heard = publish(client, message)
   if type(heard) == 'table' then
     denied = heard
     return false

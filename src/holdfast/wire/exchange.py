@@ -8,13 +8,14 @@ the listener, to the listeners it is the owner.
 
 When a slot moves away, and when the node is no longer its primary, the server takes the channel off
 by itself, and says so. For the listener that is the end of its connection: what it is to hear from
-then on has to come over the next one. That keeps the age of a grant right, which `core.line` counts
-from a PING: the grant was made by the very server that answered it. A replica passes on what its
-primary publishes, at some later time, and answers PINGs without regard to that. So one that was a
-primary must not be believed as before. It is not: it learns of its successor from the successor,
-over the link on which the first of its messages comes afterwards, and ends all subscriptions then.
-And who subscribes on a replica from the beginning, by a map that is out of date, is not counted by
-the primary: such a listener confirms every grant, and is moved as soon as the map is right.
+then on has to come over the next one.
+
+But a node that is being replaced may pass on what its successor publishes before it says so, and so
+does a replica on which one listens by a map that is out of date. None of that may be believed. The
+successor does not count who listens elsewhere: it takes them for dead, and what it told them, "the
+lock is yours", holds no longer. Besides, the age of a grant is counted from PINGs (`core.line`),
+which only the granting server itself answers in order with its grants. So each message begins with
+the name of the node it is from. One from another node than this ends the subscription too.
 
 All but `serves`, `want` and what the listeners rouse belongs to the owner's thread or loop.
 """
@@ -83,6 +84,10 @@ class Exchange:
         self._lost = lost
         """Called when the server takes a channel off: the map of the cluster has changed."""
         self.listening = False
+        self._name = b""
+        """Of the node, once it has said so."""
+        self._refusal = _ENDED
+        self._unsent: list[Command] = []
         self._rouse: Callable[[], None] = _nobody
         self._wishes: deque[Wish] = deque()
         self._asked: deque[Wish] = deque()  # SSUBSCRIBE was sent and not answered; in order
@@ -116,6 +121,8 @@ class Exchange:
 
     def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
         """The connection is there."""
+        self._name, self._refusal = b"", _ENDED
+        self._unsent = [(b"CLUSTER", b"MYID")]  # now or never: soon only PINGs are allowed
         self._pinged_at = sent_at
         self._rouse = rouse
         self.listening = True
@@ -135,10 +142,10 @@ class Exchange:
 
     def _fail_wishes(self) -> None:
         while self._asked:
-            self._asked.popleft().settle(_ENDED)
+            self._asked.popleft().settle(self._refusal)
         with suppress(IndexError):  # who wished for it may be quicker
             while self._wishes:
-                self._wishes.popleft().settle(_ENDED)
+                self._wishes.popleft().settle(self._refusal)
 
     @property
     def idle(self) -> bool:
@@ -152,9 +159,13 @@ class Exchange:
             ValueError: it cannot be one.
         """
         if isinstance(message, hiredis.ReplyError):
-            if not self._asked:
-                raise ValueError(str(message))
+            if not self._name or not self._asked:
+                self._refusal = str(message)
+                raise ValueError(self._refusal)
             self._asked.popleft().settle(str(message))
+            return
+        if not self._name and isinstance(message, bytes):
+            self._name = message
             return
         if isinstance(message, bytes):  # while nothing is subscribed to, a PONG is its payload
             message = [b"pong", message]
@@ -168,11 +179,23 @@ class Exchange:
         elif kind == b"ssubscribe":
             self._subscribed(about, now)
         elif kind == b"smessage" and entry is not None:
-            entry.listener.heard([b"message", about, *rest], now)
+            self._told(entry, rest, now)
         elif kind == b"sunsubscribe" and entry is not None:  # not because we wanted it
             del self._entries[about]
             self._lost()
             entry.listener.cut(now)
+
+    def _told(self, entry: _Entry, rest: list[Any], now: float) -> None:
+        message = rest[0] if rest else None
+        if not isinstance(message, bytes):
+            raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
+        channel = entry.listener.channel
+        if message.startswith(self._name):
+            entry.listener.heard([b"message", channel, message[len(self._name) :]], now)
+            return
+        self._lost()
+        self._take_off(entry, self._unsent, now)
+        self._rouse()
 
     def _subscribed(self, channel: bytes, now: float) -> None:
         wish = self._asked.popleft() if self._asked else None
@@ -205,7 +228,7 @@ class Exchange:
         Raises:
             TimeoutError: the server does not answer PINGs.
         """
-        commands: list[Command] = []
+        commands, self._unsent = self._unsent, []
         self._grant_wishes(commands, now)
         due: dict[_Entry, None] = {}
         while self._roused:
@@ -230,7 +253,8 @@ class Exchange:
             commands.append((b"PING", payload))
         elif self._unsent_pings:
             wake_at = min(wake_at, self._pinged_at + TOGETHER)
-        return commands, now if self._wishes or self._roused else wake_at
+        busy = self._wishes or self._roused or self._unsent
+        return commands, now if busy else wake_at
 
     def _grant_wishes(self, commands: list[Command], now: float) -> None:
         while self._wishes:

@@ -92,7 +92,9 @@ def denial(
 def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
     """Say why the server does not let us listen: for good, or just now."""
     if is_denial(text):
-        needed = "+ssubscribe +sunsubscribe +spublish" if sharded else "+subscribe +publish"
+        needed = "+subscribe +publish"
+        if sharded:
+            needed = "+ssubscribe +sunsubscribe +spublish +cluster|myid"
         advice = f"run ACL SETUSER {user} {needed} +ping &holdfast:*"
     elif "unknown command" in text:
         other = "use Redis 7 or later" if sharded else "connect to the server itself"
