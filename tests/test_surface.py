@@ -91,7 +91,7 @@ def translated(text: str) -> str:
     for ours, theirs in (
         ("Interrupted", "Cancelled"),
         ("interruption", "cancellation"),
-        ("all\nthreads", "all\ntasks"),
+        ("by all threads", "by all tasks"),
         ("shared by threads", "shared by tasks"),
         ("the thread that holds it", "the task that holds it"),
     ):

@@ -31,7 +31,7 @@ class Lines:
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """The one for this lock; as `Port.line`."""
-        channel = channel_of(self._client, keys)
+        channel = channel_of(self._client, keys[0])
         line = self._by_channel.get(channel)
         if line is None:
             with self._mutex:

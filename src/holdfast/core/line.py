@@ -31,13 +31,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.spec import tag_of
+from holdfast.core.spec import keys_of, tag_of
 from holdfast.core.token import SHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Command, Keys, Signal
+    from holdfast.port import Command, Signal
 
 PING_EVERY = 1.0
 """Seconds between two PINGs while anybody waits."""
@@ -379,13 +379,15 @@ class Line:
                 self._look(key, timer, now + PING_EVERY)
 
 
-def channel_of(client: str, keys: Keys) -> bytes:
+def channel_of(client: str, lock_key: bytes) -> bytes:
     """Where the server speaks to this client about this lock.
 
     In a cluster each hash tag has a channel, which lives where the lock does, and moves with it.
     """
     channel = b"holdfast:push:" + client.encode()
-    return channel if not client.startswith(SHARDED) else b"%b:{%b}" % (channel, tag_of(keys[1]))
+    if not client.startswith(SHARDED):
+        return channel
+    return b"%b:{%b}" % (channel, tag_of(keys_of(lock_key)[1]))
 
 
 def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:

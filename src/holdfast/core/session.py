@@ -13,7 +13,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
-from holdfast.core.spec import keys_of, tag_of
+from holdfast.core.spec import tag_of
 from holdfast.core.token import client_in
 
 if TYPE_CHECKING:
@@ -69,15 +69,15 @@ class Session:
         It may be for another loop's: a lease may be released on another one than acquired it.
         """
         *_, delay, token, key = read_message(message)
-        line = self._lines.get(channel_of(client_in(token), keys_of(key)))
+        line = self._lines.get(channel_of(client_in(token), key))
         if line is not None:
             line.answered(message, asked_at, self.port.now())
         else:  # of a loop that is gone
             self._hand_back(key, token, delay)
 
-    def hears(self, token: str, keys: Keys) -> bool:
+    def hears(self, token: str, lock_key: bytes) -> bool:
         """Whether the client that drew the token is here, so that an answer can tell it."""
-        return channel_of(client_in(token), keys) in self._lines
+        return channel_of(client_in(token), lock_key) in self._lines
 
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""

@@ -229,7 +229,7 @@ class SimClient:
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for the process."""
         if self._line is None:
-            self._line = make(channel_of(self._mint.client, keys))
+            self._line = make(channel_of(self._mint.client, keys[0]))
         return cast("L", self._line)
 
     async def call(

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.05
 """Seconds before a request is tried again that is redirected here and there: doubled each time."""
 
-DETOURS = 2
-"""Redirections that are followed without a pause."""
+DETOURS, DETOURS_AMONG_MANY = 2, 8
+"""Redirections that are followed without a pause; and at all, where others wait for the end."""
 
 SHORT = 0.02
 """Seconds to wait for the connection to a node that did not answer before."""
@@ -238,6 +238,9 @@ def _wait(errands: Sequence[_Errand], seconds: float) -> None:
     links = [(errand.link, errand.wants_to_write) for errand in errands if errand.link is not None]
     if len(links) < len(errands):
         seconds = min(seconds, PAUSE_FIRST)  # nothing tells when a connection is open
+    if not links:
+        time.sleep(max(0.0, seconds))
+        return
     if not hasattr(select, "poll"):
         writing = [link for link, writes in links if writes]
         select.select([link for link, _ in links], writing, [], max(0.0, seconds))
@@ -434,7 +437,7 @@ class Detours:
 
     def __init__(self) -> None:
         self.pause = 0.0
-        self._count = 0
+        self.count = 0
         self._missed = False
 
     def once_more(self, end: float) -> bool:
@@ -445,8 +448,8 @@ class Detours:
 
     def follow(self, redirected: Redirected, slot: int, cluster: Cluster) -> Address | None:
         """Learn from a redirection; return whom to ask just this once, if that is what it says."""
-        self._count += 1
-        if self._count > DETOURS or redirected.address is None:
+        self.count += 1
+        if self.count > DETOURS or redirected.address is None:
             self.pause = min(2 * self.pause or PAUSE_FIRST, PAUSE_LONGEST)
         if redirected.kind == "MOVED" and redirected.address is not None:
             cluster.moved(slot, redirected.address)
@@ -488,11 +491,13 @@ class _Journey:
             self._asking = self._detours.follow(reply, self.slot, cluster)
             self.how = BY_SHA if self._asking is None else ASKING
             self.not_before = now() + self._detours.pause if self._detours.pause else 0.0
+            if self._detours.count > DETOURS_AMONG_MANY:
+                self.give_up(cluster)
         else:
             self.reply, self.over = reply, True
 
     def give_up(self, cluster: Cluster) -> None:
-        """Time is up."""
+        """There is no time left for it."""
         redirected = self._redirected
         unavailable = redirected.unavailable() if redirected else cluster.unserved(self.slot)
         self.reply, self.over = unavailable, True
