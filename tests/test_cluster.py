@@ -53,8 +53,9 @@ def shared_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Cluster:
-    """A cluster with nothing on it, whose nodes agree."""
+    """A cluster with nothing on it, whose nodes agree, and that nobody listens to."""
     shared_cluster.settle()
+    eventually(lambda: not ears(shared_cluster), what="those of the last story hang up")
     shared_cluster.flush()
     return shared_cluster
 
@@ -408,6 +409,44 @@ async def test_a_node_that_hangs_delays_no_renewals_of_others(cluster: Cluster, 
             node.command("CONFIG", "SET", "cluster-node-timeout", 1000)
 
 
+async def test_s11_replicas_are_waited_for_by_grants_renewals_and_through_asks(
+    cluster: Cluster, face: Face
+) -> None:
+    client = face.connect(cluster.url)
+    primary = cluster.primary_of("lock")
+    replica = cluster.replica_of(primary)
+    lease = await client.lock("lock", ttl=1.5, replicas=1).acquire()
+    deadline = lease.deadline
+
+    async def renewed() -> bool:
+        return bool(lease.deadline > deadline)
+
+    await face.eventually(renewed)
+    with cluster.moving("lock", cluster.other_primary(primary)) as move:
+        move.take_all()
+        deadline = lease.deadline
+        await lease.extend(3)
+        deadline = lease.deadline
+        await face.eventually(renewed)
+    await lease.release()
+    another = cluster.name_on(primary, "another")
+    replica.freeze()
+    try:
+        with pytest.raises(holdfast.NodeUnavailable, match="0 of 1 replicas"):
+            await client.lock(another, ttl=1, replicas=1).acquire(timeout=0)
+        assert not await client.lock(another).locked()
+    finally:
+        replica.thaw()
+
+
+def map_of(client: Any) -> TheirCluster:
+    """What a client knows of its cluster."""
+    port = client._session.port
+    wire = getattr(port, "_wire", None) or port._here().wire
+    known: TheirCluster = wire.cluster
+    return known
+
+
 async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
     cluster: Cluster, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +459,7 @@ async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
         """Have the map be wrong just when somebody begins to listen."""
         if not misled:
             misled.append(channel)
-            far._wire.cluster.moved(slot_of("lock"), (replica.host, replica.port))
+            map_of(far).moved(slot_of("lock"), (replica.host, replica.port))
         return int(key_slot(channel))
 
     monkeypatch.setattr(acquire, "DEAF_FOR", 0.1)

@@ -328,10 +328,8 @@ def test_a_client_of_a_cluster_or_a_stand_in_is_refused(face: Face) -> None:
     class Pretended(redis.Connection):
         """A connection that goes nowhere."""
 
-    sentinel: Any = redis.sentinel
     for target in (
         redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Pretended)),
-        sentinel.Sentinel([("127.0.0.1", 1)]).master_for("primary"),
         redis.RedisCluster,
     ):
         with pytest.raises(holdfast.ConfigurationError, match="URL"):

@@ -189,7 +189,7 @@ def test_help_does_not_wait_for_the_simulator() -> None:
         [sys.executable, "-c", look], env=environment(), capture_output=True, text=True, check=True
     )
     modules = set(done.stdout.split())
-    assert modules == {"holdfast", *(f"holdfast.cli{each}" for each in ("", ".app", ".sim"))}
+    assert {module for module in modules if not module.startswith("holdfast.cli")} == {"holdfast"}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_the_exported_names_are_these() -> None:
         "Lease",
         "LeaseLost",
         "Lock",
+        "NoQuorum",
         "NodeUnavailable",
         "NotHeld",
         "OutcomeUnknown",
@@ -91,7 +92,7 @@ def translated(text: str) -> str:
     for ours, theirs in (
         ("Interrupted", "Cancelled"),
         ("interruption", "cancellation"),
-        ("by all threads", "by all tasks"),
+        ("all threads", "all tasks"),
         ("shared by threads", "shared by tasks"),
         ("the thread that holds it", "the task that holds it"),
     ):

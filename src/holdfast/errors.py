@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from holdfast.holder import Holder
 
 LossReason = Literal["expired", "taken", "unreachable"]
@@ -64,6 +66,24 @@ class NodeUnavailable(HoldfastError, ConnectionError):
     def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
         super().__init__(message, lock=lock)
         self.node = node
+
+
+class NoQuorum(NodeUnavailable):
+    """Too few of the nodes that keep the lock could be asked; nothing is held.
+
+    `nodes` says of each what came of asking it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        lock: str = "",
+        node: str = "",
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, lock=lock, node=node)
+        self.nodes = dict(nodes or {})
 
 
 class OutcomeUnknown(HoldfastError):

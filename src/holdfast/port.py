@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
@@ -28,11 +30,40 @@ Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
 
 
+Post: TypeAlias = "tuple[int, Request]"
+"""A request, and the number of the node it is for."""
+
+Heard: TypeAlias = "Callable[[int, Reply | HoldfastError], bool]"
+"""Told which post was answered, and how; says whether enough is known."""
+
+
 class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     """The keys of one lock, in the scripts' order."""
 
     packed = b""  # their number and themselves, once the wire has packed them
     slot = -1  # of a cluster, once the wire has looked
+    replicas = 0  # that must have what acquire, renew and adopt write, before it counts
+    node: int | None = None  # the only node to be asked, of several that keep the lock
+
+    def at(self, node: int) -> Keys:
+        """The same keys, on one node."""
+        keys = Keys(self)
+        keys.packed, keys.node = self.packed, node
+        return keys
+
+
+class Quarantined(NodeUnavailable):
+    """The server does not do it for so many `seconds`; that is known, and will pass."""
+
+    def __init__(
+        self, message: str, *, lock: str = "", node: str = "", seconds: float = 0.0
+    ) -> None:
+        super().__init__(message, lock=lock, node=node)
+        self.seconds = seconds
+
+
+class Uncopied(OutcomeUnknown):
+    """It was carried out, but fewer replicas than it needs have it yet."""
 
 
 class Signal(Protocol):
@@ -93,6 +124,9 @@ class Port(Protocol):
     def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
         """A token that was never drawn before, naming the client and the actor."""
 
+    def wall_clock(self) -> int:
+        """Microseconds since the epoch, as far as this machine knows."""
+
     def jitter(self) -> float:
         """A random number, at least 0 and below 1."""
 
@@ -107,7 +141,8 @@ class Port(Protocol):
 
         Raises:
             NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: it was sent and not answered within `timeout`.
+            OutcomeUnknown: it was sent and not answered within `timeout`, or was carried out and
+                too few replicas have it.
             ConfigurationError: the server will never accept this.
         """
 
@@ -130,14 +165,43 @@ class Port(Protocol):
         tokens that are drawn here.
         """
 
-    async def listen(self, listener: Listener, timeout: float) -> None:
-        """Have the listener's channel subscribed to; whoever else asks for it joins in.
+    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
+        """Have the listener's channel subscribed to, where a lock with these keys is.
+
+        Whoever else asks for it joins in.
 
         The connection stays until it fails, the client is closed, or nobody has waited for long.
 
         Raises:
             NodeUnavailable: it cannot be had now.
             ConfigurationError: the server will never allow it.
+        """
+
+
+class Nodes(Protocol):
+    """Several nodes that are asked at once."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What each is called in messages."""
+
+    async def ask(
+        self,
+        posts: Sequence[Post],
+        timeout: float,
+        heard: Heard,
+        meanwhile: Callable[[], float] | None = None,
+    ) -> None:
+        """Send every request at once, and tell `heard` what came of each, by its number.
+
+        Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
+        passed: then those without an answer are told as `OutcomeUnknown`. What is still to come
+        when it returns is told later, by whoever asks next.
+
+        Requests of one caller to one node are carried out in order, unless told otherwise: as
+        unknown (it may yet be carried out, later than others) or unavailable (it never will be).
+
+        While answers are outstanding, `meanwhile` is called as by `Background.call_many`.
         """
 
 

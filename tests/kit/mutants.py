@@ -563,8 +563,8 @@ MUTANTS = [
     Mutant(
         "a grant is handed back with the lock's delay",
         "core/session.py",
-        "taking_back_blindly(key, token, delay_ms)",
-        "taking_back_blindly(key, token, 0)",
+        "taking_back_blindly(key, token, delay_ms, guarded",
+        "taking_back_blindly(key, token, 0, guarded",
         DELAYED,
         "S2 S5",
     ),
@@ -627,6 +627,18 @@ MUTANTS = [
         "L8",
     ),
 ]
+
+RARE = [
+    Mutant(
+        "an extension counts from the sending that was answered",
+        "core/extend.py",
+        "        asked_at = session.port.now()\n",
+        "        asked_at = session.port.now() if left == TRIES - 1 else asked_at\n",
+        {},
+        "S3",
+    ),
+]
+"""Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
 if __name__ == "__main__":
     _main()

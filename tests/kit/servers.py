@@ -83,6 +83,8 @@ class Server:
         self.unix_path = str(self.folder / "server.sock")
         self.url = f"redis://{self.host}:{self.port}/0"
         self._command_line = [program, *self._settings(), *extra_args]
+        self.environment: dict[str, str] = {}
+        """Of the server's process, beside our own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._frozen = False
@@ -119,6 +121,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **self.environment},
             )
         self._guard = _end_with_us(self._process.pid, self.folder)
         self._frozen = False
@@ -152,6 +155,11 @@ class Server:
     def pid(self) -> int:
         """The id of the server's process, the last one if it is dead."""
         return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, or is frozen."""
+        return self._child.poll() is None
 
     def command(self, *args: str | bytes | float) -> Reply:
         """Send one command over a unix connection of its own, as the default user."""

@@ -1,4 +1,4 @@
-"""The lines of one client: one, or in a cluster one for each lock that is waited for."""
+"""The lines of one client: one at each server, or in a cluster one for each lock waited for."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 class Lines:
     """Those of the threads of a process, or of the tasks of a loop.
 
-    A client has its one line for good. A line of a cluster is kept by those who stand in it, and by
-    the connection that listens for them; then it goes.
+    A client has those at its servers for good. A line of a cluster is kept by those who stand in
+    it, and by the connection that listens for them; then it goes.
     """
 
     def __init__(self, client: str) -> None:
         self._client = client
-        self._sharded = client.startswith(SHARDED)
-        self._by_channel: MutableMapping[bytes, Any]
-        self._by_channel = WeakValueDictionary() if self._sharded else {}
+        self._known: MutableMapping[tuple[bytes, int | None], Any]
+        self._known = WeakValueDictionary() if client.startswith(SHARDED) else {}
         self._mutex = threading.RLock()
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """The one for this lock; as `Port.line`."""
         channel = channel_of(self._client, keys[0])
-        line = self._by_channel.get(channel)
+        place = channel, keys.node
+        line = self._known.get(place)
         if line is None:
             with self._mutex:
-                line = self._by_channel.get(channel)
+                line = self._known.get(place)
                 if line is None:
-                    line = self._by_channel[channel] = make(channel)
+                    line = self._known[place] = make(channel)
         return cast("L", line)

@@ -11,11 +11,12 @@ import asyncio
 import math
 import random
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
-from holdfast.wire.clock import now
+from holdfast.wire.clock import now, wall_clock
+from holdfast.wire.copies import needed
 from holdfast.wire.process import generation
 from holdfast.wire.wiring import on_this_loop
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.wiring import Deployment
+    from holdfast.wire.wiring import Where
 
 
 class LoopSignal:
@@ -81,51 +82,71 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
             raise
 
 
-class _Place:
+class Place:
     """What belongs to one event loop, in one process."""
 
-    def __init__(self, where: Deployment, timeout: float) -> None:
+    def __init__(self, *, sharded: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
-        self.wire, self.ears = on_this_loop(where, timeout)
-        self.mint = new_mint(sharded=self.ears.sharded)
+        self.mint = new_mint(sharded=sharded)
         self.lines = Lines(self.mint.client)
+
+    async def drain(self) -> None:
+        """Hear what is still to be heard."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class _Place(Place):
+    """The same, with connections to one server, or to the nodes of a cluster."""
+
+    def __init__(self, where: Where, timeout: float) -> None:
+        self.wire, self.ears = on_this_loop(where, timeout)
+        super().__init__(sharded=self.ears.sharded)
+        self.copied, _ = on_this_loop(where, timeout)
+        """For calls that wait for replicas, which keep all behind them waiting."""
 
     def close(self) -> None:
         """Close the connections."""
         self.wire.close()
+        self.copied.close()
         self.ears.close()
 
 
-class TasksPort:
-    """`holdfast.port.Port` for the tasks of one client."""
+P = TypeVar("P", bound=Place)
+
+
+class Tasks(Generic[P]):
+    """What the tasks of one client are to the core, wherever its servers are."""
 
     now = staticmethod(now)
     process = staticmethod(generation)
     jitter = staticmethod(random.random)
+    wall_clock = staticmethod(wall_clock)
 
     actor = staticmethod(asyncio.current_task)
 
-    def __init__(self, where: Deployment, timeout: float) -> None:
-        self._where = where
+    def __init__(self, make_place: Callable[[], P], timeout: float) -> None:
+        self._make_place = make_place
         self._timeout = timeout
-        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
-        self._last: _Place | None = None
+        self._places: dict[asyncio.AbstractEventLoop, P] = {}
+        self._last: P | None = None
         self._shielded: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def _here(self) -> _Place:
+    def _here(self) -> P:
         place, loop = self._last, asyncio.get_running_loop()
         if place is None or place.loop is not loop or place.generation != generation():
             place = self._last = self._place_of(loop)
         return place
 
-    def _place_of(self, loop: asyncio.AbstractEventLoop) -> _Place:
+    def _place_of(self, loop: asyncio.AbstractEventLoop) -> P:
         place = self._places.get(loop)
         if place is None or place.generation != generation():
             for gone in [known for known in self._places if known.is_closed()]:
                 del self._places[gone]
-            place = self._places[loop] = _Place(self._where, self._timeout)
+            place = self._places[loop] = self._make_place()
             if self._closed:
                 place.close()
         return place
@@ -138,21 +159,8 @@ class TasksPort:
         return here.mint.draw(actor.get_name(), suffix)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
-        """One for all tasks of the loop."""
+        """One for all tasks of the loop, at each node."""
         return self._here().lines.line(make, keys)
-
-    def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> Awaitable[Reply]:
-        """Run a script over this loop's connection."""
-        here = self._last
-        if here is None or here.loop is not get_running_loop() or here.generation != generation():
-            here = self._here()
-        return here.wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""
@@ -173,18 +181,46 @@ class TasksPort:
         """Wait until the signal is set."""
         return cast("LoopSignal", signal).wait(timeout)
 
-    def listen(self, listener: Listener, timeout: float) -> Coroutine[Any, Any, None]:
-        """Listen on a connection that all tasks of this loop share."""
-        return self._here().ears.listen(listener, timeout)
-
     async def close(self) -> None:
         """Finish what is under way in the background and close this loop's connection."""
         self._closed = True
         try:
             if self._shielded:
                 await asyncio.wait(self._shielded, timeout=self._timeout)
+            await self._here().drain()
         finally:
             for loop, place in list(self._places.items()):
                 if place.generation == generation():
                     tell(loop, place.close)
         await asyncio.sleep(0)
+
+
+class TasksPort(Tasks[_Place]):
+    """`holdfast.port.Port` for the tasks of one client of one server, or of a cluster."""
+
+    def __init__(self, where: Where, timeout: float) -> None:
+        super().__init__(lambda: _Place(where, timeout), timeout)
+
+    def call(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        """Run a script over this loop's connection."""
+        here = self._last
+        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+            here = self._here()
+        if keys.replicas and needed((script, keys, args)):
+            return here.copied.call_copied(script, keys, args, timeout)
+        return here.wire.call(script, keys, args, timeout)
+
+    def listen(
+        self,
+        listener: Listener,
+        timeout: float,
+        keys: Keys,  # noqa: ARG002 - there is one server
+    ) -> Coroutine[Any, Any, None]:
+        """Listen on a connection that all tasks of this loop share."""
+        return self._here().ears.listen(listener, timeout)

@@ -13,15 +13,15 @@ import random
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
-from holdfast.wire.clock import now
+from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.process import generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
     from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from holdfast.wire.wiring import ThreadsEars, ThreadsWire
 
 T = TypeVar("T")
+
+Replies: TypeAlias = "Awaitable[list[Reply | HoldfastError]]"
+CallMany: TypeAlias = "Callable[[Sequence[Request], float, Callable[[], float]], Replies]"
 
 LONGEST_REST = 1.0
 """Seconds after which a resting job looks at the clock: waits do not count a machine's sleep."""
@@ -67,22 +70,22 @@ class ThreadSignal:
         return self._mutex.acquire(timeout=-1 if timeout > threading.TIMEOUT_MAX else timeout)
 
 
-class ThreadsPort:
-    """`holdfast.port.Port` for the threads of one client."""
+class Threads:
+    """What the threads of one client are to the core, wherever its servers are."""
 
     now = staticmethod(now)
     process = staticmethod(generation)
     actor = staticmethod(threading.current_thread)
     jitter = staticmethod(random.random)
+    wall_clock = staticmethod(wall_clock)
 
-    def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
-        self._wire = wire
-        self._ears = ears
+    def __init__(self, *, sharded: bool = False) -> None:
+        self._sharded = sharded
         self._begin()
 
     def _begin(self) -> None:
         self._process = generation()
-        self._mint = new_mint(sharded=self._ears.sharded)
+        self._mint = new_mint(sharded=self._sharded)
         self._lines = Lines(self._mint.client)
 
     def draw_token(self, actor: threading.Thread, suffix: str) -> str:
@@ -92,18 +95,8 @@ class ThreadsPort:
         return self._mint.draw(actor.name, suffix)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
-        """One for all threads of the process."""
+        """One for all threads of the process, at each node."""
         return self._lines.line(make, keys)
-
-    async def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> Reply:
-        """Run a script on this thread's own connection."""
-        return self._wire.call(script, keys, args, timeout)
 
     async def sleep(self, seconds: float) -> None:
         """Block for `seconds`."""
@@ -121,7 +114,37 @@ class ThreadsPort:
         """Block until the signal is set."""
         return cast("ThreadSignal", signal).wait(timeout)
 
-    async def listen(self, listener: Listener, timeout: float) -> None:
+
+def pipelined(wire: ThreadsWire) -> CallMany:
+    """Have many requests of the background go out in one pipeline, to each server concerned."""
+
+    async def call_many(
+        requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
+    ) -> list[Reply | HoldfastError]:
+        return wire.call_many(requests, timeout, meanwhile)
+
+    return call_many
+
+
+class ThreadsPort(Threads):
+    """`holdfast.port.Port` for the threads of one client of one server, or of a cluster."""
+
+    def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
+        super().__init__(sharded=ears.sharded)
+        self._wire = wire
+        self._ears = ears
+
+    async def call(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> Reply:
+        """Run a script on this thread's own connection."""
+        return self._wire.call(script, keys, args, timeout)
+
+    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
         """Listen with a thread that all waiting threads share."""
         self._ears.listen(listener, timeout)
 
@@ -129,14 +152,17 @@ class ThreadsPort:
 class BackgroundThread:
     """`holdfast.port.Background`: one daemon thread, started when it is needed.
 
+    `call_many` is the port's, over connections of the thread's own, which `drop` throws away.
+
     It may be roused by a signal handler in the midst of being roused: hence a re-entrant lock, and
     a queue whose `put` is re-entrant.
     """
 
     now = staticmethod(now)
 
-    def __init__(self, wire: ThreadsWire, name: str) -> None:
-        self._wire = wire
+    def __init__(self, call_many: CallMany, drop: Callable[[], None], name: str) -> None:
+        self._call_many = call_many
+        self._drop = drop
         self._name = name
         self._mutex = threading.RLock()
         self._calls: SimpleQueue[None] = SimpleQueue()
@@ -148,8 +174,8 @@ class BackgroundThread:
         timeout: float,
         meanwhile: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
-        """Run scripts in one pipeline on the thread's own connection."""
-        return self._wire.call_many(requests, timeout, meanwhile)
+        """Run scripts over the thread's own connections."""
+        return await self._call_many(requests, timeout, meanwhile)
 
     def rouse(self, job: Job) -> None:
         """Wake the thread, or start it."""
@@ -185,7 +211,7 @@ class BackgroundThread:
                 logging.getLogger("holdfast").exception("the renewer failed, and starts again")
                 self._calls.put(None)
                 time.sleep(PAUSE_AFTER_FAILURE)
-            self._wire.drop()
+            self._drop()
             with self._mutex:
                 if self._calls.empty():
                     self._thread = None

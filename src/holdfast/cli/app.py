@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import holdfast
+from holdfast.cli.doctor import doctor
 from holdfast.cli.sim import sim
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(sim, name="sim")
+app.command()(doctor)
 
 
 def _tell_version(*, wanted: bool) -> None:

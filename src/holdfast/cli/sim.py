@@ -5,7 +5,6 @@ The simulator is imported by the commands, not here: asking for help should not 
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from holdfast.cli import Interrupted
+from holdfast.cli.console import open_console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -134,7 +134,7 @@ def hazards(
     """Play the ways in which locks go wrong, each in the classic way and with holdfast."""
     from holdfast.sim.hazards import GALLERY
 
-    console = _console()
+    console = open_console()
     chosen = [_hazard(name, GALLERY) for name in names] if names else list(GALLERY)
     if only_list:
         width = max(len(hazard.name) for hazard in chosen)
@@ -294,7 +294,7 @@ def run(
     the shortest way to it is shown, and kept for `holdfast sim replay`.
     """
     settings = _settings(ctx)
-    console = _console()
+    console = open_console()
     jobs = jobs or _cores()
     wanted = WORLDS if seeds is None and seconds is None else seeds
     try:
@@ -547,7 +547,7 @@ def replay(
     ] = False,
 ) -> None:
     """Let a saved world happen again, and draw it. The status is 1 if it still breaks a promise."""
-    console = _console()
+    console = open_console()
     _quietly()
     try:
         found = _loaded(file)
@@ -652,14 +652,6 @@ def _draw(console: Console, timeline: Timeline) -> None:
 
 
 # ---- saying and writing
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a picture is worth more than none
-    return Console(highlight=False, markup=False, emoji=False)
 
 
 def _say(console: Console, words: str = "", style: str = "") -> None:

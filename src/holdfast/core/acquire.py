@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.core.election import win
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
@@ -32,6 +33,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
+from holdfast.port import Quarantined, Uncopied
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ NO_EXPIRY = 30.0
 DEAF_FOR, DEAF_FOR_LONG = 1.0, 60.0
 """Seconds of polling after the push connection failed, or let nothing through, before it is tried
 again."""
+
+PAUSE_QUARANTINED = 1.0
+"""Seconds between two askings in a quarantine, at most: meanwhile the client may be closed."""
 
 TRIES = 3
 """Sendings of a request before the server counts as away: a connection that was closed while idle
@@ -76,6 +81,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         mine = session.mine(spec)
         if mine is not None and (spec.reentrant or timeout != 0):
             return _reenter(mine, spec, grip)
+    if session.quorum is not None:
+        return await win(session, session.quorum, spec, timeout, grip)
+    return await _take(session, spec, timeout, grip)
+
+
+async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+    port = session.port
     actor = port.actor()
     queues = timeout != 0 and not session.polls
     token = port.draw_token(actor, spec.suffix)
@@ -91,7 +103,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
-        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.validity:
+        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, session, grip)
             hold.waiter = waiter
             due = asked_at + spec.first_due
@@ -150,6 +162,7 @@ class _Attempt:
         "_ticket",
         "_timeout",
         "_token",
+        "_uncopied",
         "_waiter",
         "line",
         "reply",
@@ -173,7 +186,9 @@ class _Attempt:
         self._end = self._give_up + spec.command_timeout
         self._asked_at = began_at
         self._counts_anew = False
-        self._answered_at = -math.inf
+        # Where servers take one another's place, that is sat out as if an answer had just come.
+        sits_out = spec.longest_ttl < math.inf and timeout != 0
+        self._answered_at = began_at if sits_out else -math.inf
         self._failures = self._late = 0
         self._pause = PAUSE_FIRST
         self._ticket = "0"
@@ -187,6 +202,8 @@ class _Attempt:
         """The server may have this token in its queue."""
         self._asking = True
         """A request is under way."""
+        self._uncopied: Uncopied | None = None
+        """That replicas are missing says more than that a last, hurried asking was not answered."""
         self._abandoned = False
         """Some request will never be answered, and may still be carried out."""
         self._silent = False
@@ -197,7 +214,7 @@ class _Attempt:
         port = self._session.port
         while True:
             now, reply = port.now(), self.reply
-            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.validity:
+            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.usable:
                 return Grant(reply, self._spec.ttl, self._asked_at)
             self._take_in(reply, now)
             if self._waiter is None or self._waiter.grant is None:
@@ -279,10 +296,12 @@ class _Attempt:
         """Make sure of a grant that was pushed: believe it if it is young, else ask to renew it.
 
         The fence is then the one that renewing answers: the push may be older than a later grant.
+        What replicas must have is never believed: it was written on another's connection.
         """
         port, spec = self._session.port, self._spec
         asked_at = port.now()
-        if spec.renew and asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds):
+        young = asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds)
+        if young and spec.renew and not spec.replicas:
             return grant
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
@@ -290,7 +309,7 @@ class _Attempt:
             fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
-        if fence and port.now() < asked_at + spec.validity:
+        if fence and port.now() < asked_at + spec.usable:
             return Grant(fence, spec.ttl, asked_at)
         return None
 
@@ -303,7 +322,7 @@ class _Attempt:
             return None
         try:
             if line.ear is None or line.ear.counted is None:
-                await port.listen(line, self._limit())
+                await port.listen(line, self._limit(), self._spec.keys)
             ear = line.ear
             if ear is not None and ear.counted is None:
                 await self._find_out(line, ear)
@@ -369,12 +388,18 @@ class _Attempt:
 
     def _take_in(self, reply: Reply | HoldfastError, now: float) -> None:
         """Learn what there is to learn from an answer that was not a grant, or from its absence."""
-        self._silent = isinstance(reply, HoldfastError)
+        quarantined = isinstance(reply, Quarantined)
+        self._silent = isinstance(reply, HoldfastError) and not quarantined
+        if quarantined:  # an answer, and nothing was carried out
+            self._asking, self._counts_anew = False, True
+            self._failures, self._answered_at = 0, now
+            return
         if isinstance(reply, HoldfastError):
             self._asking = False
             self._failures += 1
             if isinstance(reply, OutcomeUnknown):
                 self._abandoned = True
+                self._uncopied = reply if isinstance(reply, Uncopied) else self._uncopied
                 self._session.rally(self._spec)  # it may have granted somebody else of ours
             return
         self._counts_anew = True
@@ -415,13 +440,19 @@ class _Attempt:
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        # An outage is sat out by those who wait in line, for as long as what they know is fresh.
+        # An outage is sat out by those who wait in line, for as long as what they know is fresh; a
+        # quarantine by everybody who has the time.
         given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
-        if given_up or self._session.closed or now >= self._end:
+        too_late = now >= (self._give_up if isinstance(error, Quarantined) else self._end)
+        if given_up or self._session.closed or too_late:
+            error = self._uncopied or error
             name, node = self._spec.name, getattr(error, "node", "")
             why = "this client was closed" if self._session.closed else error
             message = f"{name!r} was not acquired: {why}"
             raise NodeUnavailable(message, lock=name, node=node) from error
+        if isinstance(error, Quarantined):
+            pause = min(error.seconds + EXPIRY, PAUSE_QUARANTINED * (0.5 + 0.5 * jitter))
+            return min(pause, self._give_up - now)
         return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)
 
     def _too_late(self, now: float) -> float:

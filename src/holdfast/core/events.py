@@ -5,17 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-EventKind: TypeAlias = Literal["lost", "max_hold", "renewal_failed", "cleanup_failed", "polling"]
+EventKind: TypeAlias = Literal[
+    "lost",
+    "max_hold",
+    "renewal_failed",
+    "cleanup_failed",
+    "polling",
+    "node_failed",
+    "node_back",
+]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened to a lease in the background.
+    """Something happened in the background, to a lease, or to a server (then `lock` is empty).
 
     `kind` is "lost" (the lease is over), "max_hold" (it is no longer renewed), "renewal_failed"
     (a renewal was not answered and will be tried again), "cleanup_failed" (what an interrupted
-    operation left on the server could not be taken back and will expire by itself) or "polling"
-    (the server cannot speak to us, so that waiting costs commands, and has no order).
+    operation left on the server could not be taken back and will expire by itself), "polling"
+    (the server cannot speak to us, so that waiting costs commands, and has no order), "node_failed"
+    (of several nodes one does not work, and the detail says which and why) or "node_back".
     """
 
     kind: EventKind

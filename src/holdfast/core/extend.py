@@ -26,21 +26,24 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
         OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
     """
     hold = check(session, grip)
-    check_ttl(ttl, lock=hold.spec.name)
-    asked_at = session.port.now()
+    check_ttl(ttl, lock=hold.spec.name, longest=hold.spec.longest_ttl)
     hold.longest_ttl = max(hold.longest_ttl, ttl)
-    await keep(session, grip, hold, ttl)
+    asked_at = await keep(session, grip, hold, ttl)
     hold.prolong(asked_at, ttl, session.port.now(), exactly=True)
     session.renewer.watch(hold, hold.next_due())
 
 
-async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> None:
+async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
     """Have the server keep it for `ttl` more; returns only while it may be believed in.
+
+    Returns when the request that was answered was sent: the time counts from there, and not from
+    an earlier one that was not.
 
     Raises:
         LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`.
     """
     for left in reversed(range(TRIES)):
+        asked_at = session.port.now()
         try:
             kept = await session.port.call(*hold.renewal(ttl), hold.spec.command_timeout)
             break
@@ -52,3 +55,4 @@ async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> None:
     if not kept:
         hold.lose("taken")
         raise hold.loss()
+    return asked_at

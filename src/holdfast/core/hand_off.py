@@ -80,12 +80,13 @@ def _write(hold: Hold, now: float) -> str:
         "reentrant": spec.reentrant,
         "fair": spec.fair,
         "lock_delay": spec.lock_delay,
+        "replicas": spec.replicas,
         "label": spec.label,
     }
     return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
 
-def _read(text: str, command_timeout: float) -> tuple[str, LockSpec]:
+def _read(text: str, session: Session, command_timeout: float) -> tuple[str, LockSpec]:
     try:
         if not text.startswith(_MARK):
             raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
@@ -93,7 +94,15 @@ def _read(text: str, command_timeout: float) -> tuple[str, LockSpec]:
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
         token, name = str(facts.pop("token")), facts.pop("name")
-        spec = describe(name, **facts, timeout=None, owner=None, command_timeout=command_timeout)
+        spec = describe(
+            name,
+            **facts,
+            timeout=None,
+            owner=None,
+            command_timeout=command_timeout,
+            longest_ttl=session.longest_ttl,
+            quorum=session.quorum is not None,
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
         raise ConfigurationError(message) from None
@@ -116,7 +125,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         NodeUnavailable: the server does not answer.
         ConfigurationError: `text` was not made by `export`.
     """
-    exported, spec = _read(text, command_timeout)
+    exported, spec = _read(text, session, command_timeout)
     port = session.port
     session.begin_in_this_process()
     actor = port.actor()

@@ -71,7 +71,11 @@ async def release(session: Session, grip: Grip) -> None:
         if hold in session.renewer.under_way:
             await session.renewer.let_go(hold, session.port)
         spec = hold.spec
-        args = _arguments(hold) if hold.tainted or spec.settings else (hold.token, spec.ttl_ms)
+        args = (
+            _arguments(session, hold)
+            if hold.tainted or spec.settings
+            else (hold.token, spec.ttl_ms)
+        )
         asked_at = session.port.now()
         for left in reversed(range(TRIES)):
             try:
@@ -93,8 +97,11 @@ async def release(session: Session, grip: Grip) -> None:
         raise
 
 
-def _arguments(hold: Hold) -> tuple[str, ...]:
-    tombstone = TOMBSTONE_MS if hold.tainted else "0"
+def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
+    # On several nodes some may have yet to hear of the lease: who is not the one who asked for it
+    # may reach them before.
+    overtakes = session.quorum is not None and hold.actor is not session.port.actor()
+    tombstone = TOMBSTONE_MS if hold.tainted or overtakes else "0"
     return hold.token, hold.spec.ttl_ms, tombstone, hold.spec.settings
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.scripts import RELEASE
 
@@ -71,15 +71,27 @@ class Cleanup:
         self.deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
 
 
+class Errand:
+    """Something to be done later, in passing: it must not block."""
+
+    __slots__ = ("deadline", "do", "due", "live")
+
+    def __init__(self, do: Callable[[], None], due: float) -> None:
+        self.do = do
+        self.due = due
+        self.deadline = math.inf
+        self.live = True
+
+
 class Renewer:
     """Keeps the leases of one client, in one process, and tells when one is lost."""
 
     def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
         self._background = background
         self._report = report
-        self.handed_in: dict[Hold | Cleanup, None] = {}
+        self.handed_in: dict[Hold | Cleanup | Errand, None] = {}
         """What was not looked at yet; whoever ends a hold takes it out again."""
-        self._heap: list[tuple[float, int, Hold | Cleanup]] = []
+        self._heap: list[tuple[float, int, Hold | Cleanup | Errand]] = []
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
@@ -87,6 +99,7 @@ class Renewer:
         """What was sent and has no answer yet; `let_go` waits for it."""
         self._wake_at = math.inf
         self._closed = False
+        self._looks_again = False
 
     def watch(self, hold: Hold, due: float) -> None:
         """Care for the hold from now on, or look again at one whose next due time has changed."""
@@ -99,6 +112,18 @@ class Renewer:
         now = self._background.now()
         self.handed_in[Cleanup(name, request, now=now, fence=fence, ttl=ttl)] = None
         self._background.rouse(self)
+
+    def look_again(self) -> None:
+        """Renew now all that is to be renewed some time: it may be lost. Called from any thread."""
+        self._looks_again = True
+        self._background.rouse(self)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Have it done in so many seconds, whether the client is closed by then or not."""
+        errand = Errand(do, self._background.now() + seconds)
+        self.handed_in[errand] = None
+        if errand.due < self._wake_at:
+            self._background.rouse(self)
 
     async def let_go(self, hold: Hold, port: Port) -> None:
         """Return when no renewal of this hold is under way; it must not be HELD any more."""
@@ -132,7 +157,7 @@ class Renewer:
             if not self.handed_in:
                 await self._background.rest(self._wake_at)
 
-    def _schedule(self, item: Hold | Cleanup, due: float) -> None:
+    def _schedule(self, item: Hold | Cleanup | Errand, due: float) -> None:
         item.due = due
         heappush(self._heap, (due, next(self._order), item))
 
@@ -157,6 +182,11 @@ class Renewer:
         """Declare what is over, collect what is to be sent, and say when the next thing is due."""
         self._take_in()
         now = self._background.now()
+        if self._looks_again:
+            self._looks_again = False
+            for item in {item for _, _, item in self._heap}:
+                if isinstance(item, Hold) and item.live and item.renewing:
+                    self._schedule(item, now)
         while self._heap:
             due, _, item = self._heap[0]
             if not item.live or item.due != due:
@@ -165,6 +195,10 @@ class Renewer:
             if due > now + (WINDOW if due < item.deadline else 0.0):
                 return due
             heappop(self._heap)
+            if isinstance(item, Errand):
+                item.live = False
+                item.do()
+                continue
             if now >= item.deadline:
                 self._give_up(item)
                 continue
@@ -247,9 +281,9 @@ def taking_back_lost(spec: LockSpec, token: str) -> Request:
     return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
 
 
-def taking_back_blindly(key: bytes, token: str, delay_ms: int) -> Request:
+def taking_back_blindly(key: bytes, token: str, delay_ms: int, *, guarded: bool = False) -> Request:
     """Make the same request for a token of which only the lock's key and delay are known."""
     owner = token.rpartition(":")[2]
     group = owner if owner.startswith("&") else ""
-    settings = f"{delay_ms} fair {group}" if delay_ms or group else ""
+    settings = settings_of(delay_ms, group, guarded=guarded)
     return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

@@ -6,6 +6,7 @@ that a child never renews, releases or believes in what its parent holds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -21,22 +22,30 @@ if TYPE_CHECKING:
 
     from holdfast.core.hold import Hold
     from holdfast.core.line import Waiter
+    from holdfast.core.quorum import Quorum
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Background, Keys, Port, Reply
+    from holdfast.port import Background, Keys, Port, Reply, Request
 
 
 class Session:
     """The state that the verbs of the core share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a client is put together from
         self,
         port: Port,
         make_background: Callable[[], Background],
         report: Callable[[Event], None],
         *,
         polls: bool,
+        longest_ttl: float = math.inf,
+        quorum: Quorum | None = None,
     ) -> None:
         self.port = port
+        self.longest_ttl = longest_ttl
+        """The server may be replaced by another; then it counts on no ttl being longer than this.
+        Infinite: it cannot."""
+        self.quorum = quorum
+        """The nodes, where there are several: the port calls them as one."""
         self.closed = False
         self.polls = polls
         """Who waits asks again and again, and is not spoken to."""
@@ -51,6 +60,8 @@ class Session:
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
         self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
         """Those of all loops, by their channel; the port keeps them."""
+        if self.quorum is not None:
+            self.quorum.begin(self._clean_up, self.renewer.later)
         self.has_waited = False
         """Somebody stood in line, so that whoever asks next had better do so at once."""
 
@@ -109,12 +120,27 @@ class Session:
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         """Give back what was granted to nobody here."""
-        request = taking_back_blindly(key, token, delay_ms)
+        guarded = self.longest_ttl < math.inf
+        request = taking_back_blindly(key, token, delay_ms, guarded=guarded)
         self.renewer.clean_up(key.decode(errors="replace"), request)
+
+    def moved(self, _seat: object) -> None:
+        """Look at once whether what is held here is known to the server that took another's place.
+
+        Called from any thread.
+        """
+        if self.held and self.process == self.port.process():
+            self.renewer.look_again()
+
+    def _clean_up(self, request: Request) -> None:
+        name = request[1][0].decode(errors="replace")
+        self.renewer.clean_up(name, request, ttl=int(request[2][1]) / 1000)
 
     def close(self) -> None:
         """Renew nothing from now on; who waits is told to stop."""
         self.closed = True
+        if self.quorum is not None:
+            self.quorum.close()
         self.renewer.close()
 
     def begin_in_this_process(self) -> None:

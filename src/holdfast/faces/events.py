@@ -59,7 +59,10 @@ class Herald:
                     return
 
     def _tell(self, event: Event) -> None:
-        _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+        if event.lock:
+            _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+        else:
+            _LOG.warning("%s: %s", event.kind, event.detail)
         if self._listener is not None:
             guarded(functools.partial(self._listener, event))
 

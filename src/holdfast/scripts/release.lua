@@ -23,7 +23,8 @@ if #ARGV > 3 then
   tombstone, settings = ARGV[3], ARGV[4]
 end
 local holder = call('GET', lock)
-local plain = holder == token and settings == '' and tombstone == '0'
+local usual = settings == '' or settings == '0 barge '
+local plain = holder == token and usual and tombstone == '0'
 if plain and call('EXISTS', queue) == 0 then
   call('DEL', lock)
   return '1' .. serial
@@ -32,6 +33,7 @@ end
 local quiet = tombstone ~= '0'
 local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
+--:include _quarantine
 --:include _new_fence
 --:include _hand_over
 --:include _owner

@@ -15,7 +15,7 @@ from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.sim.keyspace import ServerError
-from holdfast.sim.node import Connection
+from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.world import Future
 from holdfast.wire.refusals import refusal
 
@@ -192,6 +192,10 @@ class SimClient:
         """Draw a token that names the task."""
         return self._mint.draw(actor.name, suffix)
 
+    def wall_clock(self) -> int:
+        """Microseconds on a clock that is right."""
+        return EPOCH + self.world.now
+
     def jitter(self) -> float:
         """A number from a short list."""
         return self.world.choices.pick("jitter", (1, 1, 1, 1)) / 4
@@ -307,7 +311,7 @@ class SimClient:
         finally:
             timer.cancel()
 
-    async def listen(self, listener: Listener, timeout: float) -> None:
+    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
         """Subscribe, once for all who want it."""
         if listener.listening:
             return

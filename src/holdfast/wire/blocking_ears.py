@@ -20,10 +20,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import unheard
+from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
     from holdfast.port import Listener
-    from holdfast.wire.target import Target
+    from holdfast.wire.target import Seat, Target
 
 LINGER = 30.0
 """Seconds that a connection which nobody needs is kept."""
@@ -51,6 +52,7 @@ class BlockingEars:
         self._timeout = timeout
         self.closed = False
         self._begin()
+        target.followed_by(self)
 
     def _begin(self) -> None:
         self._generation = generation()
@@ -75,6 +77,14 @@ class BlockingEars:
         if reader.failure is not None:
             raise reader.failure
 
+    def moved(self, seat: Seat) -> None:
+        """Hang up where nobody speaks to us any more; whoever waits listens anew, elsewhere."""
+        reader = self._reader
+        # One that is just being opened may be what found the new one.
+        if reader is None or reader.seat in {None, seat} or self._generation != generation():
+            return
+        reader.close()
+
     def close(self) -> None:
         """Hang up."""
         self.closed = True
@@ -90,6 +100,7 @@ class _Reader:
         self._listener = listener
         self._timeout = timeout
         self._connection: Any = None  # of redis-py
+        self.seat: Seat | None = None
         self._closed = False
         self._replies = hiredis.Reader()
         self._buffer = bytearray(_BUFFER)
@@ -138,6 +149,7 @@ class _Reader:
         self._connection = self._target.connect(self._timeout)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
+        self.seat = seat_of(self._connection)
         sent_at, greetings = now(), greeting(self._listener.channel)
         self._sock.sendall(b"".join(greetings))
         for _ in greetings:

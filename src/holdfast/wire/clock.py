@@ -17,3 +17,8 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", -
 
 now: Callable[[], float] = time.monotonic if _CLOCK == -1 else partial(time.clock_gettime, _CLOCK)
 """Seconds since some moment before this process began."""
+
+
+def wall_clock() -> int:
+    """Microseconds since the epoch, as far as this machine knows: never trusted, only a hint."""
+    return time.time_ns() // 1000

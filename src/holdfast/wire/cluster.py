@@ -8,8 +8,9 @@ shared by all threads and loops of a client; its single operations need no lock.
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
@@ -18,12 +19,13 @@ from redis.crc import key_slot
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import CLUSTER_FORM, addresses_in
 from holdfast.wire.clock import now
-from holdfast.wire.target import Target, target_of
+from holdfast.wire.target import Server, from_pool, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.port import Keys
+    from holdfast.wire.target import Follower
 
 Address: TypeAlias = tuple[str, int]
 
@@ -63,7 +65,7 @@ class Redirected(HoldfastError):  # noqa: N818 - it is no error
 
 
 @dataclass(frozen=True)
-class ClusterNode(Target):
+class ClusterNode(Server):
     """One node of a cluster. Which part it plays there may change at any time."""
 
     def misplaced(self, hello: object) -> ConfigurationError | None:
@@ -98,9 +100,11 @@ class ClusterNode(Target):
 class Cluster:
     """One cluster, as its user named it, and what is known of it."""
 
+    longest_ttl = math.inf
+
     def __init__(
         self,
-        template: Target,
+        template: Server,
         seeds: Iterable[Address],
         remap: Callable[[Address], Address] | None = None,
     ) -> None:
@@ -125,6 +129,9 @@ class Cluster:
         settings = {**self._template.settings, "host": host, "port": port}
         scheme = "rediss" if self._template.kind == "SSLConnection" else "redis"
         return ClusterNode(self._template.kind, settings, f"{scheme}://{host}:{port}")
+
+    def followed_by(self, follower: Follower) -> None:
+        """Who moves with a slot is told so by the nodes."""
 
     # The map
 
@@ -199,20 +206,20 @@ def cluster_of(given: object) -> Cluster | None:
         found = addresses_in(given)
         if found is None or found.kind != "cluster":
             return None
-        return Cluster(target_of(found.url_of(*found.seeds[0])), found.seeds)
+        return Cluster(from_url(found.url_of(*found.seeds[0])), found.seeds)
     manager = getattr(given, "nodes_manager", None)
     if manager is None or type(given).__module__.partition(".")[0] not in _LIBRARIES:
         return None
     nodes = [*manager.startup_nodes.values(), *manager.nodes_cache.values()]
-    template = target_of(_connectable(given, nodes[0]))
+    template = from_pool(_pool_of(given, nodes[0]), given)
     seeds = [(str(node.host), int(node.port)) for node in nodes]
-    return Cluster(replace(template), seeds, getattr(manager, "address_remap", None))
+    return Cluster(template, seeds, getattr(manager, "address_remap", None))
 
 
-def _connectable(client: Any, node: Any) -> object:  # noqa: ANN401 - of either library
+def _pool_of(client: Any, node: Any) -> object:  # noqa: ANN401 - of either library
     """What has the settings of the connections to a node."""
     if hasattr(node, "connection_kwargs"):  # asyncio's
         return node
     get = getattr(client, "get_redis_connection", None) or client.get_valkey_connection
-    made: object = get(node)
-    return made
+    pool: object = get(node).connection_pool
+    return pool

@@ -27,6 +27,7 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import BlockingWire, Link, Opening
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import ASK_AGAIN, Address, ClusterNode, Redirected, slot_of
+from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
 from holdfast.wire.process import generation
 
@@ -79,13 +80,19 @@ class NodeWire(BlockingWire):
     def call_asking(self, request: Request, timeout: float) -> Reply:
         """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
         end = now() + timeout
-        link = self.borrow() or self._fresh(timeout)
+        link = self.borrow() or self._fresh(timeout, None)
+        replicas = needed(request)
         try:
             link.exchange(ASKS, max(0.0, end - now()))
             serial = next(link.serials)
             reply = link.exchange(by_text(*request, serial), max(0.0, end - now()))
             refused = isinstance(reply, hiredis.ReplyError)
             reply = self._target.refusal(str(reply)) if refused else opened(reply, serial)
+            if replicas and not refused:
+                left = max(0.0, end - now())
+                reply = self.confirmed(
+                    request, reply, link.exchange(wait_for(replicas, left), left)
+                )
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
             raise self._unknown(error) from error
@@ -99,13 +106,19 @@ class NodeWire(BlockingWire):
 
     def borrow(self) -> Link | None:
         """Take the calling thread's connection out of its place, if it has one."""
-        link: Link | None = self._thread.__dict__.pop("link", None)
+        link = self._taken_out()
         return link if link is None or link.generation == generation() else None
 
     def give_back(self, link: Link) -> None:
         """Put the connection in its place, for the next request of this thread."""
-        if self._thread.__dict__.setdefault("link", link) is not link:
-            link.close()  # a signal handler made another meanwhile
+        # A signal handler may have made another meanwhile.
+        if link.stale or self._thread.__dict__.setdefault("link", link) is not link:
+            link.close()
+
+    def confirmed(self, request: Request, reply: Reply, copies: object) -> Reply | HoldfastError:
+        """Return the answer to a request, or why it does not count: too few replicas have it."""
+        target = self._target
+        return confirmed(reply, copies, needed(request), target.node, target.user)
 
     def look_for_link(self, timeout: float) -> Link | None:
         """The connection that is being opened in the background, once it is; None until then.
@@ -146,8 +159,12 @@ class _Errand:
         self.answers: list[Any] = []
         self._timeout = timeout
         self._requests: list[tuple[Request, str]] = []
-        self._due: list[bytes] = []  # the serials of answers that have not come; of ASKING's, none
+        self._due: list[bytes] = []  # the serials of answers that have not come; of others, none
+        self._replicas = 0
+        self._bare: object = None
+        """The last answer without a serial: in the end, of WAIT."""
         self._unsent = memoryview(b"")
+        self._sent = False
         self.link = wire.borrow()
 
     def add(self, request: Request, how: str) -> None:
@@ -157,7 +174,7 @@ class _Errand:
     @property
     def done(self) -> bool:
         """Whether there is nothing more to wait for."""
-        return self.error is not None or len(self.answers) == len(self._requests)
+        return self.error is not None or (self._sent and not self._due)
 
     def step(self) -> None:
         """Do what can be done without waiting."""
@@ -166,7 +183,7 @@ class _Errand:
                 self.link = self.wire.look_for_link(self._timeout)
                 if self.link is None:
                     return
-            if not self._due:
+            if not self._sent:
                 self._pack(self.link)
             self._unsent = self.link.send_some(self._unsent)
             for answer in self.link.received():
@@ -177,7 +194,7 @@ class _Errand:
             self.error = self.wire.unanswered(error)
 
     def _pack(self, link: Link) -> None:
-        packed = []
+        packed, self._sent = [], True
         for request, how in self._requests:
             serial = next(link.serials)
             if how is ASKING:
@@ -186,6 +203,10 @@ class _Errand:
             pack_ = by_sha if how is BY_SHA else by_text
             packed.append(pack_(*request, serial))
             self._due.append(serial)
+        self._replicas = most_needed(request for request, _ in self._requests)
+        if self._replicas:
+            packed.append(wait_for(self._replicas, self._timeout))
+            self._due.append(b"")
         self._due.reverse()
         self._unsent = memoryview(b"".join(packed))
 
@@ -194,6 +215,7 @@ class _Errand:
             raise StrayAnswer
         serial = self._due.pop()
         if not serial:
+            self._bare = answer
             return
         refused = isinstance(answer, hiredis.ReplyError)
         self.answers.append(answer if refused else opened(answer, serial))
@@ -209,7 +231,14 @@ class _Errand:
             self.wire.give_back(self.link)
         elif self.link is not None:
             self.link.close()
-        return self.answers + [self.error] * (len(self._requests) - len(self.answers))
+        replies = self.answers + [self.error] * (len(self._requests) - len(self.answers))
+        if not self._replicas:
+            return replies
+        copies = self._bare if self.error is None else self.error
+        return [
+            self.wire.confirmed(request, reply, copies)
+            for (request, _), reply in zip(self._requests, replies, strict=True)
+        ]
 
     @property
     def wants_to_write(self) -> bool:

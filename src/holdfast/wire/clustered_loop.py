@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Address, Redirected, slot_of
 from holdfast.wire.clustered import ASKS, Detours
+from holdfast.wire.copies import confirmed, needed, wait_for
 from holdfast.wire.multiplexed import Future, Multiplexer, seen
 from holdfast.wire.packing import by_text
 
@@ -21,23 +22,25 @@ if TYPE_CHECKING:
 class NodeMultiplexer(Multiplexer):
     """One loop's connection to one node of a cluster."""
 
-    @property
-    def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
-        return bool(self._unanswered)
-
     async def call_asking(self, request: Request, timeout: float) -> Reply:
         """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
         end = now() + timeout
-        await self._open(timeout)
+        await self.open(timeout)
         at, serial = now(), next(self._serials)
-        allowed: Future[Reply] = Future(loop=self.loop)
-        allowed.add_done_callback(_seen)
         answered: Future[Reply] = Future(loop=self.loop)
         # One after the other, with nothing in between: it counts for the next request only.
-        self._send(ASKS, (allowed, at, end, None, b"asks"))
+        self._ask(ASKS, end).add_done_callback(_seen)
         self._send(by_text(*request, serial), (answered, at, end, request, serial))
-        return await answered
+        replicas = needed(request)
+        if not replicas:
+            return await answered
+        copied = self._ask(wait_for(replicas, end - at), end)
+        copied.add_done_callback(_seen)
+        reply, node, user = await answered, self._target.node, self._target.user
+        reply = confirmed(reply, await copied, replicas, node, user)
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
 
 
 class LoopClusterWire:
@@ -55,7 +58,7 @@ class LoopClusterWire:
         wire = self._nodes.get(address)
         if wire is None:
             for gone in set(self._nodes) - self.cluster.nodes:
-                if not self._nodes[gone].busy:
+                if not self._nodes[gone].owes:
                     self._nodes.pop(gone).close()
             wire = self._nodes[address] = NodeMultiplexer(self.cluster.node(address), self._timeout)
             wire.closed = self.closed
@@ -111,15 +114,24 @@ class LoopClusterWire:
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the node that serves the lock, once; as `Port.call`."""
+        return await self._routed((script, keys, args), timeout, copied=False)
+
+    async def call_copied(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
+    ) -> Reply:
+        """Run a script whose answer counts once enough replicas have what it wrote."""
+        return await self._routed((script, keys, args), timeout, copied=True)
+
+    async def _routed(self, request: Request, timeout: float, *, copied: bool) -> Reply:
         end, detours = now() + timeout, Detours()
-        slot, asking = slot_of(keys), None
+        slot, asking = slot_of(request[1]), None
         while True:
             address = asking or await self.locate(slot, max(0.0, end - now()))
             wire, left = self._wire(address), max(0.0, end - now())
             try:
-                if asking is None:
-                    return await wire.call(script, keys, args, left)
-                return await wire.call_asking((script, keys, args), left)
+                if asking is not None:
+                    return await wire.call_asking(request, left)
+                return await (wire.call_copied if copied else wire.call)(*request, left)
             except Redirected as redirected:
                 asking = detours.follow(redirected, slot, self.cluster)
                 if now() + detours.pause >= end:
@@ -137,10 +149,10 @@ class LoopClusterWire:
                 await asyncio.sleep(detours.pause)
 
 
-def _seen(allowed: Future[Reply]) -> None:
-    """Take note of its end: what it allowed fails with it, and says so."""
-    if not allowed.cancelled():
-        allowed.exception()
+def _seen(answer: Future[Reply]) -> None:
+    """Take note of its end: what it is about fails with it, and says so."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
+from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Quarantined
+from holdfast.wire.addresses import SENTINEL_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,14 +34,41 @@ _NOT_NOW = {
     "MISCONF": "it cannot save its data and therefore refuses writes",
     "CLUSTERDOWN": "its cluster is down",
 }
-_DENIED = re.compile(r"^NOPERM|ACL failure in script|user executing the script can't")
+_QUARANTINE = re.compile(r"QUARANTINE (\d+)")
+_DENIED = re.compile(
+    r"^NOPERM|ACL failure in script|user executing the script can't"
+    r"|has no permissions to (?:run|access)"  # what ACL DRYRUN says
+)
 _COMMAND = re.compile(r"run the '(\w+)")
 _CHANNEL = re.compile(r"\bchannels?\b")
-_KEY = re.compile(r"access (?:a|one of the|at least one of the) keys?\b")
+_DATABASE = re.compile(r"access database")
+_KEY = re.compile(r"access (?:(?:a|one of the|at least one of the) keys?\b|the '.*' key)")
+
+CHANNEL = "holdfast:push:0"
+"""A channel such as locks use, that no client has."""
 
 
-def refusal(text: str, node: str) -> HoldfastError:
-    """Turn an error reply into the error to raise."""
+def is_doubtful(reply: object) -> bool:
+    """Whether it is an answer that a server may give because another has taken its place."""
+    bad = isinstance(reply, (NodeUnavailable, OutcomeUnknown))
+    return bad and not isinstance(reply, Quarantined)
+
+
+def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
+    """Turn an error reply into the error to raise.
+
+    `moves`: another server may take this one's place, so that what it says of itself may pass.
+    """
+    quarantine = _QUARANTINE.search(text)
+    if quarantine is not None:
+        seconds = int(quarantine[1]) / 1000
+        message = (
+            f"{node} took another server's place, or started anew: for {seconds:g} s more, what "
+            "was granted before may still be held"
+        )
+        return Quarantined(message, node=node, seconds=seconds)
+    if moves and "READONLY" in text:
+        return NodeUnavailable(f"{node} refused: it is not the primary now ({text})", node=node)
     for sign, advice in _NEVER.items():
         if sign in text:
             return ConfigurationError(f"{node} refused: {advice} ({text})")
@@ -59,7 +88,7 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
     absent = keys[0] + b":absent"
     return [
         ("EVALSHA", "0" * 40, 0),
-        ("EVAL", "return 0", 0),
+        ("EVAL", "return 0", "no number"),  # refused before the server keeps the script
         ("TIME",),
         *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
         ("DEL", absent),
@@ -68,15 +97,36 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
         ("ZADD", absent, "XX", 1, ""),
         ("ZREM", absent, ""),
         ("ZRANGE", absent, 0, 0),
-        ("PUBLISH", "holdfast:push:0", ""),
+        ("PUBLISH", CHANNEL, ""),
     ]
+
+
+def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
+    """List what is needed besides: to wait, and where another server may take this one's place.
+
+    In an order in which they can be sent: nothing else may follow them on the same connection.
+    """
+    if deployment == "cluster":
+        sharded = [("SPUBLISH", CHANNEL, ""), ("SUNSUBSCRIBE", CHANNEL), ("SSUBSCRIBE", CHANNEL)]
+        return [("PING",), *sharded]
+    replicated: list[tuple[str | int, ...]] = [("INFO", "server"), ("WAIT", 0, 1)]
+    alone = deployment != "sentinel"
+    return [*([] if alone else replicated), ("PING",), ("SUBSCRIBE", CHANNEL)]
 
 
 def denial(
     text: str, answers: Sequence[object], keys: Sequence[bytes], node: str, user: str
 ) -> HoldfastError:
-    """Name the exact access rules that are missing, from the answers to the probes."""
-    refused = [answer for answer in (text, *map(str, answers)) if is_denial(answer)]
+    """Say what is missing, from the answers to the probes."""
+    rules = " ".join(missing_rules([text, *map(str, answers)], keys))
+    return ConfigurationError(
+        f"{node} denies what a lock needs: run ACL SETUSER {user} {rules} ({text})"
+    )
+
+
+def missing_rules(answers: Sequence[str], keys: Sequence[bytes]) -> list[str]:
+    """Name the exact access rules that are missing, from answers to commands or to ACL DRYRUN."""
+    refused = [answer for answer in answers if is_denial(answer)]
     commands = {found[1].lower() for answer in refused if (found := _COMMAND.search(answer))}
     rules = [f"+{command}" for command in sorted(commands)]
     if any(_KEY.search(answer) for answer in refused):
@@ -84,9 +134,9 @@ def denial(
         rules += ["~holdfast:*"] if ours else [f"~{keys[0].decode(errors='replace')} ~holdfast:*"]
     if any(_CHANNEL.search(answer) for answer in refused):
         rules.append("&holdfast:*")
-    return ConfigurationError(
-        f"{node} denies what a lock needs: run ACL SETUSER {user} {' '.join(rules)} ({text})"
-    )
+    if any(_DATABASE.search(answer) for answer in refused):
+        rules.append("db=0")  # to any other one there would be no connection at all
+    return rules
 
 
 def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
@@ -110,7 +160,7 @@ def misplaced(hello: object, node: str) -> ConfigurationError | None:
         return None
     facts = dict(zip(hello[::2], hello[1::2], strict=False))
     if facts.get(b"mode") == b"sentinel":
-        return ConfigurationError(f"{node} is a Sentinel: give the address of its primary")
+        return ConfigurationError(f"{node} is a Sentinel: write {SENTINEL_FORM}")
     if facts.get(b"mode") == b"cluster":
         return ConfigurationError(f"{node} refused: {_NEVER['MOVED']}")
     if facts.get(b"role") in (b"replica", b"slave"):

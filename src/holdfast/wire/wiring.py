@@ -13,28 +13,32 @@ from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.clustered_loop import LoopClusterWire
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
-from holdfast.wire.target import target_of
+from holdfast.wire.target import targets_of
 
 if TYPE_CHECKING:
     from holdfast.wire.target import Target
 
-Deployment: TypeAlias = "Target | Cluster"
+Where: TypeAlias = "Target | Cluster"
 ThreadsWire: TypeAlias = "BlockingWire | ClusterWire"
 ThreadsEars: TypeAlias = "BlockingEars | ClusterEars"
 LoopWire: TypeAlias = "Multiplexer | LoopClusterWire"
 AnyLoopEars: TypeAlias = "LoopEars | LoopClusterEars"
 
 
-def deployment_of(given: object) -> Deployment:
-    """Find out what the user named.
+def one_or_several(given: object, longest_ttl: float) -> tuple[Where | None, list[Target]]:
+    """Find out what the user named: the one server or cluster, or several servers.
 
     Raises:
         ConfigurationError: it is nothing that can keep locks, saying what to give instead.
     """
-    return cluster_of(given) or target_of(given)
+    cluster = cluster_of(given)
+    if cluster is not None:
+        return cluster, []
+    targets = targets_of(given, longest_ttl)
+    return (targets[0], []) if len(targets) == 1 else (None, targets)
 
 
-def on_threads(where: Deployment, timeout: float) -> tuple[ThreadsWire, ThreadsEars]:
+def on_threads(where: Where, timeout: float) -> tuple[ThreadsWire, ThreadsEars]:
     """Make the connections of a client's threads, and of its renewer. Nothing is opened yet."""
     if isinstance(where, Cluster):
         wire = ClusterWire(where, timeout)
@@ -42,7 +46,7 @@ def on_threads(where: Deployment, timeout: float) -> tuple[ThreadsWire, ThreadsE
     return BlockingWire(where, timeout), BlockingEars(where, timeout)
 
 
-def on_this_loop(where: Deployment, timeout: float) -> tuple[LoopWire, AnyLoopEars]:
+def on_this_loop(where: Where, timeout: float) -> tuple[LoopWire, AnyLoopEars]:
     """Make the connections of the running event loop. Nothing is opened yet."""
     if isinstance(where, Cluster):
         wire = LoopClusterWire(where, timeout)

@@ -1,0 +1,195 @@
+"""Acquiring a lock that several nodes keep (`core.quorum`): all are asked, the majority decides.
+
+What an attempt keeps to:
+
+- A token of its own for every round. Whatever a round that was not won has got is given back
+  before the next one, on every node, also on those that did not answer.
+- The deadline counts from before the round. A round is won only while `min_validity` is left.
+- Nobody stands in line: of those who ask, one is quicker. Who finds the lock held leaves word where
+  it is, and asks again when told that it is free there, or after a while. Who had a part of it
+  waits at random before asking again: of those who took it from each other one will be first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+from holdfast.core.hold import Grip, Hold
+from holdfast.core.token import read_holder
+from holdfast.errors import (
+    AcquireTimeout,
+    ConfigurationError,
+    HoldfastError,
+    NodeUnavailable,
+    NoQuorum,
+)
+from holdfast.scripts import RELEASE, VOTE
+
+if TYPE_CHECKING:
+    from holdfast.core.line import Waiter
+    from holdfast.core.quorum import Quorum, Tally
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+
+G = TypeVar("G", bound=Grip)
+
+PAUSE_FIRST, PAUSE_LONGEST, TOLD_LONGEST = 0.004, 0.25, 1.0
+"""Seconds between two rounds, at random up to that, doubled up to the longest: for who has to ask
+again by itself, and for who will be told."""
+
+TRIES = 3
+"""Rounds in which too few nodes answer before that is said."""
+
+
+async def win(
+    session: Session, quorum: Quorum, spec: LockSpec, timeout: float | None, grip: G
+) -> G:
+    """Take the lock into `grip`, as `core.acquire.acquire` does.
+
+    Raises:
+        AcquireTimeout: it was held by others, or went back and forth, all the while.
+        NoQuorum: too few nodes answer; nothing is held.
+        ConfigurationError: a majority of the nodes will never grant it.
+    """
+    candidate = _Candidate(session, quorum, spec, timeout)
+    try:
+        fence = await candidate.run()
+        token, asked_at, actor = candidate.token, candidate.asked_at, session.port.actor()
+        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
+        session.took(hold, asked_at + spec.first_due)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if grip._hold is not None:  # interrupted between the grant and its being handed over
+            session.disown(grip._hold)
+        await session.port.shielded(candidate.withdraw())
+        raise
+    return grip
+
+
+class _Candidate:
+    """One attempt."""
+
+    def __init__(
+        self, session: Session, quorum: Quorum, spec: LockSpec, timeout: float | None
+    ) -> None:
+        self._port = session.port
+        self._session = session
+        self._quorum = quorum
+        self._spec = spec
+        self._timeout = timeout
+        self.asked_at = self._port.now()
+        self.token = ""
+        self._give_up = math.inf if timeout is None else self.asked_at + timeout
+        self._pause = PAUSE_FIRST
+        self._failures = 0
+        self._waiter = ""
+        self._waiters: list[Waiter] = []
+        self._told = self._port.signal()
+
+    async def run(self) -> int:
+        """Ask until it is won; return the fence."""
+        port, spec, quorum = self._port, self._spec, self._quorum
+        while True:
+            self.token = port.draw_token(port.actor(), spec.suffix)
+            self.asked_at = port.now()
+            hint = str(port.wall_clock())
+            request = VOTE, spec.keys, (self.token, spec.ttl_ms, hint, spec.settings, self._waiter)
+            fence, votes = await quorum.elect(request, spec.command_timeout, self._left)
+            if fence and self._left() > 0:
+                await self._leave()
+                return fence
+            await self._give_back()
+            pause = self._pause_after(votes)
+            if votes.given or not votes.refused:
+                await port.sleep(pause)
+            else:
+                await self._listen()
+                await port.wait(self._told, pause)
+
+    def _left(self) -> float:
+        """What is left of the time in which the round can be won."""
+        return self.asked_at + self._spec.usable - self._port.now()
+
+    async def _give_back(self) -> None:
+        """Give back what the last round got."""
+        spec = self._spec
+        args = self.token, spec.ttl_ms, "0", spec.settings
+        await self._quorum.give_back((RELEASE, spec.keys, args), spec.command_timeout)
+
+    async def withdraw(self) -> None:
+        """Leave nothing behind."""
+        await self._give_back()
+        await self._leave()
+
+    # Waiting to be told
+
+    async def _listen(self) -> None:
+        """Have each node that can speak to us do so; none is waited for."""
+        if self._waiter or self._session.polls:
+            return
+        port, spec = self._port, self._spec
+        self._waiter = port.draw_token(port.actor(), "")
+        for node in range(len(self._quorum.names)):
+            keys = spec.keys.at(node)
+            line = self._session.line(keys)
+            self._waiters.append(line.enter(self._waiter, keys[0], self._told))
+            if line.ear is None and port.now() >= line.deaf_until:
+                try:
+                    await port.listen(line, 0.0, keys)
+                except ConfigurationError:
+                    line.deaf_until = math.inf
+                except NodeUnavailable:
+                    pass  # it may be so a moment later
+
+    async def _leave(self) -> None:
+        """Wait no more."""
+        if not self._waiter:
+            return
+        for waiter in self._waiters:
+            waiter.forget()
+        spec = self._spec
+        args = self._waiter, spec.ttl_ms, "0", spec.settings
+        await self._quorum.leave_word((RELEASE, spec.keys, args))
+
+    def _pause_after(self, votes: Tally) -> float:
+        """Say how long to wait before the next round, or give up."""
+        now = self._port.now()
+        too_few = self._quorum.lacks_majority(votes)
+        self._failures = self._failures + 1 if too_few else 0
+        if too_few and (self._failures >= TRIES or self._session.closed or now >= self._give_up):
+            raise self._no_quorum(votes)
+        if now >= self._give_up:
+            raise self._timed_out(votes)
+        pause = self._pause * (0.25 + 0.75 * self._port.jitter())
+        told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
+        self._pause = min(2 * self._pause, TOLD_LONGEST if told else PAUSE_LONGEST)
+        return min(pause, self._give_up - now)
+
+    def _no_quorum(self, votes: Tally) -> HoldfastError:
+        name, nodes = self._spec.name, self._quorum.outcomes(votes)
+        said = "; ".join(f"{node}: {what}" for node, what in nodes.items())
+        never = [e for e in votes.failed.values() if isinstance(e, ConfigurationError)]
+        if len(never) >= self._quorum.majority:
+            return ConfigurationError(f"{name!r} can never be acquired here: {said}", lock=name)
+        message = f"{name!r} was not acquired, too few of its nodes answer: {said}"
+        return NoQuorum(message, lock=name, nodes=nodes)
+
+    def _timed_out(self, votes: Tally) -> AcquireTimeout:
+        name = self._spec.name
+        held = [answer for answer in votes.answers.values() if isinstance(answer, list)]
+        holder = None
+        if held:
+            token = Counter(answer[0] for answer in held).most_common(1)[0][0]
+            left_ms = max(answer[1] for answer in held if answer[0] == token)
+            holder = read_holder(token, left_ms)
+        if holder:
+            why = f"held by {holder}"
+        elif len(votes.given) >= self._quorum.majority:
+            why = "its nodes answer too late to leave min_validity of its ttl"
+        else:
+            why = "others asked for it at the same time"
+        message = f"{name!r} was not acquired within {self._timeout} s: {why}"
+        return AcquireTimeout(message, lock=name, holder=holder)

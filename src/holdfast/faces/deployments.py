@@ -1,0 +1,110 @@
+"""What both faces are put together from, which depends on where the locks are kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.adapters.threads import BackgroundThread, ThreadsPort, pipelined
+from holdfast.core.session import Session
+from holdfast.wire.blocking_ears import BlockingEars
+from holdfast.wire.wiring import on_threads, one_or_several
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.core.events import Event
+
+_RENEWER = "holdfast-renewer"
+
+
+class Deployment(NamedTuple):
+    """A client's session, and what to call, in order, when the client is closed."""
+
+    session: Session
+    ends: tuple[Callable[[], object], ...]
+    end_tasks: Callable[[], Awaitable[None]] | None = None
+
+
+def over_threads(
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
+) -> Deployment:
+    """Put together what a client for threads needs.
+
+    Raises:
+        ConfigurationError: `given` is no server.
+    """
+    where, targets = one_or_several(given, longest_ttl)
+    if where is not None:
+        wire, ears = on_threads(where, timeout)
+        session = Session(
+            ThreadsPort(wire, ears),
+            lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
+            report,
+            polls=polls,
+            longest_ttl=where.longest_ttl,
+        )
+        where.followed_by(session)
+        return Deployment(session, (session.close, ears.close, wire.close))
+    from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
+    from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
+
+    crowd = BlockingCrowd(targets, timeout)
+    ears_of_each = [BlockingEars(target, timeout) for target in targets]
+    nodes = ThreadNodes(crowd, ears_of_each, report)
+    session = Session(
+        nodes,
+        lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
+        report,
+        polls=polls,
+        longest_ttl=longest_ttl,
+        quorum=nodes.quorum,
+    )
+    return Deployment(session, (session.close, *(ears.close for ears in ears_of_each), crowd.close))
+
+
+def over_tasks(
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
+) -> Deployment:
+    """Put together what a client for asyncio needs; its background is a thread all the same.
+
+    Raises:
+        ConfigurationError: `given` is no server.
+    """
+    from holdfast.adapters.tasks import TasksPort  # noqa: PLC0415 - who has threads pays nothing
+
+    where, targets = one_or_several(given, longest_ttl)
+    if where is not None:
+        port, (wire, _) = TasksPort(where, timeout), on_threads(where, timeout)
+        session = Session(
+            port,
+            lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
+            report,
+            polls=polls,
+            longest_ttl=where.longest_ttl,
+        )
+        where.followed_by(session)
+        return Deployment(session, (session.close, wire.close), port.close)
+    from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
+    from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
+
+    crowd = BlockingCrowd(targets, timeout)
+    nodes = TaskNodes(targets, timeout, ThreadNodes(crowd, (), report), report)
+    session = Session(
+        nodes,
+        lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
+        report,
+        polls=polls,
+        longest_ttl=longest_ttl,
+        quorum=nodes.quorum,
+    )
+    return Deployment(session, (session.close, crowd.close), nodes.close)

@@ -1,0 +1,69 @@
+-- vote: this node's part of a lock that several nodes keep: take it here if it is free here.
+--
+-- KEYS  1 lock  2 fence counter  3 queue
+-- ARGV  1 token  2 ttl (ms)  3 hint: the fence (µs) that all nodes are asked to number it with
+--       4 settings  5 waiter: who is to be told when it becomes free here, or ''
+--       6 serial of the request
+--
+-- Returns  fence .. serial  it is the caller's here, now or since an earlier sending
+--          0 .. serial      the token was given up before this request arrived
+--          {holder's token, left (ms), serial}  somebody else's; left is -1 if it never expires
+--
+-- The number is above the last one, and the hint if that is near this node's clock: so nodes that
+-- agree about the time within a second, and about the last number, number it alike.
+
+local call = redis.call
+local lock, queue = KEYS[1], KEYS[3]
+local token, ttl, settings, waiter, serial = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5], ARGV[6]
+if not ttl or ttl < 1 then
+  return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
+end
+
+local function number()
+  local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'
+  local now = time[1] * 1000000 + time[2]
+  local hinted = math.max(now - 1000000, math.min(tonumber(ARGV[3]), now + 1000000))
+  local fence = string.format('%.0f', hinted)
+  local last = call('SET', KEYS[2], fence, 'PX', life, 'GET')
+  if last and tonumber(last) >= hinted then
+    fence = string.format('%.0f', tonumber(last) + 1)
+    call('SET', KEYS[2], fence, 'PX', life)
+  end
+  return fence .. serial
+end
+
+-- Numbered before it is taken: what fails on the way leaves nothing held.
+local function take(delay)
+  local answer = number()
+  call('SET', lock, token, 'PX', ttl + delay)
+  return answer
+end
+
+local plain = settings == '0 barge '
+if plain and call('EXISTS', lock, queue) == 0 then
+  return take(0)
+end
+
+--:include _settings
+
+if call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token) then
+  return '0' .. serial
+end
+local holder, left = call('GET', lock), call('PTTL', lock)
+if not holder then
+  if waiter ~= '' then
+    call('ZREM', queue, waiter)
+  end
+  return take(delay)
+end
+if holder == token and not is_over(left) then
+  call('PEXPIRE', lock, math.max(left, ttl + delay))
+  local fence = call('GET', KEYS[2])
+  return fence and fence .. serial or number()
+end
+if waiter ~= '' then
+  local time = call('TIME')
+  call('ZADD', queue, 'NX', string.format('%.0f', time[1] * 1000000 + time[2]), waiter)
+  call('PEXPIRE', queue, 3600000)
+end
+return {holder, left, serial}

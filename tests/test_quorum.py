@@ -1,0 +1,573 @@
+"""One lock on several servers: a majority of them decides, and any minority may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import valkey
+
+import holdfast
+from kit.servers import Server, programs
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kit.faces import Face
+
+KEY = "holdfast:{a}"
+FENCE, QUEUE = f"{KEY}:fence", f"{KEY}:queue"
+PROGRAMS = programs()
+
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+def start(number: int, *settings: str) -> list[Server]:
+    """Servers of all kinds that there are, in turn; unless told otherwise they lose nothing."""
+    kinds = list(PROGRAMS.values())
+    settings = settings or DURABLE
+    return [Server.start(kinds[each % len(kinds)], *settings) for each in range(number)]
+
+
+@pytest.fixture(scope="module")
+def all_five() -> Iterator[list[Server]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(server) for server in start(5)]
+
+
+@pytest.fixture
+def five(all_five: list[Server]) -> Iterator[list[Server]]:
+    """Five servers with nothing on them; whoever freezes one has it thawed."""
+    for server in all_five:
+        server.command("FLUSHALL")
+    yield all_five
+    for server in all_five:
+        server.thaw()
+
+
+@pytest.fixture
+def three(five: list[Server]) -> list[Server]:
+    return five[:3]
+
+
+@pytest.fixture
+def own_three() -> Iterator[list[Server]]:
+    """Three servers of the test's own, to kill."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(server) for server in start(3)]
+
+
+def urls(servers: list[Server]) -> list[str]:
+    return [server.url for server in servers]
+
+
+def holders(servers: list[Server]) -> list[bytes | None]:
+    return [server.command("GET", KEY) for server in servers]
+
+
+def nothing_is_left(servers: list[Server]) -> bool:
+    return not any(server.command("EXISTS", KEY) for server in servers)
+
+
+async def soon(face: Face, check: Callable[[], bool]) -> None:
+    """Wait until it is so, and let the face go on meanwhile."""
+
+    async def awaited() -> bool:
+        return check()
+
+    await face.eventually(awaited)
+
+
+class Events:
+    """What a client was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[holdfast.Event] = []
+
+    def __call__(self, event: holdfast.Event) -> None:
+        self.seen.append(event)
+
+    def of(self, kind: str) -> list[str]:
+        return [event.detail for event in self.seen if event.kind == kind]
+
+
+# Holding
+
+
+async def test_a_lease_is_on_every_node_and_gone_from_all_of_them_when_released(
+    face: Face, five: list[Server]
+) -> None:
+    client = face.connect(urls(five))
+    lease = await client.lock("a").acquire()
+    await soon(face, lambda: holders(five) == [lease.token.encode()] * 5)
+    assert await client.lock("a").try_acquire() is None
+    await lease.release()
+    await soon(face, lambda: nothing_is_left(five))
+
+
+async def test_who_holds_it_is_said_by_the_majority(face: Face, three: list[Server]) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lease = await near.lock("a", label="nightly").acquire()
+    three[0].command("SET", KEY, "somebody else")
+    holder = await far.lock("a").holder()
+    assert (holder.pid, holder.label, holder.fence) == (os.getpid(), "nightly", lease.fence)
+    with pytest.raises(holdfast.AcquireTimeout) as caught:
+        await far.lock("a").acquire(timeout=0.05)
+    assert caught.value.holder is not None
+    assert caught.value.holder.label == "nightly"
+    three[1].command("DEL", KEY)
+    assert await far.lock("a").holder() is None
+
+
+async def test_it_can_be_taken_again_extended_and_handed_to_another_client(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lock = near.lock("a", reentrant=True)
+    async with lock as outer, lock as inner:
+        assert inner.fence == outer.fence
+    lease = await lock.acquire()
+    await lease.extend(50.0)
+    assert lease.remaining() > 40
+    await soon(face, lambda: all(server.command("PTTL", KEY) > 40_000 for server in three))
+    adopted = await far.adopt(await lease.export())
+    assert adopted.fence == lease.fence
+    assert await lock.try_acquire() is None
+    await adopted.release()
+    assert await lock.try_acquire() is not None
+
+
+async def test_nobody_gets_it_for_the_lock_delay_after_a_loss(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=0.2, renew=False, lock_delay=100.0).acquire()
+    assert await face.wait(lease.lost, 5)
+    assert await client.lock("a", ttl=0.2, lock_delay=100.0).try_acquire() is None
+
+
+async def test_a_lease_is_given_only_with_enough_of_its_time_left(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three), min_validity=29.698999)
+    with pytest.raises(holdfast.AcquireTimeout, match="min_validity"):
+        await client.lock("a", ttl=30.0).acquire(timeout=0.1)
+    await soon(face, lambda: nothing_is_left(three))
+    with pytest.raises(holdfast.ConfigurationError, match="min_validity"):
+        client.lock("a", ttl=1.0)
+
+
+# Failing nodes
+
+
+async def test_a_minority_may_be_gone(face: Face, own_three: list[Server]) -> None:
+    events = Events()
+    client = face.connect(urls(own_three), on_event=events)
+    async with client.lock("a"):
+        own_three[1].kill()
+    for _ in range(3):
+        async with client.lock("a") as lease:
+            lease.check()
+    failed = events.of("node_failed")
+    await soon(face, lambda: bool(events.of("node_failed")))
+    assert all(own_three[1].url in detail for detail in failed)
+    own_three[1].restart()
+
+    async def is_back() -> bool:
+        async with client.lock("a"):
+            return bool(events.of("node_back"))
+
+    await face.eventually(is_back)
+
+
+async def test_without_a_majority_nothing_is_held_and_each_node_is_named(
+    face: Face, own_three: list[Server]
+) -> None:
+    client = face.connect(urls(own_three))
+    own_three[0].kill()
+    own_three[2].kill()
+    with pytest.raises(holdfast.NoQuorum) as caught:
+        await client.lock("a").acquire()
+    assert list(caught.value.nodes) == urls(own_three)
+    assert caught.value.nodes[own_three[1].url] == "yes"
+    assert "cannot reach" in caught.value.nodes[own_three[0].url]
+    assert isinstance(caught.value, ConnectionError)
+    await soon(face, lambda: own_three[1].command("EXISTS", KEY) == 0)
+
+
+async def test_a_frozen_node_is_not_waited_for_and_keeps_nothing(
+    face: Face, five: list[Server]
+) -> None:
+    client = face.connect(urls(five), command_timeout=0.3)
+    async with client.lock("a", ttl=60):
+        pass
+    five[3].freeze()
+    for _ in range(20):
+        async with client.lock("a", ttl=60) as lease:
+            lease.check()
+    five[3].thaw()
+    await soon(face, lambda: five[3].command("EXISTS", KEY) == 0)
+
+
+async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
+    face: Face, five: list[Server]
+) -> None:
+    client = face.connect(urls(five), command_timeout=0.3)
+    lease = await client.lock("a", ttl=60).acquire()
+    await soon(face, lambda: five[3].command("EXISTS", KEY) == 1)
+    five[3].freeze()
+    await lease.release()
+    five[3].thaw()
+    await soon(face, lambda: five[3].command("EXISTS", KEY) == 0)
+
+
+@pytest.mark.parametrize("wrong", ["password", "replica", "full"])
+async def test_a_node_that_is_set_up_wrongly_is_named_and_done_without(
+    face: Face, own_three: list[Server], wrong: str
+) -> None:
+    bad = own_three[2]
+    if wrong == "password":
+        bad.command("CONFIG", "SET", "requirepass", "secret")
+    elif wrong == "replica":
+        bad.command("REPLICAOF", own_three[0].host, own_three[0].port)
+    else:
+        bad.command("CONFIG", "SET", "maxmemory", 1)
+    events = Events()
+    client = face.connect(urls(own_three), on_event=events)
+
+    async def is_named() -> bool:
+        async with client.lock("a") as lease:
+            lease.check()
+        return bool(events.of("node_failed"))
+
+    await face.eventually(is_named)
+    assert bad.url in events.of("node_failed")[0]
+
+
+async def test_it_is_kept_alive_by_a_majority(face: Face, own_three: list[Server]) -> None:
+    client = face.connect(urls(own_three))
+    lease = await client.lock("a", ttl=1.0).acquire()
+    own_three[0].kill()
+    first = lease.deadline
+
+    async def renewed_twice() -> bool:
+        return bool(lease.deadline > first + 1.0)
+
+    await face.eventually(renewed_twice)
+    lease.check()
+    await lease.release()
+
+
+async def test_it_is_lost_when_a_majority_has_lost_it(face: Face, three: list[Server]) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=1.0).acquire()
+    three[0].command("DEL", KEY)
+    three[1].command("SET", KEY, "somebody else")
+    assert await face.wait(lease.lost, 5)
+    with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
+        lease.check()
+
+
+async def test_it_is_lost_at_its_deadline_when_no_majority_answers(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=0.6).acquire()
+    three[0].freeze()
+    three[1].freeze()
+    assert await face.wait(lease.lost, 5)
+    assert not lease.held
+
+
+async def test_a_release_that_too_few_answer_says_so_and_is_tried_again(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three), command_timeout=0.2)
+    lease = await client.lock("a", ttl=60).acquire()
+    three[0].freeze()
+    three[1].freeze()
+    with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable), match="in the back"):
+        await lease.release()
+    three[0].thaw()
+    three[1].thaw()
+    await soon(face, lambda: nothing_is_left(three))
+
+
+# Nodes that may have lost what they knew
+
+
+@pytest.fixture
+def forgetful() -> Iterator[list[Server]]:
+    """Three servers of which the last keeps nothing on disk."""
+    with contextlib.ExitStack() as stack:
+        servers = [*start(2), *start(1, "--appendonly", "no")]
+        yield [stack.enter_context(server) for server in servers]
+
+
+async def test_a_node_that_may_have_lost_locks_has_no_vote_for_the_longest_ttl(
+    face: Face, forgetful: list[Server]
+) -> None:
+    client = face.connect(urls(forgetful), longest_ttl=40.0)
+    async with client.lock("a") as lease:
+        lease.check()
+    assert forgetful[2].command("GET", KEY) is None
+    forgetful[0].kill()
+    with pytest.raises(holdfast.NoQuorum) as caught:
+        await client.lock("a").acquire()
+    assert "has no vote for another" in caught.value.nodes[forgetful[2].url]
+    with pytest.raises(holdfast.ConfigurationError, match="longest_ttl=41"):
+        client.lock("a", ttl=41)
+
+
+async def test_it_has_one_again_afterwards(
+    face: Face, forgetful: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.wire import target  # noqa: PLC0415 - to wait for less
+
+    monkeypatch.setattr(target, "LEAST_SILENCE", 0.1)
+    client = face.connect(urls(forgetful), longest_ttl=2.0)
+    forgetful[0].kill()
+
+    async def votes() -> bool:
+        try:
+            await (await client.lock("a", ttl=2.0).acquire()).release()
+        except holdfast.NoQuorum:
+            return False
+        return True
+
+    await face.eventually(votes, within=15)
+    # Known by now, it is only when it starts anew that it has to be silent again.
+    async with face.connect(urls(forgetful), longest_ttl=2.0).lock("b", ttl=2.0):
+        pass
+    forgetful[2].restart()
+    with pytest.raises(holdfast.NoQuorum):
+        await face.connect(urls(forgetful), longest_ttl=2.0).lock("b", ttl=2.0).acquire()
+
+
+async def test_a_node_that_loses_nothing_has_a_vote_as_soon_as_it_is_back(
+    face: Face, own_three: list[Server]
+) -> None:
+    client = face.connect(urls(own_three), command_timeout=0.5)
+    lease = await client.lock("a").acquire()
+    await soon(face, lambda: all(holders(own_three)))
+    for server in own_three:
+        server.restart()
+    assert holders(own_three) == [lease.token.encode()] * 3
+
+    async def is_released() -> bool:
+        with contextlib.suppress(holdfast.OutcomeUnknown, holdfast.NodeUnavailable):
+            await lease.release()
+        return nothing_is_left(own_three)
+
+    await face.eventually(is_released)
+    async with face.connect(urls(own_three)).lock("a") as again:
+        assert again.fence > lease.fence
+
+
+# Fences
+
+
+async def test_fences_grow_whatever_the_nodes_last_numbers_are(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    async with client.lock("a") as lease:
+        last = lease.fence
+    for ahead in ((9, 0, 0), (0, 40, 5), (7, 7, 0), (0, 0, 10**7), (3, 2, 1)):
+        for server, more in zip(three, ahead, strict=True):
+            server.command("SET", FENCE, last + more)
+        async with client.lock("a") as lease:
+            assert lease.fence > last
+            numbers = [int(server.command("GET", FENCE)) for server in three]
+            assert numbers.count(lease.fence) >= 2
+            last = max(numbers)
+
+
+async def test_an_attempt_that_was_given_up_does_not_let_a_fence_come_twice(
+    face: Face, three: list[Server]
+) -> None:
+    """One node numbers an attempt that is given up; two leases by other majorities follow."""
+    client = face.connect(urls(three))
+    fences = []
+    for away in (2, 0, 1, 0):
+        three[0].command("INCRBY", FENCE, 1)
+        three[away].command("SET", KEY, "somebody else", "PX", 60_000)
+        async with client.lock("a") as lease:
+            fences.append(lease.fence)
+        three[away].command("DEL", KEY)
+    assert fences == sorted(set(fences))
+
+
+async def test_usually_one_round_is_enough(face: Face, three: list[Server]) -> None:
+    client = face.connect(urls(three))
+    for _ in range(20):
+        async with client.lock("a"):
+            pass
+    stats = three[0].command("INFO", "commandstats").decode()
+    before = stats.count("evalsha")
+    assert before
+    counts = []
+    for server in three:
+        server.command("CONFIG", "RESETSTAT")
+    for _ in range(50):
+        async with client.lock("a"):
+            pass
+    for server in three:
+        found = server.command("INFO", "commandstats").decode()
+        line = next(each for each in found.splitlines() if each.startswith("cmdstat_evalsha:"))
+        counts.append(int(line.split("calls=")[1].split(",")[0]))
+    assert all(count <= 110 for count in counts), counts
+
+
+# Contention
+
+
+async def test_many_contenders_never_hold_it_together(face: Face, five: list[Server]) -> None:
+    clients = [face.connect(urls(five)) for _ in range(3)]
+    inside: list[int] = []
+    fences: list[int] = []
+
+    async def work(client: Any) -> None:
+        for _ in range(8):
+            async with client.lock("a") as lease:
+                inside.append(1)
+                assert len(inside) == 1
+                fences.append(lease.fence)
+                inside.pop()
+
+    await face.together(*(work(client) for client in clients for _ in range(3)))
+    assert fences == sorted(set(fences))
+    assert len(fences) == 72
+    await soon(face, lambda: nothing_is_left(five))
+
+
+async def test_who_waits_is_told_when_it_is_free(
+    face: Face, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.core import election  # noqa: PLC0415 - to take its own asking away
+
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lease = await near.lock("a").acquire()
+    monkeypatch.setattr(election, "PAUSE_FIRST", 0.02)
+    waiting = face.start(far.lock("a").acquire())
+
+    def listens() -> bool:
+        return all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 1 for server in three)
+
+    await soon(face, listens)
+    monkeypatch.setattr(election, "TOLD_LONGEST", 60.0)
+    await lease.release()
+    got = await waiting.result()
+    assert got.fence > lease.fence
+    await got.release()
+    await soon(
+        face, lambda: all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 0 for server in three)
+    )
+
+
+async def test_who_gives_up_waiting_leaves_no_word_behind(face: Face, three: list[Server]) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lease = await near.lock("a").acquire()
+    with pytest.raises(holdfast.AcquireTimeout):
+        await far.lock("a").acquire(timeout=0.3)
+    await soon(
+        face, lambda: all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 0 for server in three)
+    )
+    lease.check()
+
+
+def test_an_acquire_that_is_cancelled_at_any_await_leaves_nothing(three: list[Server]) -> None:
+    async def story(turns: int) -> bool:
+        async with holdfast.AsyncClient(urls(three)) as client:
+            async with client.lock("a"):
+                pass
+            task = asyncio.get_running_loop().create_task(client.lock("a", ttl=60).acquire())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            done = task.done()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                lease = await task
+                await lease.release()
+        return done
+
+    turns = 0
+    while not asyncio.run(story(turns)):
+        eventually(lambda: nothing_is_left(three), what=f"nothing after {turns} turns")
+        turns += 1
+    assert turns > 1
+
+
+def test_a_forked_child_holds_nothing_and_has_connections_of_its_own(three: list[Server]) -> None:
+    with holdfast.Client(urls(three)) as client:
+        lease = client.lock("a").acquire()
+        child = os.fork()
+        if child == 0:
+            try:
+                held = lease.held or client.lock("a").try_acquire() is not None
+                with client.lock("b") as mine:
+                    mine.check()
+                os._exit(1 if held else 0)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        lease.check()
+        lease.release()
+
+
+def test_a_release_by_another_thread_leaves_nothing(five: list[Server]) -> None:
+    with holdfast.Client(urls(five)) as client:
+        for _ in range(30):
+            lease = client.lock("a", ttl=60).acquire()
+            other = threading.Thread(target=lease.release)
+            other.start()
+            other.join()
+        eventually(lambda: nothing_is_left(five), what="nothing is left")
+
+
+# What is given
+
+
+def test_clients_of_both_libraries_may_be_given(face: Face, three: list[Server]) -> None:
+    given: list[Any] = [
+        redis.Redis.from_url(three[0].url),
+        valkey.Valkey.from_url(three[1].url, decode_responses=True),
+        three[2].url,
+    ]
+
+    async def story() -> None:
+        async with face.connect(given).lock("a") as lease:
+            lease.check()
+
+    try:
+        face.run(story())
+    finally:
+        given[0].close()
+        given[1].close()
+
+
+def test_urls_in_the_environment_may_be_several(
+    three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", " ".join(urls(three)))
+    with holdfast.Client() as client, client.lock("a"):
+        eventually(lambda: all(holders(three)), what="all have it")
+
+
+@pytest.mark.parametrize("make", [holdfast.Client, holdfast.AsyncClient])
+def test_what_makes_no_majority_is_refused(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match="give one, or 3"):
+        make(["redis://a", "redis://b"])
+    with pytest.raises(holdfast.ConfigurationError, match="give one, or 3"):
+        make([])
+    with pytest.raises(holdfast.ConfigurationError, match="redis://a:6379/0: given twice"):
+        make(["redis://a", "redis://b", "redis://a:6379/0"])
+    with pytest.raises(holdfast.ConfigurationError, match="owner"):
+        make(["redis://a", "redis://b", "redis://c"]).lock("x", owner="me")
