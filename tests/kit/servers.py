@@ -79,7 +79,7 @@ class Server:
         # Not in TMPDIR: it may be so long that a unix socket's path, about 100 bytes, has no room.
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir="/tmp"))
         self.host = HOST
-        self.port, self._port_claim = _claim_port()
+        self.port, self._port_claim = claim_port()
         self.unix_path = str(self.folder / "server.sock")
         self.url = f"redis://{self.host}:{self.port}/0"
         self._command_line = [program, *self._settings(), *extra_args]
@@ -231,7 +231,7 @@ class Server:
         self.stop()
 
 
-def _claim_port() -> tuple[int, socket.socket]:
+def claim_port() -> tuple[int, socket.socket]:
     """Return a free port and the socket that keeps it ours, also while the server is down.
 
     The socket is bound but never listens. Linux then gives the port to nobody who asks for any

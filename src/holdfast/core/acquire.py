@@ -24,7 +24,7 @@ from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
-from holdfast.core.token import is_ours, read_holder
+from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -306,7 +306,7 @@ class _Attempt:
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
             args = self._token, spec.ttl_ms, spec.settings
-            fence = await port.call(RENEW, spec.keys, args, limit)
+            fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
         if fence and port.now() < asked_at + spec.usable:
@@ -321,7 +321,7 @@ class _Attempt:
         if port.now() < line.deaf_until:
             return None
         try:
-            if line.ear is None:
+            if line.ear is None or line.ear.counted is None:
                 await port.listen(line, self._limit(), self._spec.keys)
             ear = line.ear
             if ear is not None and ear.counted is None:
@@ -345,7 +345,11 @@ class _Attempt:
             return
         try:
             ear.heard_itself = port.signal()
-            count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
+            client = client_in(self._token)
+            count = await port.call(PROBE, self._spec.keys, (client,), self._limit())
+            if count == 0 and line.sharded:  # it is another node that keeps the lock
+                line.deaf_until = port.now() + DEAF_FOR
+                return
             heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
             ear.counted = count > 0
         finally:

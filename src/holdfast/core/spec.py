@@ -6,7 +6,10 @@ What can be computed once a lock is computed here, so that acquiring computes no
 from __future__ import annotations
 
 import math
+from binascii import crc_hqx
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import count
 from typing import TypeGuard
 
 from holdfast.core.token import encode
@@ -30,6 +33,7 @@ TOMBSTONE_MS = "60000"
 
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
 NAME_MAX_BYTES = 1024
+SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
 REPLICAS_MAX = 1000
 
@@ -60,6 +64,15 @@ class LockSpec:
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
     longest_ttl: float  # that any lock may have here
+
+    @cached_property
+    def kept_keys(self) -> Keys:
+        """The keys of renewing: without an owner, just those that exist while it is held."""
+        if self.owner is not None:
+            return self.keys
+        keys = Keys(self.keys[:2])
+        keys.replicas = self.keys.replicas
+        return keys
 
 
 def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
@@ -155,8 +168,10 @@ def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool =
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
     """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
-    if not _has_tag(lock_key):
+    if not tag_of(lock_key):
         siblings = b"holdfast:key:{%b}" % lock_key
+        if b"}" in lock_key:  # which would end the tag too soon
+            siblings = b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(lock_key)), lock_key)
     elif lock_key.startswith(b"holdfast:{"):
         siblings = lock_key
     else:
@@ -225,9 +240,21 @@ def _encoded(what: str, value: str) -> bytes:
         raise _wrong(f"the {what} is not text: {error}", "") from None
 
 
-def _has_tag(key: bytes) -> bool:
-    """Whether the key names its own hash slot: some {tag}, not empty."""
-    return key.partition(b"{")[2].find(b"}") > 0
+def tag_of(key: bytes) -> bytes:
+    """The {tag} by which a key names its own hash slot; empty if it has none."""
+    tag, end, _ = key.partition(b"{")[2].partition(b"}")
+    return tag if end else b""
+
+
+def _hash(key: bytes) -> int:
+    """The slot of a key without a tag, in a cluster."""
+    return crc_hqx(key, 0) % SLOTS
+
+
+@lru_cache(maxsize=1024)
+def _tag_like(slot: int) -> bytes:
+    """Find a tag for this slot: the least number that is one."""
+    return next(tag for tag in (b"%d" % number for number in count()) if _hash(tag) == slot)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -46,16 +46,16 @@ R = TypeVar("R")
 
 
 class Client:
-    """Makes locks on a server, or on a majority of several, and keeps their leases alive.
+    """Makes locks on a server, in a cluster or on a majority of servers, and keeps leases alive.
 
-    `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
-    connection settings are taken over, a list of three or more of these, each a server by itself,
-    or nothing: then HOLDFAST_URL, else a server of this machine's own that starts by itself.
-    Making a client talks to nobody. It may be shared by all threads, and survives a fork: the child
-    connects anew and holds nothing.
+    `target` is a URL (redis://, rediss://, unix://, redis+cluster://host:port,host:port), a
+    redis-py or valkey-py client whose connection settings are taken over, a list of three or more
+    of these servers, each by itself, or nothing: then HOLDFAST_URL, else a server of this machine's
+    own that starts by itself. Making a client talks to nobody. It may be shared by all threads, and
+    survives a fork: the child connects anew and holds nothing.
 
     Args:
-        target: the server, or the servers.
+        target: the server, the servers, or some nodes of the cluster.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
             waits less, a quarter of it, and one on several servers a tenth.
         min_validity: seconds of its time that a lease must have left when it is given.

@@ -127,7 +127,7 @@ class Home:
         session.begin_in_this_process()
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))
-        tombstone = "0" if is_ours(token) and session.hears(name) else "0 quiet"
+        tombstone = "0" if is_ours(token) and session.hears(name, spec.keys[0]) else "0 quiet"
         if hold is not None and hold.tainted:
             tombstone = TOMBSTONE_MS
         args = name, WINDOW_MS, tombstone, spec.settings

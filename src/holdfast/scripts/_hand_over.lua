@@ -11,6 +11,8 @@
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
 
+--:include _publish
+
 -- What the server said when it did not let us publish: then nobody is told, and nobody is dropped.
 local denied
 
@@ -36,7 +38,7 @@ local function tell(waiter, kind, fence, px)
     answer = message
     return true
   end
-  local heard = redis.pcall('PUBLISH', 'holdfast:push:' .. client, message)
+  local heard = publish(client, message)
   if type(heard) == 'table' then
     denied = heard
     return false

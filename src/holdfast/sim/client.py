@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from holdfast.core.line import channel_of
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
@@ -229,10 +230,10 @@ class SimClient:
         """Run it as a task of its own."""
         await self.machine.spawn(operation, "shielded").result
 
-    def line(self, make: Callable[[str], L], keys: Keys) -> L:  # noqa: ARG002 - there is one server
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for the process."""
         if self._line is None:
-            self._line = make(self._mint.client)
+            self._line = make(channel_of(self._mint.client, keys[0]))
         return cast("L", self._line)
 
     async def call(
@@ -342,7 +343,7 @@ class _Ears:
         self._connection = connection = Connection(client.machine, server)
         connection.on_push = self._hear
         connection.on_lost = self._lost
-        channel = listener.channel.encode()
+        channel = listener.channel
         answer = connection.ask("subscribe", lambda: connection.channels.add(channel))
         answer.waiting.append(self._subscribed)
         client.machine.after(COMMAND_TIMEOUT, self._give_up)
@@ -396,14 +397,12 @@ class _Ears:
             return
         now = self._client.now()
         try:
-            ping, wake_at = self._listener.tick(now)
+            pings, wake_at = self._listener.tick(now)
         except TimeoutError:
             self._hang_up()
             return
-        if ping is not None:
-            payload = ping
-            connection = self._connection
-            connection.tell("ping", lambda: connection.push([b"pong", payload]))
+        for _, payload in pings:
+            self._connection.tell("ping", partial(self._connection.push, [b"pong", payload]))
         if not self._listener.idle:
             self._idle_since = now
         elif now >= self._idle_since + LINGER:

@@ -31,11 +31,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, refusal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
@@ -126,6 +126,27 @@ class Link:
             raise ConnectionResetError(_HUNG_UP)
         self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
 
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._sock.fileno()
+
+    def send_some(self, unsent: memoryview) -> memoryview:
+        """Send what can be sent without waiting; return the rest."""
+        self._sock.settimeout(0)
+        self._timeout = math.nan
+        with contextlib.suppress(*_NOT_NOW):
+            while unsent:
+                unsent = unsent[self._sock.send(unsent) :]
+        return unsent
+
+    def received(self) -> Iterator[Any]:
+        """Yield the answers that have come, without waiting; after `send_some`."""
+        with contextlib.suppress(*_NOT_NOW):
+            while True:
+                while (answer := self._reader.gets()) is not False:
+                    yield answer
+                self._receive()
+
     def call_many(
         self,
         requests: Sequence[Request],
@@ -198,6 +219,12 @@ class Opening:
             self._result = error
         self.done.set()
         if self.abandoned and isinstance(self._result, Link):
+            self._result.close()
+
+    def abandon(self) -> None:
+        """Have it closed, now or as soon as it is open."""
+        self.abandoned = True
+        if self.done.is_set() and isinstance(self._result, Link):
             self._result.close()
 
     def link(self) -> Link:
@@ -344,7 +371,7 @@ class BlockingWire:
                 return opened(answer, serial)
             text = str(answer)
         if not is_denial(text):
-            return refusal(text, node, moves=self._moves)
+            return self._target.refusal(text)
         keys = request[1]
         answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
         return denial(text, answers, keys, node, user)
@@ -364,11 +391,10 @@ class BlockingWire:
             answers = self._call_many(again, timeout, meanwhile, by_text)
             for index, reply in zip(unknown, answers, strict=True):
                 replies[index] = reply
-        node, moves = self._target.node, self._moves
         for index, reply in enumerate(replies):
             if isinstance(reply, hiredis.ReplyError):
-                replies[index] = refusal(str(reply), node, moves=moves)
-        if moves and any(map(is_doubtful, replies)):
+                replies[index] = self._target.refusal(str(reply))
+        if self._moves and any(map(is_doubtful, replies)):
             self.drop()
         return replies
 
@@ -414,6 +440,6 @@ class BlockingWire:
                 return opening.link()
         if opening.done.is_set():
             return opening.link()
-        opening.abandoned = True
+        opening.abandon()
         node = self._target.node
         raise NodeUnavailable(f"cannot reach {node} within {timeout} s", node=node)

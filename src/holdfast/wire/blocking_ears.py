@@ -32,17 +32,20 @@ LINGER = 30.0
 _BUFFER = 65_536
 
 
-GREETINGS = 2
-"""Answers to the greeting."""
+def greeting(channel: bytes) -> list[bytes]:
+    """Subscribe, if it is known to what; and send the PING that will be needed.
 
-
-def greeting(channel: str) -> bytes:
-    """Subscribe; and send the PING that will be needed, to learn at once if it is refused."""
-    return pack(("SUBSCRIBE", channel)) + pack(("PING", "hello"))
+    So one learns at once if either is refused. Each is answered once.
+    """
+    ping = pack(("PING", "hello"))
+    return [pack(("SUBSCRIBE", channel)), ping] if channel else [ping]
 
 
 class BlockingEars:
     """Listens for the threads of one client."""
+
+    sharded = False
+    """The channels are those of a cluster's slots."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -147,9 +150,9 @@ class _Reader:
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         self.seat = seat_of(self._connection)
-        sent_at = now()
-        self._sock.sendall(greeting(self._listener.channel))
-        for _ in range(GREETINGS):
+        sent_at, greetings = now(), greeting(self._listener.channel)
+        self._sock.sendall(b"".join(greetings))
+        for _ in greetings:
             while (answer := self._replies.gets()) is False:
                 self._receive()
             if isinstance(answer, hiredis.ReplyError):
@@ -169,9 +172,9 @@ class _Reader:
         while not self._closed:
             while (message := self._replies.gets()) is not False:
                 self._listener.heard(message, now())
-            ping, wake_at = self._listener.tick(now())
-            if ping is not None:
-                self._sock.sendall(pack(("PING", ping)))
+            commands, wake_at = self._listener.tick(now())
+            if commands:
+                self._sock.sendall(b"".join(map(pack, commands)))
             if not self._listener.idle:
                 idle_since = now()
             elif now() >= idle_since + LINGER:

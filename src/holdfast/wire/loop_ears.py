@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from holdfast.errors import NodeUnavailable
-from holdfast.wire.blocking_ears import GREETINGS, LINGER, greeting
+from holdfast.wire.blocking_ears import LINGER, greeting
 from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import seen
 from holdfast.wire.packing import pack
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 class LoopEars:
     """Listens for the tasks of one client on one event loop."""
+
+    sharded = False
+    """The channels are those of a cluster's slots."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -100,7 +103,6 @@ class _Reader(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = self._idle_since = 0.0
         self._opened = False
-        self._greetings = 0
         self._roused = False
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
         self.seat = seat_of(connection)
@@ -109,8 +111,9 @@ class _Reader(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         self._transport: asyncio.Transport = self._writer.transport
         self._transport.set_protocol(self)
-        self._sent_at = now()
-        self._transport.write(greeting(listener.channel))
+        self._sent_at, greetings = now(), greeting(listener.channel)
+        self._unanswered = len(greetings)
+        self._transport.write(b"".join(greetings))
 
     def close(self) -> None:
         """Hang up."""
@@ -142,9 +145,9 @@ class _Reader(asyncio.Protocol):
             self._look()
 
     def _greeted(self, answer: object) -> None:
-        self._greetings += 1
+        self._unanswered -= 1
         refused = isinstance(answer, hiredis.ReplyError)
-        if self._greetings == GREETINGS and not refused:
+        if not self._unanswered and not refused:
             self._opened = True
             self._idle_since = now()
             self._listener.opened(self._sent_at, self._rouse)
@@ -168,12 +171,12 @@ class _Reader(asyncio.Protocol):
             return
         at = now()
         try:
-            ping, wake_at = self._listener.tick(at)
+            commands, wake_at = self._listener.tick(at)
         except TimeoutError:
             self._transport.abort()
             return
-        if ping is not None:
-            self._transport.write(pack(("PING", ping)))
+        if commands:
+            self._transport.write(b"".join(map(pack, commands)))
         if not self._listener.idle:
             self._idle_since = at
         elif at >= self._idle_since + LINGER:

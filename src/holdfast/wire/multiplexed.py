@@ -31,7 +31,7 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, refusal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ class Multiplexer(asyncio.Protocol):
             self._explaining.add(task)
             task.add_done_callback(self._explaining.discard)
             return
-        error = refusal(text, self._target.node, moves=self._moves)
+        error = self._target.refusal(text)
         future.set_exception(error)
         self._doubt(error)
 

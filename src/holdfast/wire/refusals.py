@@ -21,8 +21,8 @@ _NEVER = {
     "NOAUTH": "it wants a password: write redis://user:password@host:port",
     "WRONGPASS": "it refuses this user and password: write redis://user:password@host:port",
     "READONLY": "it is a replica: give the address of its primary",
-    "MOVED": "it is a node of a cluster: give a server that is not part of one",
-    "CROSSSLOT": "it is a node of a cluster: give a server that is not part of one",
+    "MOVED": "it is a node of a cluster: write redis+cluster://host:port",
+    "CROSSSLOT": "it is a node of a cluster: write redis+cluster://host:port",
     "unknown command": "it cannot run scripts: connect to the server itself, not to a proxy",
 }
 _NOT_NOW = {
@@ -139,12 +139,16 @@ def missing_rules(answers: Sequence[str], keys: Sequence[bytes]) -> list[str]:
     return rules
 
 
-def unheard(text: str, node: str, user: str) -> HoldfastError:
+def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
     """Say why the server does not let us listen: for good, or just now."""
     if is_denial(text):
-        advice = f"run ACL SETUSER {user} +subscribe +publish +ping &holdfast:*"
+        needed = "+subscribe +publish"
+        if sharded:
+            needed = "+ssubscribe +sunsubscribe +spublish +cluster|myid"
+        advice = f"run ACL SETUSER {user} {needed} +ping &holdfast:*"
     elif "unknown command" in text:
-        advice = 'connect to the server itself, or give the client wait="poll"'
+        other = "use Redis 7 or later" if sharded else "connect to the server itself"
+        advice = f'{other}, or give the client wait="poll"'
     else:
         return refusal(text, node)
     return ConfigurationError(f"{node} does not let us listen for our turn: {advice} ({text})")

@@ -15,6 +15,7 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
 from holdfast.wire.clock import now
 from holdfast.wire.guard import watch
+from holdfast.wire.refusals import refusal
 from holdfast.wire.target import Server, from_settings
 from holdfast.wire.target import from_url as server_from_url
 
@@ -58,6 +59,10 @@ class Primary:
     def user(self) -> str:
         """The user that the servers know us as."""
         return self._server.user
+
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise: another may take its place."""
+        return refusal(text, self.node, moves=True)
 
     def followed_by(self, follower: Follower) -> None:
         """Have it told when the primary is another one."""

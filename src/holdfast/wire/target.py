@@ -99,6 +99,9 @@ class Target(Protocol):
     def followed_by(self, follower: Follower) -> None:
         """Have it told when connections lead to another server than before."""
 
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise."""
+
 
 def seat_of(connection: Any) -> Seat:  # noqa: ANN401 - of redis-py
     """Say where a connection leads."""
@@ -142,7 +145,7 @@ class Server:
 
     def _hello(self) -> Greeting[None]:
         """Ask the server what it is. One that does not say is judged by its later answers."""
-        judge = misplaced((yield ("HELLO",)), self.node)
+        judge = self.misplaced((yield ("HELLO",)))
         if judge is not None:
             raise judge
         if self.silence:
@@ -211,6 +214,14 @@ class Server:
             raise ConfigurationError(
                 f"{self.node} cannot be connected to with these settings: {error}"
             ) from error
+
+    def misplaced(self, hello: object) -> ConfigurationError | None:
+        """Judge from the answer to HELLO whether a lock may live on this server."""
+        return misplaced(hello, self.node)
+
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise."""
+        return refusal(text, self.node)
 
     def unreachable(self, error: Exception) -> HoldfastError:
         """Say in our words why there is no connection."""
