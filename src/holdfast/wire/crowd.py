@@ -285,6 +285,8 @@ class _Table:
             if request is not last:
                 packed, last = by_sha(*request, _SERIAL)[: -len(_SERIAL) - 2], request
             seat.post(question, number, request, packed)
+        if not timeout:
+            return
         self._read(question, end, meanwhile)
         for number in question.unanswered() if not question.over else ():
             question.tell(number, self.seats[posts[number][0]].unknown("no answer in time"))

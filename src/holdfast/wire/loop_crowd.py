@@ -75,10 +75,11 @@ class LoopCrowd:
         for number, (node, request) in enumerate(posts):
             wire = self._wires[node]
             if wire.is_open:
-                wire.post(_Voice(self, question, number), request, end)
+                give_up = end if timeout else end + self._timeout
+                wire.post(_Voice(self, question, number), request, give_up)
             else:
                 question.tell(number, self._unavailable(node))
-        if question.over:
+        if question.over or not timeout:
             return
         timer = self._loop.call_at(self._loop.time() + max(0.0, end - now()), self._end, question)
         try:
