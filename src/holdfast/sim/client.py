@@ -125,7 +125,7 @@ class SimClient:
 
     command_timeout = COMMAND_TIMEOUT
 
-    def __init__(  # noqa: PLR0913 - what there is, and who watches
+    def __init__(
         self,
         process: Process,
         servers: Callable[[], Sequence[Server]],

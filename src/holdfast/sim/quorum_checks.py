@@ -1,14 +1,14 @@
 """What must hold of a lock that several nodes keep: at each node, and over all of them.
 
 What a single server promises about order and handing over is not promised here. What a lease is
-worth is what a majority of the nodes keeps; and what makes fences grow is that each of them stood, at
-some moment, at a majority of the nodes beside the token it was given to.
+worth is what a majority of the nodes keeps. What makes fences grow is that each of them stood, at
+some moment, at a majority of the nodes, beside the token it was given to.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.checks import SLACK, Checks, look
@@ -67,6 +67,7 @@ class QuorumChecks(Checks):
         self._believed_at: list[int] = []
         self._highest_by_then: list[int] = []
         self._through: set[Hold] = set()
+        self._refused_by: Counter[str] = Counter()
 
     # At each node
 
@@ -99,7 +100,7 @@ class QuorumChecks(Checks):
             if holder is not None:
                 self._took(server, script, holder, int(fence or 0), int(earlier_fence or 0))
         elif holder is not None and fence != earlier_fence:
-            self._renumbered(script, args, int(fence or 0))
+            self._renumbered(script, args, holder, int(fence or 0))
         if holder is not None:
             self._stood[holder.decode(), int(fence or 0)].add(server.name)
         self._majorities_keep()
@@ -118,9 +119,7 @@ class QuorumChecks(Checks):
             if len(self._returned[args[0]]) >= self._majority:
                 self._given_back.add(args[0])
 
-    def _took(
-        self, server: Server, script: Script, holder: bytes, fence: int, last: int
-    ) -> None:
+    def _took(self, server: Server, script: Script, holder: bytes, fence: int, last: int) -> None:
         """Only a vote takes a node, and it raises the node's number."""
         name = holder.decode()
         if script.name != "vote":
@@ -131,11 +130,13 @@ class QuorumChecks(Checks):
         if back and not self.world.doubled and not self.untrusted and not self.settings.wipe:
             self.fail("S10", f"{name} took {server.name} after it had given it back")
 
-    def _renumbered(self, script: Script, args: Sequence[str], fence: int) -> None:
-        """Only a confirmation changes the number of a lock that does not change hands."""
-        if script.name == "confirm" and str(fence) == args[2]:
+    def _renumbered(
+        self, script: Script, args: Sequence[str], holder: bytes, fence: int
+    ) -> None:
+        """Only its holder's confirmation changes the number of a lock that does not change hands."""
+        if script.name == "confirm" and holder == args[0].encode() and str(fence) == args[2]:
             return
-        if not self.untrusted:
+        if not self.untrusted or script.name == "confirm":
             self.fail("S8", f"{script.name} changed the fence of a lock that did not change hands")
 
     def _majorities_keep(self) -> None:
@@ -236,11 +237,21 @@ class QuorumChecks(Checks):
         if script.name != "renew":
             return
         self.reached["a renewal that a node did not get"] += not reply
+        if not reply:
+            self._refused_by[args[0]] += 1
+            if self._refused_by[args[0]] == self._majority and self.settings.prompt:
+                self.world.after(SECOND // 2, lambda: self._believes_them(args[0]))
         for who, hold in self._holds:
             if who is client and hold.token == args[0] and client.now() >= hold.deadline:
                 self.reached["a renewal answered after the deadline"] += 1
 
-    def pushed(self, client: SimClient, message: bytes) -> None:
+    def _believes_them(self, token: str) -> None:
+        """Who was told by a majority that it is not theirs does not believe any more."""
+        for client, hold in self._holds:
+            if hold.token == token and self.alive(client, hold):
+                self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
+
+    def pushed(self, client: SimClient, message: bytes) -> None:  # noqa: ARG002 - it does not matter
         """A node spoke to a client."""
         self.reached["told that it is free"] += message.startswith(b"A")
 

@@ -113,6 +113,12 @@ class Settings:
         return not any(getattr(self, fault) for faults in TOGETHER for fault in faults)
 
     @property
+    def prompt(self) -> bool:
+        """Whether all answers come, and without delay."""
+        delays = "slow", "reset", "half_open", "pause", "stop", "partition", "freeze", "restart"
+        return not any(getattr(self, fault) for fault in delays)
+
+    @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
         forgets = self.wipe and self.nodes == 1
