@@ -196,7 +196,8 @@ class Nodes(Protocol):
 
         Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
         passed: then those without an answer are told as `OutcomeUnknown`. What is still to come
-        when it returns is told later, by whoever asks next.
+        when it returns is told later, by whoever asks next. With a `timeout` of 0 it returns when
+        all is sent, and everything is told later.
 
         Requests of one caller to one node are carried out in order, unless told otherwise: as
         unknown (it may yet be carried out, later than others) or unavailable (it never will be).

@@ -147,6 +147,186 @@ JUMPING: Worlds = {"clock_jump": 0.2}
 DELAYED: Worlds = {"lock_delay": 1.0}
 HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
+MANY: Worlds = {"nodes": 3, "skew": 2.0}
+MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
+MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
+MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
+MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
+MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
+MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
+
+QUORUM = [
+    Mutant(
+        "a majority stands at the fence",
+        "core/quorum.py",
+        "fence, agreed = Counter(given.values()).most_common(1)[0]",
+        "fence, agreed = max(given.values()), self.majority",
+        MANY,
+        "S6 S7",
+    ),
+    Mutant(
+        "a fence is not that of one node",
+        "core/quorum.py",
+        "fence, agreed = Counter(given.values()).most_common(1)[0]",
+        "fence, agreed = next(iter(given.values())), self.majority",
+        MANY,
+        "S6 S7",
+    ),
+    Mutant(
+        "a majority is more than half",
+        "core/quorum.py",
+        "self.majority = len(self.names) // 2 + 1",
+        "self.majority = len(self.names) // 2",
+        MANY,
+        "S1 S6",
+    ),
+    Mutant(
+        "an elected lease counts from before the round",
+        "core/election.py",
+        "token, asked_at, actor = candidate.token, candidate.asked_at, session.port.actor()",
+        "token, asked_at, actor = candidate.token, session.port.now(), session.port.actor()",
+        MANY_PAUSED,
+        "S2 S1",
+    ),
+    Mutant(
+        "a majority that was reached too late is none",
+        "core/election.py",
+        "if fence and self._left() > 0:",
+        "if fence:",
+        MANY_PAUSED,
+        "S2",
+    ),
+    Mutant(
+        "a lease begins when its votes are counted",
+        "core/election.py",
+        "                return fence\n",
+        "                await self.leave()\n                return fence\n",
+        MANY_PAUSED,
+        "S2",
+    ),
+    Mutant(
+        "a renewal takes a majority",
+        "core/quorum.py",
+        "        if len(given) >= self.majority:\n            return max(given.values())",
+        "        if given:\n            return max(given.values())",
+        MANY_WIPED,
+        "S2 S1",
+    ),
+    Mutant(
+        "what a majority says is not ours is lost",
+        "core/quorum.py",
+        "        if self._missing(tally) > self._spare:\n            return 0",
+        "        if self._missing(tally) > self._spare:\n            return script is RENEW",
+        MANY_EVICTED,
+        "S5",
+    ),
+    Mutant(
+        "who loses gives its votes back",
+        "core/election.py",
+        "            await self._give_back()\n            pause",
+        "            pause",
+        MANY_CALM,
+        "L6",
+    ),
+    Mutant(
+        "who does not answer is seen to",
+        "core/quorum.py",
+        "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
+        "        pass",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "what may yet come is buried",
+        "core/quorum.py",
+        'if script is RELEASE and args[2] == "0" and unsure:',
+        "if False:",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "what comes after all is seen to",
+        "core/quorum.py",
+        "if self._whereabouts.get(token) is not there:  #",
+        "if False:  #",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "who is interrupted withdraws",
+        "core/election.py",
+        "        await session.port.shielded(candidate.withdraw())\n",
+        "",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "a withdrawal that is interrupted is left to the background",
+        "core/election.py",
+        "            if not through:\n",
+        "            if False:\n",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "who leaves a queue makes sure of it",
+        "core/quorum.py",
+        "            self._leave(request, await self._release(request, 0.0, _settled))",
+        "            await self._release(request, 0.0, _settled)",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "who was buried is not queued again",
+        "scripts/vote.lua",
+        "if waiter ~= '' and not is_buried(waiter) then",
+        "if waiter ~= '' then",
+        MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "a number is raised by its token only",
+        "scripts/confirm.lua",
+        "if call('GET', lock) ~= token or is_over(left) then",
+        "if is_over(left) then",
+        MANY,
+        "S8 S6 S4",
+    ),
+    Mutant(
+        "a vote is for what is free",
+        "scripts/vote.lua",
+        "if not holder then\n  if waiter",
+        "if true then\n  if waiter",
+        MANY,
+        "S4 S1",
+    ),
+    Mutant(
+        "a vote is above the last number",
+        "scripts/vote.lua",
+        "if last and tonumber(last) >= hinted then",
+        "if false then",
+        MANY,
+        "S6",
+    ),
+    Mutant(
+        "a node that lost its data is not asked",
+        "sim/client.py",
+        "        if young:\n",
+        "        if False:\n",
+        MANY_WIPED,
+        "S1",
+    ),
+    Mutant(
+        "an election is within the timeout",
+        "core/election.py",
+        "self._taking_back(self.token), self._limit())",
+        "self._taking_back(self.token), self._spec.command_timeout)",
+        MANY_HURRIED,
+        "L4",
+    ),
+]
+"""On several nodes."""
+
 MUTANTS = [
     # The deadline
     Mutant(
@@ -639,6 +819,8 @@ RARE = [
     ),
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
+
+MUTANTS += QUORUM
 
 if __name__ == "__main__":
     _main()

@@ -248,6 +248,7 @@ def run(
     calm: Annotated[
         bool, typer.Option("--calm", help="Settings below are changes of this: nothing goes wrong.")
     ] = False,
+    nodes: Annotated[int | None, _number("How many servers keep the lock together.", 1)] = None,
     clients: Annotated[int | None, _number("How many clients.", 1)] = None,
     tasks: Annotated[int | None, _number("How many tasks each has.", 1)] = None,
     turns: Annotated[int | None, _number("How often each task takes the lock.", 1)] = None,
@@ -259,6 +260,12 @@ def run(
     reentrant: Annotated[bool, _switch("--reentrant", "Holders may take it again.")] = False,
     unfair: Annotated[bool, _switch("--unfair", "Whoever asks while it is free gets it.")] = False,
     polls: Annotated[bool, _switch("--polls", "Waiting polls.")] = False,
+    loop: Annotated[
+        bool, _switch("--loop", "With several servers: tasks share connections, as on a loop.")
+    ] = False,
+    skew: Annotated[
+        float | None, _number("With several servers: seconds by which clocks may be wrong.", 0)
+    ] = None,
     no_renew: Annotated[bool, _switch("--no-renew", "Nothing is renewed.")] = False,
     drift: Annotated[
         float | None,
@@ -290,15 +297,15 @@ def run(
 ) -> None:
     """Run worlds by seed, in which clients share a lock while things go wrong, and check them all.
 
-    Without settings, all kinds of worlds take turns. The status is 1 if a promise was broken: then
-    the shortest way to it is shown, and kept for `holdfast sim replay`.
+    Without settings, or with --nodes alone, all kinds of worlds take turns. The status is 1 if a
+    promise was broken: then the shortest way to it is shown, and kept for `holdfast sim replay`.
     """
-    settings = _settings(ctx)
+    kinds = _kinds(ctx)
     console = open_console()
     jobs = jobs or _cores()
     wanted = WORLDS if seeds is None and seconds is None else seeds
     try:
-        with _Sweeping(settings, twice=twice, jobs=jobs) as sweeping:
+        with _Sweeping(kinds, twice=twice, jobs=jobs) as sweeping:
             _follow(console, sweeping, first, wanted, seconds)
     except Interrupted:
         _say(console, f"stopped; {_tell(sweeping.report)}")
@@ -314,26 +321,27 @@ def run(
         raise typer.Exit(1)
     never = f"; {len(report.missing)} states were never reached" if report.missing else ""
     _say(console, f"{_tell(report)}: every promise was kept{never}", "green")
-    if report.missing and settings is None and report.worlds >= ENOUGH:
+    if report.missing and len(kinds) > 1 and report.worlds >= ENOUGH:
         _say(console, f"never reached, though it has to be: {', '.join(report.missing)}", "red")
         raise typer.Exit(1)
 
 
-def _settings(ctx: typer.Context) -> Settings | None:
-    """Return the settings that were given, or None for all kinds in turn."""
+def _kinds(ctx: typer.Context) -> list[Settings]:
+    """Return the settings that were given, or all kinds there are."""
     from holdfast.sim.settings import CALM, STORMY, Settings
+    from holdfast.sim.sweep import kinds_of
 
     options = {name: each for name, each in ctx.params.items() if each is not None}
     options = {name: each for name, each in options.items() if each is not False}
     known = {each.name for each in fields(Settings)}
     given = {name: each for name, each in options.items() if name in known}
     given |= {name: False for name, no in NEGATIONS.items() if no in options}
-    if not given and not {"stormy", "calm"} & set(options):
-        return None
     if {"stormy", "calm"} <= set(options):
         raise typer.BadParameter("give --stormy or --calm, not both")
     try:
-        return replace(CALM if "calm" in options else STORMY, **given)
+        if not set(given) - {"nodes"} and not {"stormy", "calm"} & set(options):
+            return kinds_of(given.get("nodes", 1))
+        return [replace(CALM if "calm" in options else STORMY, **given)]
     except ValueError as error:
         hint = "" if "calm" in options else " (with --calm, what you do not give is 0)"
         raise typer.BadParameter(f"{error}{hint}") from None
@@ -371,22 +379,22 @@ class _Worker:
         return not report.found and not _Worker.stop.is_set()
 
     @staticmethod
-    def work(seeds: range, settings: Settings | None, *, twice: bool) -> Report:
+    def work(seeds: range, kinds: Sequence[Settings], *, twice: bool) -> Report:
         """Run some worlds."""
         from holdfast.sim.sweep import sweep
 
-        return sweep(seeds, settings, twice=twice, go_on=_Worker.goes_on)
+        return sweep(seeds, kinds, twice=twice, go_on=_Worker.goes_on)
 
 
 class _Sweeping:
     """Worker processes that run worlds, and what they have seen so far."""
 
-    def __init__(self, settings: Settings | None, *, twice: bool, jobs: int) -> None:
-        from holdfast.sim.sweep import Report
+    def __init__(self, kinds: Sequence[Settings], *, twice: bool, jobs: int) -> None:
+        from holdfast.sim.sweep import Report, states_of
 
-        self.report = Report()
+        self.report = Report(states_of(kinds))
         self.jobs = jobs
-        self._settings = settings
+        self._kinds = kinds
         self._twice = twice
         context = get_context("spawn")
         self._stop = context.Event()
@@ -433,7 +441,7 @@ class _Sweeping:
 
     def _submit(self, seeds: range) -> Future[Report]:
         with _uninterrupted():  # a worker that is started here is not interrupted at all
-            return self._pool.submit(_Worker.work, seeds, self._settings, twice=self._twice)
+            return self._pool.submit(_Worker.work, seeds, self._kinds, twice=self._twice)
 
 
 @contextmanager
@@ -494,12 +502,10 @@ def _tell_reached(console: Console, report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.sim.checks import REACHED
-
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("how often", justify="right")
     table.add_column("what the worlds came across")
-    for name in REACHED:
+    for name in report.states:
         times = report.reached[name]
         style = "" if times else "yellow"
         table.add_row(Text(str(times) if times else "never", style), Text(name, style))
@@ -596,11 +602,12 @@ def _broke(check: str, detail: str) -> str:
 
 def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
     """Make a timeline of a world: all of it, or what led to its end."""
+    from holdfast.sim.play import nodes_of
     from holdfast.sim.telling import timeline_of
 
     settings = found.settings
     lanes: dict[str, LaneKind] = {f"c{each + 1}": "client" for each in range(settings.clients)}
-    lanes |= {"server": "server"}
+    lanes |= dict.fromkeys(nodes_of(settings), "server")
     lanes |= {"replica": "server"} if settings.failover else {}
     lanes |= {"resource": "resource"}
     title = f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.core.quorum import Quorum, Tally
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.port import Request
 
 G = TypeVar("G", bound=Grip)
 
@@ -59,6 +60,7 @@ async def win(
         token, asked_at, actor = candidate.token, candidate.asked_at, session.port.actor()
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
         session.took(hold, asked_at + spec.first_due)
+        await candidate.leave()
     except GeneratorExit:
         raise
     except BaseException:
@@ -83,6 +85,8 @@ class _Candidate:
         self.asked_at = self._port.now()
         self.token = ""
         self._give_up = math.inf if timeout is None else self.asked_at + timeout
+        # Whatever happens, the caller gets its answer by its timeout and one command's.
+        self._end = self._give_up + spec.command_timeout
         self._pause = PAUSE_FIRST
         self._failures = 0
         self._waiter = ""
@@ -97,9 +101,8 @@ class _Candidate:
             self.asked_at = port.now()
             hint = str(port.wall_clock())
             request = VOTE, spec.keys, (self.token, spec.ttl_ms, hint, spec.settings, self._waiter)
-            fence, votes = await quorum.elect(request, spec.command_timeout, self._left)
+            fence, votes = await quorum.elect(request, self._limit(), self._left)
             if fence and self._left() > 0:
-                await self._leave()
                 return fence
             await self._give_back()
             pause = self._pause_after(votes)
@@ -111,18 +114,29 @@ class _Candidate:
 
     def _left(self) -> float:
         """What is left of the time in which the round can be won."""
-        return self.asked_at + self._spec.usable - self._port.now()
+        return min(self.asked_at + self._spec.usable, self._end) - self._port.now()
+
+    def _limit(self) -> float:
+        return max(0.0, min(self._spec.command_timeout, self._end - self._port.now()))
 
     async def _give_back(self) -> None:
         """Give back what the last round got."""
-        spec = self._spec
-        args = self.token, spec.ttl_ms, "0", spec.settings
-        await self._quorum.give_back((RELEASE, spec.keys, args), spec.command_timeout)
+        await self._quorum.give_back(self._taking_back(self.token), self._limit())
+
+    def _taking_back(self, token: str) -> Request:
+        return RELEASE, self._spec.keys, (token, self._spec.ttl_ms, "0", self._spec.settings)
 
     async def withdraw(self) -> None:
-        """Leave nothing behind."""
-        await self._give_back()
-        await self._leave()
+        """Leave nothing behind, also when interrupted."""
+        through = False
+        try:
+            await self._give_back()
+            await self.leave()
+            through = True
+        finally:
+            if not through:
+                for token in (self.token, self._waiter):
+                    self._quorum.abandon(self._taking_back(token))
 
     # Waiting to be told
 
@@ -132,6 +146,7 @@ class _Candidate:
             return
         port, spec = self._port, self._spec
         self._waiter = port.draw_token(port.actor(), "")
+        self._quorum.expect(self._waiter)
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
             line = self._session.line(keys)
@@ -144,15 +159,13 @@ class _Candidate:
                 except NodeUnavailable:
                     pass  # it may be so a moment later
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
         """Wait no more."""
         if not self._waiter:
             return
         for waiter in self._waiters:
             waiter.forget()
-        spec = self._spec
-        args = self._waiter, spec.ttl_ms, "0", spec.settings
-        await self._quorum.leave_word((RELEASE, spec.keys, args))
+        await self._quorum.leave(self._taking_back(self._waiter))
 
     def _pause_after(self, votes: Tally) -> float:
         """Say how long to wait before the next round, or give up."""

@@ -173,7 +173,8 @@ class Quorum:
         It is won only if a majority agrees while there is time `left`. What was given has to be
         given back otherwise.
         """
-        token = request[2][0]
+        _, keys, args = request
+        token, waiter = args[0], "".join(args[4:])
         there = self._whereabouts[token] = dict.fromkeys(self._all, ASKED)
 
         def given(node: int) -> None:
@@ -186,6 +187,8 @@ class Quorum:
                 there[node] = UNSURE
                 if self._whereabouts.get(token) is not there:  # it is over, and this may yet come
                     self._see_to(node, request)
+                if waiter:
+                    self._may_yet_come(node, (RELEASE, keys, (waiter, *args[1:])))
             elif type(answer) is int and answer > 0:
                 there[node] = THERE
             else:
@@ -248,9 +251,27 @@ class Quorum:
         )
         self._leave(request, tally)
 
-    async def leave_word(self, request: Request) -> None:
-        """Send a request to every node, and do not wait for what they say."""
-        await self._nodes.ask([(node, request) for node in self._all], 0.0, _settled)
+    def expect(self, token: str) -> None:
+        """Know that a token will stand in the queues of all nodes."""
+        self._whereabouts[token] = dict.fromkeys(self._all, THERE)
+
+    def _may_yet_come(self, node: int, request: Request) -> None:
+        """Know that a token may be put into a node's queue later, or again."""
+        stands = self._whereabouts.get(request[2][0], {})
+        if node in stands:
+            stands[node] = UNSURE
+        else:
+            self._see_to(node, request)
+
+    async def leave(self, request: Request) -> None:
+        """Have a token taken out of the queues, and do not wait for it."""
+        if request[2][0] in self._whereabouts:
+            self._leave(request, await self._release(request, 0.0, _settled))
+
+    def abandon(self, request: Request) -> None:
+        """Have the background take a token back, wherever it may be."""
+        for node in list(self._whereabouts.get(request[2][0], ())):
+            self._see_to(node, request)
 
     # One node out of many
 

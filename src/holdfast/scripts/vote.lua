@@ -46,7 +46,11 @@ end
 
 --:include _settings
 
-if call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token) then
+local function is_buried(token)
+  return call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
+end
+
+if is_buried(token) then
   return '0' .. serial
 end
 local holder, left = call('GET', lock), call('PTTL', lock)
@@ -61,7 +65,7 @@ if holder == token and not is_over(left) then
   local fence = call('GET', KEYS[2])
   return fence and fence .. serial or number()
 end
-if waiter ~= '' then
+if waiter ~= '' and not is_buried(waiter) then
   local time = call('TIME')
   call('ZADD', queue, 'NX', string.format('%.0f', time[1] * 1000000 + time[2]), waiter)
   call('PEXPIRE', queue, 3600000)

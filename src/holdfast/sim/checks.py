@@ -138,7 +138,7 @@ class Checks:
     def before(self, server: Server, keys: Sequence[bytes]) -> None:
         """Look at lock and fence."""
         if keys[0] == self._key:
-            self._before = _look(server, keys)
+            self._before = look(server, keys)
             self._line = _line(server, keys)
             self._left = server.data.run("PTTL", keys[0])
 
@@ -153,7 +153,7 @@ class Checks:
         """Compare."""
         if keys[0] != self._key or script.name in {"inspect", "probe"}:
             return
-        holder, fence = _look(server, keys)
+        holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
         self._note_reached(script, args, reply, earlier)
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
@@ -184,7 +184,7 @@ class Checks:
         if script.name == "renew":
             self.fail("S5", "a renewal made a lock that was not there")
         if script.name != "adopt":
-            self._server_granted(holder, _look(server, [self._key, self._key + b":fence"])[1])
+            self._server_granted(holder, look(server, [self._key, self._key + b":fence"])[1])
             self._may_have_it(server, holder, args[0].encode())
 
     def _not_in_the_delay(self, name: str) -> None:
@@ -244,7 +244,7 @@ class Checks:
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
         """Called again and again once all is well: nobody of those waits long for a free lock."""
         waiting = [waiter for waiter in _line(server, keys) if waiter.decode() in tokens]
-        holder = _look(server, keys)[0]
+        holder = look(server, keys)[0]
         if holder != self._same_since[0] or any(self.alive(*each) for each in self._holds):
             self._same_since = holder, self.world.now
         elif holder and self.settings.calm and self.world.now - self._same_since[1] > FREE_AT_MOST:
@@ -339,6 +339,9 @@ class Checks:
                     self.fail("S1", f"{held.token} and {hold.token} both believe")
             if hold.fence <= self._highest_believed and not self.settings.owner:
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
+        self._remember(client, hold)
+
+    def _remember(self, client: SimClient, hold: Hold) -> None:
         self._highest_believed = max(self._highest_believed, hold.fence)
         self._holds = [(who, held) for who, held in self._holds if held.state is HELD]
         self._holds.append((client, hold))
@@ -380,6 +383,11 @@ class Checks:
             return
         self.reached[f"a lease lost: {event.detail}"] += 1
 
+    def took(self, client: SimClient, hold: Hold) -> None:
+        """A lease begins: it is not over before it is given to anybody."""
+        if not hold.alive(client.now(), client.generation):
+            self.fail("S2", f"{hold.token} was taken when its time was up")
+
     def lost(self, client: SimClient, hold: Hold) -> None:
         """A client learns that a hold is lost."""
         late = client.now() - hold.deadline
@@ -415,6 +423,9 @@ class Checks:
         self.world.note("deaf", client.machine.name)
         self.reached["the push connection lost while waiting"] += 1
 
+    def too_young(self, client: SimClient) -> None:
+        """One server is asked whatever it lost."""
+
     def crashed(self, client: SimClient) -> None:
         """A client is no more."""
         holds = any(who is client and self.alive(who, hold) for who, hold in self._holds)
@@ -425,7 +436,7 @@ class Checks:
 
     def tidied(self, server: Server, keys: Sequence[bytes]) -> None:
         """All are through, and who could clean up has: only who crashed may have left something."""
-        holder = _look(server, keys)[0]
+        holder = look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
         if holder and name not in self._gone and not kept:
@@ -451,7 +462,7 @@ class Checks:
         return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)
 
 
-def _look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | None]:
+def look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | None]:
     """The lock's holder, and the last fence."""
     holder, fence = (server.data.run("GET", key) for key in keys[:2])
     return cast("bytes | None", holder), cast("bytes | None", fence)

@@ -2,7 +2,8 @@
 
 Each task has a connection of its own, as threads do: of all ways it is the one in which most can
 overtake. A request that is not answered in time is abandoned with its connection. At every wait
-something may befall the process: it is paused, it crashes, or the task is cancelled.
+something may befall the process: it is paused, it crashes, or the task is cancelled. Several nodes
+are asked as `sim.crowd` does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from holdfast.core.line import channel_of
+from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import EPOCH, Connection
-from holdfast.sim.world import Future
+from holdfast.sim.world import SECOND, Future
 from holdfast.wire.refusals import refusal
 
 if TYPE_CHECKING:
@@ -67,6 +70,9 @@ class Observer(Protocol):
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached the client."""
 
+    def took(self, client: SimClient, hold: Hold) -> None:
+        """A hold begins."""
+
     def lost(self, client: SimClient, hold: Hold) -> None:
         """A hold is lost."""
 
@@ -82,6 +88,9 @@ class Observer(Protocol):
     def deaf(self, client: SimClient) -> None:
         """The push connection was lost while somebody waited."""
 
+    def too_young(self, client: SimClient) -> None:
+        """A node that lost its data was not asked."""
+
 
 class _Session(Session):
     """The session of a client that is watched."""
@@ -94,7 +103,13 @@ class _Session(Session):
             lambda: SimBackground(client),
             lambda event: observer.told(client, event),
             polls=polls,
+            quorum=client.quorum,
         )
+
+    def took(self, hold: Hold, due: float) -> None:
+        """Keep what was granted, and say so."""
+        self._observer.took(self._client, hold)
+        super().took(hold, due)
 
     def lost(self, hold: Hold) -> None:
         """See to a loss, and say so."""
@@ -109,22 +124,36 @@ class _Session(Session):
 class SimClient:
     """One client in one process: what a face is over threads, and its port."""
 
+    command_timeout = COMMAND_TIMEOUT
+
     def __init__(
         self,
         process: Process,
-        server: Callable[[], Server],
+        servers: Callable[[], Sequence[Server]],
         settings: Settings,
         observer: Observer,
+        *,
+        skew: float = 0.0,
     ) -> None:
         self.machine = process
         self.observer = observer
         self.world = process.world
-        self._server = server
+        self._servers = servers
         self._settings = settings
+        self._skew = int(skew * SECOND)
         self._mint = Mint(process.name, "sim", 1)
-        self._line: Listener | None = None
+        self._lines: dict[int | None, Listener] = {}
         self._links: dict[Task, Connection] = {}
-        self._opening: Future[None] | None = None
+        self._opening: dict[int | None, Future[None]] = {}
+        self._for_whom: dict[Task, Task] = {}
+        nodes = servers()
+        self.background_nodes = SimNodes(self, nodes, loop=False)
+        self.quorum: Quorum | None = None
+        if len(nodes) > 1:
+            here = SimNodes(self, nodes, loop=settings.loop)
+            self.quorum = Quorum(
+                here, self.background_nodes, lambda event: observer.told(self, event)
+            )
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
@@ -147,7 +176,7 @@ class SimClient:
         elif fate == 2:  # noqa: PLR2004 - as listed above
             self.crash(choices.pick("crash", (1, 1)) == 0)
             await Future[None]()
-        elif fate == 3:  # noqa: PLR2004 - as listed above
+        elif fate == 3 and cancel:  # noqa: PLR2004 - as listed above
             self.world.note("cancelled", machine.name, task.name)
             task.cancel()
             await self._turn()
@@ -161,9 +190,10 @@ class SimClient:
         """End the process; the server is told by its machine, or learns nothing."""
         self.observer.crashed(self)
         self.machine.crash()
-        for connection in list(self._server().connections):
-            if connection.process is self.machine and told:
-                connection.reset()
+        for server in self._servers():
+            for connection in list(server.connections):
+                if connection.process is self.machine and told:
+                    connection.reset()
 
     def was_stopped_since(self, local: float) -> bool:
         """Whether the process was paused at some moment since its clock showed that."""
@@ -171,7 +201,8 @@ class SimClient:
 
     def waiting(self) -> list[str]:
         """The tokens that stand in line, as far as the client knows."""
-        known = {} if self._line is None else cast("Line", self._line)._known  # noqa: SLF001 - to see from outside
+        line = cast("Line | None", self._lines.get(None))
+        known = {} if line is None else line._known  # noqa: SLF001 - to see from outside
         return [token for token, waiter in known.items() if waiter.waits]
 
     # Port
@@ -193,8 +224,8 @@ class SimClient:
         return self._mint.draw(actor.name, suffix)
 
     def wall_clock(self) -> int:
-        """Microseconds on a clock that is right."""
-        return EPOCH + self.world.now
+        """Microseconds on a clock that is about right."""
+        return EPOCH + self.world.now + self._skew
 
     def jitter(self) -> float:
         """A number from a short list."""
@@ -228,18 +259,28 @@ class SimClient:
 
     async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
         """Run it as a task of its own."""
-        await self.machine.spawn(operation, "shielded").result
+        caller = self.caller()
+        task = self.machine.spawn(operation, "shielded")
+        self._for_whom[task] = caller
+        await task.result
+
+    def caller(self) -> Task:
+        """Whose connections are used: a shielded task goes on for the one that was interrupted."""
+        task = self.actor()
+        return self._for_whom.get(task, task)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
-        """One for the process."""
-        if self._line is None:
-            self._line = make(channel_of(self._mint.client, keys[0]))
-        return cast("L", self._line)
+        """One for the process, at each node."""
+        if keys.node not in self._lines:
+            self._lines[keys.node] = make(channel_of(self._mint.client, keys[0]))
+        return cast("L", self._lines[keys.node])
 
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script over the task's own connection."""
+        """Run a script over the task's own connection, or on several nodes."""
+        if self.quorum is not None:
+            return await self.quorum.call(script, keys, args, timeout)
         await self.moment()
         task, end = self.actor(), self.now() + timeout
         link = await self.link(task, timeout)
@@ -259,46 +300,60 @@ class SimClient:
 
     async def link(self, task: Task, timeout: float) -> Connection:
         """The task's connection; a new one takes a round trip."""
-        link, server = self._links.get(task), self._server()
-        if link is not None and link.open and link.server is server:
-            return link
-        link = Connection(self.machine, server)
+        link, server = self._links.get(task), self._servers()[0]
+        if link is None or not link.open or link.server is not server:
+            link = self._links[task] = await self.connect(server, timeout)
+        return link
+
+    async def connect(self, server: Server, timeout: float) -> Connection:
+        """Make a connection, unless the server lost its data not long ago."""
+        link, name = Connection(self.machine, server), server.name
+
+        def is_young() -> bool:
+            return self.world.now < server.young_until
+
         try:
-            await self.within(link.ask("connect", lambda: None), timeout)
+            young = await self.within(link.ask("connect", is_young), timeout)
         except (ConnectionResetError, TimeoutError):
             link.close()
-            name = server.name
             raise NodeUnavailable(f"cannot reach {name}", node=name) from None
         except BaseException:
             link.close()
             raise
-        self._links[task] = link
+        if young:
+            link.close()
+            self.observer.too_young(self)
+            raise NodeUnavailable(f"{name} lost its data, and is not asked yet", node=name)
         return link
 
-    async def ask(self, link: Connection, request: Request, timeout: float) -> Reply:
-        """Send a request and wait for its answer."""
+    def post(self, link: Connection, request: Request, *, in_full: bool) -> Future[Reply]:
+        """Send a request, by the script's name or text; the future is its answer."""
         script, keys, args = request
-        server, end = link.server, self.now() + timeout
+        server = link.server
 
-        def by_name() -> Reply:
-            if server.forgetful and script.sha not in server.known:
+        def run() -> Reply:
+            if in_full:
+                server.known.add(script.sha)
+            elif server.forgetful and script.sha not in server.known:
                 raise ServerError("NOSCRIPT No matching script.")
             return server.script(script, keys, args)
 
-        def by_text() -> Reply:
-            server.known.add(script.sha)
-            return server.script(script, keys, args)
-
         what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
+        return link.ask(what, run)
+
+    async def ask(self, link: Connection, request: Request, timeout: float) -> Reply:
+        """Send a request and wait for its answer."""
+        end = self.now() + timeout
         try:
             try:
-                reply = await self.within(link.ask(what, by_name), timeout)
+                reply = await self.within(self.post(link, request, in_full=False), timeout)
             except ServerError as error:
                 if not str(error).startswith("NOSCRIPT"):
                     raise
-                reply = await self.within(link.ask(what, by_text), end - self.now())
+                again = self.post(link, request, in_full=True)
+                reply = await self.within(again, end - self.now())
         except (ConnectionResetError, TimeoutError) as error:
-            name = server.name
+            name = link.server.name
             raise OutcomeUnknown(f"{name} did not answer", node=name) from error
         self.observer.answered(self, request, reply)
         return reply
@@ -311,20 +366,33 @@ class SimClient:
         finally:
             timer.cancel()
 
-    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
+    async def passes(self, event: Future[None], until: float) -> None:
+        """Wait for something, or until then."""
+        look: Future[None] = Future()
+        event.waiting.append(lambda: look.set(None))
+        timer = None
+        if until < float("inf"):
+            timer = self.machine.after(until - self.now(), lambda: look.set(None))
+        if not event.done:
+            await look
+        if timer is not None:
+            timer.cancel()
+
+    async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
         """Subscribe, once for all who want it."""
         if listener.listening:
             return
-        if self._opening is None or self._opening.done:
-            self._opening = _Ears(self, listener, self._server()).opened
+        server, begun = self._servers()[keys.node or 0], self._opening.get(keys.node)
+        if begun is None or begun.done:
+            begun = self._opening[keys.node] = _Ears(self, listener, server).opened
         opening: Future[None] = Future()
-        self._opening.waiting.append(lambda: opening.set(None))
-        if self._opening.done:
+        begun.waiting.append(lambda: opening.set(None))
+        if begun.done:
             opening.set(None)
-        name = self._server().name
+        name = server.name
         try:
             await self.within(opening, timeout)
-            await self._opening
+            await begun
         except (ConnectionResetError, TimeoutError):
             raise NodeUnavailable(f"cannot listen to {name}", node=name) from None
 
@@ -439,6 +507,8 @@ class SimBackground:
         while self._roused:
             self._roused = False
             await job.run()
+            if not self._roused:
+                self._client.background_nodes.drop()
         self._task = None
 
     async def rest(self, until: float) -> None:
@@ -456,6 +526,8 @@ class SimBackground:
     ) -> list[Reply | HoldfastError]:
         """Send them in one go, and collect what is answered in time."""
         client = self._client
+        if client.quorum is not None:
+            return await client.quorum.call_many(requests, timeout, meanwhile)
         task = cast("Task", client.world.task)
         batch = client.machine.spawn(self._batch(task, requests, timeout), "batch").result
         while not batch.done:

@@ -56,16 +56,28 @@ class Watcher(Protocol):
 class Server:
     """One node: its data, its clock, who is connected, and whether it works."""
 
-    def __init__(self, world: World, name: str, settings: Settings, *, drift: float = 0.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        settings: Settings,
+        *,
+        drift: float = 0.0,
+        skew: float = 0.0,
+    ) -> None:
         self.world = world
         self.name = name
         self.settings = settings
+        self.drift = drift
         self._drift = 1.0 + drift
-        self._jumped = 0
+        self._jumped = int(skew * SECOND)
         self.data = Keyspace(self.wall_clock, self._publish)
         self._frozen_until = 0
         self._inbox: list[Callable[[], object]] = []
         self.down = False
+        self._wiped = False
+        self.young_until = 0
+        """When it has been up for long enough, after it lost its data."""
         self.cut_off: set[tuple[str, str]] = set()
         """Who does not get through: (process, "to" or "from")."""
         self.known: set[str] = set()
@@ -123,6 +135,7 @@ class Server:
         self.hang_up()
         if wiped:
             self.data.restore({})
+            self._wiped = True
         self.known.clear()
         self.forgetful = True
         self.world.after(microseconds, self._up)
@@ -131,6 +144,16 @@ class Server:
         if self.down:
             self.down = False
             self.world.note("up", self.name)
+            if self._wiped:
+                self._wiped = False
+                self.young_until = self.world.now + int(self.settings.quarantine * SECOND)
+
+    @property
+    def silent_until(self) -> int:
+        """Until when it is not to be asked, because it knows nothing of what it gave."""
+        if self._wiped:
+            return self.world.now + int(self.settings.quarantine * SECOND)
+        return self.young_until
 
     def hang_up(self) -> None:
         """Reset all connections."""

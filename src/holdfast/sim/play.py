@@ -23,11 +23,12 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
-from holdfast.scripts import ACQUIRE, ADOPT, RENEW
+from holdfast.scripts import ACQUIRE, ADOPT, CONFIRM, RENEW, VOTE
 from holdfast.sim.checks import Checks, Violated
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import Server
+from holdfast.sim.quorum_checks import QuorumChecks
 from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ CLEAN_UP = 10 * SECOND
 """True time after which a clean-up is through, once everything works."""
 
 DRIFTS = (0.0, 1.0, -1.0)
+SKEWS = (0.0, 0.1, -0.1, 1.0, -1.0)
 
 
 class Outcome(NamedTuple):
@@ -65,17 +67,19 @@ class Play:
         self.settings = settings
         self.world = world = World(choices)
         self.spec = _spec(settings)
-        drift = settings.drift * self._drift() / 2
-        self.server = Server(world, "server", settings, drift=drift)
-        self.checks = Checks(world, settings, self.spec.keys[0])
-        self.server.watcher = self.checks
-        self.spare = Server(world, "replica", settings, drift=drift)
+        self.servers = [self._server(name) for name in nodes_of(settings)]
+        """The nodes; after a failover another one."""
+        self.checks = self._checks()
+        for server in self.servers:
+            server.watcher = self.checks
         self._refuses_no_time()
         if settings.failover:
-            self.spare.follow(self.server, 50_000)
-            self.spare.watcher = self.checks
+            spare = Server(world, "replica", settings, drift=self.servers[0].drift)
+            spare.follow(self.servers[0], 50_000)
+            spare.watcher = self.checks
         self.clients = [self._client(f"c{number + 1}") for number in range(settings.clients)]
         self.healed = False
+        self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
             (client, client.machine.spawn(self._turns(client), f"t{number}"))
             for client in self.clients
@@ -83,11 +87,23 @@ class Play:
         ]
         self._faults = _Faults(self)
 
+    def _server(self, name: str) -> Server:
+        drift = self.settings.drift * self._drift() / 2
+        return Server(self.world, name, self.settings, drift=drift, skew=self._skew())
+
+    def _checks(self) -> Checks:
+        key = self.spec.keys[0]
+        if self.settings.nodes > 1:
+            return QuorumChecks(self.world, self.settings, key, self.servers)
+        return Checks(self.world, self.settings, key)
+
     def _refuses_no_time(self) -> None:
         """A ttl of 0 would delete: the scripts refuse it."""
-        for script, args in ((ACQUIRE, ()), (RENEW, ("",)), (ADOPT, ("other", ""))):
+        one = ((ACQUIRE, ()), (RENEW, ("",)), (ADOPT, ("other", "")))
+        many = ((VOTE, ("0", "", "")), (CONFIRM, ("1", "")))
+        for script, args in one + (many if self.settings.nodes > 1 else ()):
             try:
-                self.server.script(script, self.spec.keys, ("hf1:nobody:1:", "0", *args))
+                self.servers[0].script(script, self.spec.keys, ("hf1:nobody:1:", "0", *args))
             except ServerError:
                 continue
             self.checks.fail("S17", f"{script.name} took a ttl of 0")
@@ -95,10 +111,16 @@ class Play:
     def _drift(self) -> float:
         return DRIFTS[self.world.choices.pick("drift", (2, 1, 1))] if self.settings.drift else 0.0
 
+    def _skew(self) -> float:
+        if not self.settings.skew:
+            return 0.0
+        return self.settings.skew * SKEWS[self.world.choices.pick("skew", (2, 1, 1, 1, 1))]
+
     def _client(self, name: str) -> SimClient:
         rate = 1.0 + self.settings.drift * self._drift()
         machine = Process(self.world, name, rate=rate, offset=1000.0)
-        client = SimClient(machine, lambda: self.server, self.settings, self.checks)
+        servers, skew = lambda: self.servers, self._skew()
+        client = SimClient(machine, servers, self.settings, self.checks, skew=skew)
         machine.on_crash = lambda: self._crashed(client)
         return client
 
@@ -129,6 +151,8 @@ class Play:
         grip, began = Grip(), client.now()
         who = client.machine.name
         self.world.note("asks", who)
+        asking = client.actor()
+        self.asking.add(asking)
         try:
             await acquire(client.session, self.spec, settings.timeout, grip)
         except Cancelled:
@@ -139,6 +163,8 @@ class Play:
             self._nothing_is_held(grip)
             self._in_time(client, began)
             raise
+        finally:
+            self.asking.discard(asking)
         self._in_time(client, began)
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - acquire returned
@@ -232,7 +258,7 @@ class Play:
     async def _release(self, client: SimClient, grip: Grip) -> None:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
-        full = self.server.data.full
+        full = any(server.data.full for server in self.servers)
         self.checks.releasing(client, hold)
         try:
             await release(client.session, grip)
@@ -272,10 +298,12 @@ class Play:
         except Stuck:
             self.checks.fail("L2", "nothing can happen any more, and somebody waits")
         self._heal()
-        self._let_pass(CLEAN_UP)
-        self.checks.tidied(self.server, self.spec.keys)
+        self._let_pass(CLEAN_UP + int(self.settings.quarantine * SECOND))
+        for server in self.servers:
+            self.checks.tidied(server, self.spec.keys)
         self._let_pass(self._patience())
-        self.checks.finished(self.server, self.spec.keys)
+        for server in self.servers:
+            self.checks.finished(server, self.spec.keys)
 
     def _let_pass(self, microseconds: int) -> None:
         world, end = self.world, self.world.now + microseconds
@@ -291,15 +319,17 @@ class Play:
         turns = settings.clients * settings.tasks * settings.turns
         each = 8 * settings.hold + settings.lock_delay + 1.0
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
-        return int((turns * each + dead + 10.0) * SECOND) + self._faults.jumped
+        young = settings.quarantine
+        return int((turns * each + dead + young + 10.0) * SECOND) + self._faults.jumped
 
     def _heal(self) -> None:
         if self.healed:
             return
         self.healed = True
         self.world.note("healed", "world")
-        self.server.heal()
-        self.server.settings = self.spare.settings = _without_faults(self.settings)
+        for server in self.servers:
+            server.heal()
+            server.settings = _without_faults(self.settings)
         for client in self.clients:
             client.immune = True
         self.checks.all_is_well()
@@ -307,18 +337,28 @@ class Play:
             self._watch_over()
 
     def _watch_over(self) -> None:
+        if isinstance(self.checks, QuorumChecks):
+            self.checks.won_by_somebody(any(map(self._asks, self.tasks)))
+        else:
+            self._watch_over_the_line()
+        if not self._done():
+            self.world.after(SECOND // 10, self._watch_over)
+
+    def _asks(self, each: tuple[SimClient, Task]) -> bool:
+        client, task = each
+        return task in self.asking and not client.machine.crashed
+
+    def _watch_over_the_line(self) -> None:
         waiting = {
             token
             for client in self.clients
             if not client.machine.crashed and not client.was_stopped_since(client.now() - 2.0)
             for token in client.waiting()
         }
-        self.checks.taken_up(self.server, self.spec.keys, waiting)
-        if not self._done():
-            self.world.after(SECOND // 10, self._watch_over)
+        self.checks.taken_up(self.servers[0], self.spec.keys, waiting)
 
     def _somebody_waits(self) -> None:
-        holder = self.server.data.run("GET", self.spec.keys[0])
+        holder = self.servers[0].data.run("GET", self.spec.keys[0])
         waiting = [
             task.name
             for client, task in self.tasks
@@ -371,6 +411,10 @@ class _Faults:
         clients = self._play.clients
         return clients[self._play.world.choices.pick("who", [1] * len(clients))].machine
 
+    def _node(self) -> Server:
+        servers, choices = self._play.servers, self._play.world.choices
+        return servers[choices.pick("node", [1] * len(servers)) if len(servers) > 1 else 0]
+
     def _stop(self) -> None:
         machine = self._someone()
         if not machine.crashed and not machine.paused:
@@ -381,27 +425,29 @@ class _Faults:
         client = self._someone().name
         ways = (("to",), ("from",), ("to", "from"))[choices.pick("way", (1, 1, 1))]
         cut = {(client, way) for way in ways}
-        play.server.cut_off |= cut
+        server = self._node()
+        server.cut_off |= cut
         length = self._length()
-        play.world.note("cut off", client, ways, length)
-        server = play.server
+        whom = () if play.settings.nodes == 1 else (server.name,)
+        play.world.note("cut off", client, ways, length, *whom)
         play.world.after(length, lambda: server.rejoin(cut))
 
     def _freeze(self) -> None:
-        self._play.server.freeze(self._length())
+        self._node().freeze(self._length())
 
     def _restart(self) -> None:
-        self._play.server.restart(self._length())
+        self._node().restart(self._length())
 
     def _flush(self) -> None:
-        self._play.server.known.clear()
-        self._play.server.forgetful = True
-        self._play.world.note("scripts flushed", "server")
+        server = self._node()
+        server.known.clear()
+        server.forgetful = True
+        self._play.world.note("scripts flushed", server.name)
 
     def _fill(self) -> None:
-        server, world = self._play.server, self._play.world
+        server, world = self._node(), self._play.world
         server.data.full = True
-        world.note("full", "server")
+        world.note("full", server.name)
 
         def room() -> None:
             server.data.full = False
@@ -409,31 +455,34 @@ class _Faults:
         world.after(self._length(), room)
 
     def _wipe(self) -> None:
-        self._play.server.restart(self._length(), wiped=True)
+        self._node().restart(self._length(), wiped=True)
 
     def _evict(self) -> None:
-        play = self._play
-        keys = sorted(play.server.data.keys())
+        play, server = self._play, self._node()
+        keys = sorted(server.data.keys())
+        if play.settings.nodes > 1:  # that a node's numbers do not go back is what fences rest on
+            keys = [key for key in keys if key != play.spec.keys[1]]
         if keys:
             key = keys[play.world.choices.pick("key", [1] * len(keys))]
-            play.server.command("DEL", key)
-            play.world.note("evicted", "server", key)
+            server.command("DEL", key)
+            play.world.note("evicted", server.name, key)
 
     def _jump(self) -> None:
         by = (3, -3, 60, -60)[self._play.world.choices.pick("jump", (1, 1, 1, 1))] * SECOND
         self.jumped += abs(by)
-        self._play.server.jump(by)
+        self._node().jump(by)
 
     def _fail_over(self) -> None:
         play = self._play
-        if play.server.replica is None:
+        (old,) = play.servers
+        new = old.replica
+        if new is None:
             return
-        old, new = play.server, play.spare
         play.world.note("failover", old.name, new.name)
         old.replica = None
         old.down = True
         old.hang_up()
-        play.server = new
+        play.servers = [new]
 
 
 def _spec(settings: Settings) -> LockSpec:
@@ -450,7 +499,14 @@ def _spec(settings: Settings) -> LockSpec:
         key=None,
         label=None,
         command_timeout=COMMAND_TIMEOUT,
+        quorum=settings.nodes > 1,
     )
+
+
+def nodes_of(settings: Settings) -> list[str]:
+    """What the servers are called."""
+    many = settings.nodes > 1
+    return [f"n{number + 1}" for number in range(settings.nodes)] if many else ["server"]
 
 
 def _without_faults(settings: Settings) -> Settings:

@@ -10,6 +10,12 @@ LONGEST = 3600.0
 DRIFT_MOST = 0.005
 """Half of what a lease allows for: two clocks may be off in opposite ways."""
 
+LONGER = 3.0
+"""Of a ttl, the most that a lease is extended to."""
+
+SLACK = 1.0  # as in the scripts
+"""Seconds by which a fence may be ahead of a node's clock."""
+
 TOGETHER = (
     ("slow", "reset", "half_open"),
     ("doubled",),
@@ -26,6 +32,7 @@ TOGETHER = (
 class Settings:
     """One kind of world. Times are in seconds, probabilities for each time it could happen."""
 
+    nodes: int = 1  # servers that keep the lock together: 1, or an odd number
     clients: int = 3
     tasks: int = 1  # of each client, which share its connection for pushes
     turns: int = 3  # of each task
@@ -39,6 +46,8 @@ class Settings:
     polls: bool = False
     hold: float = 0.3  # how long a turn takes, about
     drift: float = 0.005  # by which a clock may run fast or slow
+    skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
+    loop: bool = False  # of several nodes: tasks share connections, as on an event loop
 
     # What may happen to a message
     slow: float = 0.0
@@ -51,7 +60,7 @@ class Settings:
     crash: float = 0.0
     cancel: float = 0.0
 
-    # What may happen to a client or the server, each time that half a second has passed
+    # What may happen to a client or a server, each time that half a second has passed
     stop: float = 0.0  # a client is paused, whatever it is doing
     partition: float = 0.0
     freeze: float = 0.0
@@ -60,7 +69,7 @@ class Settings:
     full: float = 0.0
 
     # What breaks the assumptions: exclusion is not demanded, that fences hold is
-    wipe: float = 0.0  # a restart without its data
+    wipe: float = 0.0  # a restart without its data; of several nodes, it then keeps silent
     evict: float = 0.0
     clock_jump: float = 0.0
     failover: float = 0.0  # to a replica that lags behind
@@ -84,6 +93,19 @@ class Settings:
                 raise ValueError(f"more than 1 together, or below 0: {given}")
         if self.owner and self.reentrant:
             raise ValueError("an owner may take it again anyway: not reentrant too")
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        if self.nodes < 1 or self.nodes % 2 == 0:
+            raise ValueError("nodes: 1, or an odd number of them")
+        if not 0 <= self.skew <= LONGEST:
+            raise ValueError(f"skew: up to {LONGEST:.0f} seconds")
+        if self.nodes == 1 and (self.skew or self.loop):
+            raise ValueError("skew and loop are for several nodes")
+        if self.nodes > 1 and (self.owner or self.failover):
+            raise ValueError("owner and failover are for one node")
+        if self.nodes > 1 and self.wipe and self.clock_jump:
+            raise ValueError("a node that lost its data trusts its clock: no clock_jump with wipe")
 
     @property
     def calm(self) -> bool:
@@ -91,9 +113,26 @@ class Settings:
         return not any(getattr(self, fault) for faults in TOGETHER for fault in faults)
 
     @property
+    def prompt(self) -> bool:
+        """Whether all answers come, and without delay."""
+        delays = "slow", "reset", "half_open", "pause", "stop", "partition", "freeze", "restart"
+        return not any(getattr(self, fault) for fault in delays)
+
+    @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
-        return not (self.wipe or self.evict or self.clock_jump or self.failover)
+        forgets = self.wipe and self.nodes == 1
+        return not (forgets or self.evict or self.clock_jump or self.failover)
+
+    @property
+    def quarantine(self) -> float:
+        """How long a node that lost its data keeps silent, once it is back.
+
+        What it knew of leases has to be over, and its clock beyond every number it gave.
+        """
+        if self.nodes == 1:
+            return 0.0
+        return 1.05 * max(LONGER * self.ttl + self.lock_delay, 2 * (self.skew + SLACK + 0.2))
 
 
 CALM = Settings()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.sim.checks import REACHED
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import play
+from holdfast.sim.quorum_checks import REACHED_BY_MANY
 from holdfast.sim.settings import CALM, STORMY, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +41,40 @@ SINGLE_NODE: Mapping[str, Settings] = {
     "failover": replace(STORMY, failover=0.1),
 }
 """The kinds of worlds that a sweep without settings of its own goes through."""
+
+_MANY = replace(STORMY, nodes=3, skew=2.0)
+
+QUORUM: Mapping[str, Settings] = {
+    "quorum, storm": _MANY,
+    "quorum, calm": replace(CALM, nodes=3, skew=2.0),
+    "quorum, calm loop": replace(CALM, nodes=3, skew=2.0, loop=True, clients=2, tasks=2),
+    "quorum, loop": replace(_MANY, loop=True),
+    "quorum, tasks of a loop": replace(_MANY, loop=True, clients=2, tasks=2),
+    "quorum, tasks": replace(_MANY, clients=2, tasks=2),
+    "quorum, nothing doubled": replace(_MANY, doubled=0.0, cancel=0.04, slow=0.1),
+    "quorum, loop, nothing doubled": replace(_MANY, doubled=0.0, cancel=0.04, slow=0.1, loop=True),
+    "quorum, five": replace(_MANY, nodes=5),
+    "quorum, delay": replace(_MANY, lock_delay=1.0),
+    "quorum, reentrant": replace(_MANY, reentrant=True),
+    "quorum, polls": replace(_MANY, polls=True),
+    "quorum, no renewal": replace(_MANY, renew=False),
+    "quorum, timeout": replace(_MANY, timeout=1.0),
+    "quorum, short ttl": replace(_MANY, ttl=0.3),
+    "quorum, slow answers": replace(_MANY, slow=0.2, hold=1.0, ttl=1.0),
+    "quorum, right clocks": replace(_MANY, skew=0.0),
+    "quorum, data lost": replace(_MANY, wipe=0.15, restart=0.0, full=0.0),
+    "quorum, evictions": replace(_MANY, evict=0.1),
+    "quorum, clock jumps": replace(_MANY, clock_jump=0.1),
+}
+"""The same for a lock that several nodes keep."""
+
+
+def kinds_of(nodes: int) -> list[Settings]:
+    """All kinds of worlds with so many nodes."""
+    if nodes == 1:
+        return list(SINGLE_NODE.values())
+    return [replace(kind, nodes=max(nodes, kind.nodes)) for kind in QUORUM.values()]
+
 
 SMALL = replace(
     CALM,
@@ -75,6 +110,14 @@ OUTAGES = replace(
 )
 OUTAGE_BUDGETS = {"delay": 1, "fault": 1, "length": 1, "way": 1, "who": 1}
 """The same for what may happen to the server."""
+
+SMALL_QUORUM = replace(SMALL, nodes=3, hold=0.05)
+SMALL_BUDGETS = {"fault": 1, "slow": 1, "pause": 1, "crash": 1}
+"""The same with three nodes: one fault, of any length, to any message or client, at any time."""
+
+QUORUM_OUTAGES = replace(OUTAGES, nodes=3, hold=0.6, wipe=0.1)
+QUORUM_OUTAGE_BUDGETS = {"fault": 1, "length": 1, "way": 1, "who": 1, "node": 1}
+"""And to any node."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +187,8 @@ def _settings(given: dict[str, Any]) -> Settings:
 class Report:
     """What a sweep has seen so far."""
 
+    states: Sequence[str] = REACHED
+    """Those that worlds like these have to come across."""
     worlds: int = 0
     seconds: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
@@ -152,7 +197,7 @@ class Report:
     @property
     def missing(self) -> list[str]:
         """The states that no world reached."""
-        return [name for name in REACHED if not self.reached[name]]
+        return [name for name in self.states if not self.reached[name]]
 
     def add(self, other: Report) -> None:
         """Take in what another part of the sweep has seen."""
@@ -169,27 +214,28 @@ class Report:
             self.found.append(found)
 
 
-def world_of(seed: int, settings: Settings | None) -> Settings:
-    """The settings of a seed: those given, or one of the kinds in turn."""
-    kinds = list(SINGLE_NODE.values())
-    return kinds[seed % len(kinds)] if settings is None else settings
+def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
+    """What worlds of these kinds have to come across."""
+    return REACHED_BY_MANY if all(kind.nodes > 1 for kind in kinds) else REACHED
 
 
 def sweep(
     seeds: Iterable[int],
-    settings: Settings | None = None,
+    kinds: Sequence[Settings] = tuple(SINGLE_NODE.values()),
     *,
     twice: bool = False,
     go_on: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Run a world for each seed, until `go_on` says no; each twice to see that it is the same.
 
+    The kinds take turns.
+
     Raises:
         AssertionError: a world was another the second time.
     """
-    report, began = Report(), time.perf_counter()
+    report, began = Report(states_of(kinds)), time.perf_counter()
     for seed in seeds:
-        kind = world_of(seed, settings)
+        kind = kinds[seed % len(kinds)]
         outcome = play(kind, RandomChoices(seed))
         if twice and repr(play(kind, RandomChoices(seed))) != repr(outcome):
             raise AssertionError(f"seed {seed} gave two different worlds")

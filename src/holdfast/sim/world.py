@@ -60,6 +60,14 @@ class Future(Generic[T]):
             self.done, self._error, self.unread = True, error, error
             self._tell()
 
+    def result(self) -> T:
+        """What is known; raises how it failed."""
+        self.unread = None
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
     def _tell(self) -> None:
         waiting, self.waiting = self.waiting, []
         for callback in waiting:
@@ -69,11 +77,7 @@ class Future(Generic[T]):
         """Suspend until it is known."""
         if not self.done:
             yield self
-        self.unread = None
-        if self._error is not None:
-            raise self._error
-        value: T = self._value
-        return value
+        return self.result()
 
 
 class Timer:

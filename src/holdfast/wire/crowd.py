@@ -311,6 +311,8 @@ class _Table:
             if request is not last:
                 packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
             seat.post(question, number, request, packed, at)
+        if not timeout:
+            return
         self._read(question, end, meanwhile)
         if not question.over:
             for seat in self.seats:

@@ -93,8 +93,8 @@ class LoopCrowd:
                 packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
             voice = _Voice(question, number)
             voices.append((voice, node))
-            wire.post(voice, request, packed, end)
-        if question.over:
+            wire.post(voice, request, packed, end if timeout else end + self._timeout)
+        if question.over or not timeout:
             return
         timer = self._loop.call_at(self._loop.time() + max(0.0, end - now()), question.end)
         try:

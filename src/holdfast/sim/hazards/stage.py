@@ -426,7 +426,7 @@ class Holder(Person):
 
     def __init__(self, stage: Stage, name: str, *, reentrant: bool) -> None:
         super().__init__(stage, name)
-        self._client = SimClient(self.machine, lambda: self.server, _NETWORK, self)
+        self._client = SimClient(self.machine, lambda: [self.server], _NETWORK, self)
         self._spec = describe(
             LOCK,
             ttl=TTL,
@@ -509,6 +509,9 @@ class Holder(Person):
     def handed_back(self, client: SimClient, token: str) -> None:
         """Nothing is made of grants for nobody."""
 
+    def took(self, client: SimClient, hold: Hold) -> None:
+        """Whoever takes it says so by itself."""
+
     def lost(self, client: SimClient, hold: Hold) -> None:
         """A loss is shown by what the program is told."""
 
@@ -520,6 +523,9 @@ class Holder(Person):
 
     def deaf(self, client: SimClient) -> None:
         """Nothing is made of a lost push connection."""
+
+    def too_young(self, client: SimClient) -> None:
+        """Nothing is made of a node that is not asked."""
 
 
 def _sentence(parts: Sequence[str]) -> str:

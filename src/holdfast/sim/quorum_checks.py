@@ -1,0 +1,288 @@
+"""What must hold of a lock that several nodes keep: at each node, and over all of them.
+
+What a single server promises about order and handing over is not promised here. What a lease is
+worth is what a majority of the nodes keeps. What makes fences grow is that each of them stood, at
+some moment, at a majority of the nodes, beside the token it was given to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+from holdfast.sim.checks import SLACK, Checks, look
+from holdfast.sim.world import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.core.hold import Hold
+    from holdfast.port import Reply, Request
+    from holdfast.scripts import Script
+    from holdfast.sim.client import SimClient
+    from holdfast.sim.node import Server
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.world import World
+
+REACHED_BY_MANY = (
+    "votes given back",
+    "numbers brought into agreement",
+    "won without a node",
+    "a node that lost its data, not asked",
+    "told that it is free",
+    "taken back in the background",
+    "a renewal that a node did not get",
+    "a request that found its tombstone",
+    "a renewal answered after the deadline",
+    "a lease lost: expired",
+    "a lease lost: taken",
+    "a lease lost: unreachable",
+    "a release that was not answered",
+    "cancelled while waiting",
+    "cancelled while holding",
+    "crashed while holding",
+    "crashed while waiting",
+    "paused beyond the deadline",
+    "a late write, refused by its fence",
+    "the push connection lost while waiting",
+    "a holder that never released, followed",
+)
+"""What a sweep over several nodes has to have come across."""
+
+
+class QuorumChecks(Checks):
+    """Everything that is checked in one world about one lock on several nodes."""
+
+    def __init__(
+        self, world: World, settings: Settings, key: bytes, nodes: Sequence[Server]
+    ) -> None:
+        super().__init__(world, settings, key)
+        self._nodes = nodes
+        self._majority = len(nodes) // 2 + 1
+        self._stood: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        """At which nodes each token ever stood beside a fence."""
+        self._returned: defaultdict[str, set[str]] = defaultdict(set)
+        """From which nodes each token was released."""
+        self._believed_at: list[int] = []
+        self._highest_by_then: list[int] = []
+        self._through: set[Hold] = set()
+        self._refused_by: Counter[str] = Counter()
+
+    # At each node
+
+    def before(self, server: Server, keys: Sequence[bytes]) -> None:
+        """Look at lock and fence."""
+        if keys[0] == self._key:
+            self._before = look(server, keys)
+            self._left = server.data.run("PTTL", keys[0]) if self.settings.lock_delay else -2
+
+    def after(
+        self,
+        server: Server,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """Compare."""
+        if keys[0] != self._key or script.name in {"inspect", "probe"}:
+            return
+        holder, fence = look(server, keys)
+        earlier, earlier_fence = self._before
+        self._note(script, keys, args, reply, earlier)
+        kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
+        if kept and script.name != "release":
+            self._not_in_the_delay(script.name)
+        if holder != earlier:
+            self.world.note("holder", server.name, holder, fence)
+            self._gave_up(server, script, args, earlier)
+            if holder is not None:
+                self._took(server, script, holder, int(fence or 0), int(earlier_fence or 0))
+        elif holder is not None and fence != earlier_fence:
+            self._renumbered(script, args, holder, int(fence or 0))
+        if holder is not None:
+            self._stood[holder.decode(), int(fence or 0)].add(server.name)
+        self._majorities_keep()
+
+    def _gave_up(
+        self, server: Server, script: Script, args: Sequence[str], earlier: bytes | None
+    ) -> None:
+        """Only its own holder's release takes a node from somebody."""
+        token = args[0].encode()
+        if earlier is None:
+            return
+        if earlier != token or script.name != "release":
+            self.fail("S4", f"{script.name} of {token!r} took {server.name} from {earlier!r}")
+        if "lost" not in "".join(args[2:3]):
+            self._returned[args[0]].add(server.name)
+            if len(self._returned[args[0]]) >= self._majority:
+                self._given_back.add(args[0])
+
+    def _took(self, server: Server, script: Script, holder: bytes, fence: int, last: int) -> None:
+        """Only a vote takes a node, and it raises the node's number."""
+        name = holder.decode()
+        if script.name != "vote":
+            self.fail("S5", f"{script.name} made a lock that was not there")
+        if fence <= last:
+            self.fail("S6", f"{server.name} numbered it {fence} after {last}")
+        back = server.name in self._returned[name]
+        if back and not self.world.doubled and not self.untrusted and not self.settings.wipe:
+            self.fail("S10", f"{name} took {server.name} after it had given it back")
+
+    def _renumbered(self, script: Script, args: Sequence[str], holder: bytes, fence: int) -> None:
+        """Only its holder's confirmation changes the number of a lock that stays where it is."""
+        if script.name == "confirm" and holder == args[0].encode() and str(fence) == args[2]:
+            return
+        if not self.untrusted or script.name == "confirm":
+            self.fail("S8", f"{script.name} changed the fence of a lock that did not change hands")
+
+    def _majorities_keep(self) -> None:
+        """For whoever believes a majority of the nodes keeps it, or is silent, and for as long."""
+        if self.untrusted:
+            return
+        now = self.world.now
+        for client, hold in self._holds:
+            if not self.alive(client, hold):
+                continue
+            kept = sorted((self._keeps(server, hold) for server in self._nodes), reverse=True)
+            until = kept[self._majority - 1]
+            if until <= now:
+                have = sum(each > now for each in kept)
+                self.fail("S1", f"{hold.token} believes, and is kept by {have} of {len(kept)}")
+            late = (client.machine.true_time(hold.deadline) - until) / 1000
+            if late > SLACK / 1000:
+                self.fail("S2", f"{hold.token} would believe {late:.0f} ms longer than a majority")
+
+    def _keeps(self, server: Server, hold: Hold) -> float:
+        """Until when nobody else gets it from this node."""
+        silent = server.silent_until
+        if server.data.run("GET", self._key) != hold.token.encode():
+            return silent
+        expiry = server.true_expiry(self._key, int(self.settings.lock_delay * 1000))
+        return float("inf") if expiry is None else max(expiry, silent)
+
+    def _note(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+        earlier: bytes | None,
+    ) -> None:
+        reached, mine = self.reached, earlier == args[0].encode()
+        if script.name == "vote":
+            reached["a request that found its tombstone"] += reply == 0
+        elif script.name == "confirm":
+            reached["numbers brought into agreement"] += reply != 0
+        elif script.name == "release" and mine:
+            reached["votes given back"] += args[0] not in self._kept
+            reached["taken back in the background"] += _node_of(keys) is not None
+
+    # At a client
+
+    def granted(self, client: SimClient, hold: Hold) -> None:
+        """A client goes on with the lock."""
+        self.world.note("believes", client.machine.name, hold.token, hold.fence)
+        given = self._fences.setdefault(hold.fence, hold.token)
+        if given != hold.token:
+            self.fail("S6", f"fence {hold.fence} was given to {given} and to {hold.token}")
+        stood = self._stood.get((hold.token, hold.fence), set())
+        if len(stood) < self._majority:
+            self.fail("S6", f"fence {hold.fence} of {hold.token} stood at {len(stood)} nodes only")
+        self._in_real_time(client, hold)
+        if not self.untrusted and self.alive(client, hold):
+            for other, held in self._holds:
+                if held is not hold and self.alive(other, held):
+                    self.fail("S1", f"{held.token} and {hold.token} both believe")
+            if hold.fence <= self._highest_believed:
+                self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
+            self._after_the_delay()
+        has_it = [each.data.run("GET", self._key) == hold.token.encode() for each in self._nodes]
+        self.reached["won without a node"] += not all(has_it)
+        if self._last_name and self._last_name.split(":")[1] in self._gone:
+            self.reached["a holder that never released, followed"] += 1
+        self._last_name = hold.token
+        self._remember(client, hold)
+        self._believed_at.append(self.world.now)
+        self._highest_by_then.append(self._highest_believed)
+
+    def _in_real_time(self, client: SimClient, hold: Hold) -> None:
+        """Whatever happens: who asked after somebody believed has the greater fence."""
+        asked_at = client.machine.true_time(hold.deadline - hold.spec.validity)
+        before = bisect_right(self._believed_at, asked_at)
+        highest = self._highest_by_then[before - 1] if before else 0
+        if hold.fence <= highest:
+            self.fail("S7", f"fence {hold.fence} was asked for when {highest} was held")
+
+    def _after_the_delay(self) -> None:
+        """Nobody gets it before the delay after a loss is over."""
+        for who, hold in self._holds:
+            until = who.machine.true_time(hold.deadline + self.settings.lock_delay)
+            early = (until - self.world.now) / 1000
+            if self.settings.lock_delay and hold not in self._through and early > SLACK / 1000:
+                self.fail("DELAY", f"somebody got the lock {early:.0f} ms before the delay is over")
+
+    def releasing(self, client: SimClient, hold: Hold) -> None:
+        """A client begins to release."""
+        if self.alive(client, hold):
+            self._through.add(hold)
+        super().releasing(client, hold)
+
+    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
+        """A node's answer has reached a client."""
+        script, _, args = request
+        if script.name != "renew":
+            return
+        self.reached["a renewal that a node did not get"] += not reply
+        if not reply:
+            self._refused_by[args[0]] += 1
+            if self._refused_by[args[0]] == self._majority and self.settings.prompt:
+                self.world.after(SECOND // 2, lambda: self._believes_them(args[0]))
+        for who, hold in self._holds:
+            if who is client and hold.token == args[0] and client.now() >= hold.deadline:
+                self.reached["a renewal answered after the deadline"] += 1
+
+    def _believes_them(self, token: str) -> None:
+        """Who was told by a majority that it is not theirs does not believe any more."""
+        for client, hold in self._holds:
+            if hold.token == token and self.alive(client, hold):
+                self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
+
+    def pushed(self, client: SimClient, message: bytes) -> None:  # noqa: ARG002 - it does not matter
+        """A node spoke to a client."""
+        self.reached["told that it is free"] += message.startswith(b"A")
+
+    def too_young(self, client: SimClient) -> None:
+        """A node that lost its data was not asked."""
+        self.world.note("too young", client.machine.name)
+        self.reached["a node that lost its data, not asked"] += 1
+
+    # In the end
+
+    def won_by_somebody(self, asking: bool) -> None:  # noqa: FBT001 - whether anybody does
+        """Called again and again once all is well: of those who ask somebody wins."""
+        if not asking or any(self.alive(*each) for each in self._holds):
+            self._free_since = self.world.now
+        elif self.world.now - self._free_since > self._patience():
+            self.fail("L6", "all is well, some ask, and nobody wins")
+
+    def _patience(self) -> int:
+        settings = self.settings
+        left_over = 0.0
+        if not settings.calm:  # what a crashed holder had, for as long as it was extended to
+            left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
+        return int((5.0 + left_over) * SECOND)
+
+    def _excused(self, waiter: bytes) -> bool:
+        """Whether its client is no more, or a request that puts it there came by itself."""
+        client = waiter.decode().split(":")[1]
+        return client in self._gone or any(
+            note[1] == "doubled" and note[2] == client and note[3].startswith("vote")
+            for note in self.world.trace
+        )
+
+
+def _node_of(keys: Any) -> int | None:  # noqa: ANN401 - keys, or names of keys
+    node: int | None = getattr(keys, "node", None)
+    return node
