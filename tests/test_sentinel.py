@@ -80,9 +80,11 @@ tasks_only = pytest.mark.parametrize("face", [Tasks()], ids=["asyncio"])
 
 def _mark(server: Server) -> str:
     """What the home key says of a server that has long been the primary."""
-    info = server.command("INFO", "replication").decode()
-    replid = info.partition("master_replid:")[2].split()[0]
-    return f"{replid} {LONGEST * 1000:.0f}"
+    info = (server.command("INFO", "server") + server.command("INFO", "replication")).decode()
+    started, promoted = (
+        info.partition(f"{name}:")[2].split()[0] for name in ("run_id", "master_replid2")
+    )
+    return f"{started}:{promoted} {LONGEST * 1000:.0f}"
 
 
 def _of(service: Sentinels, face: Face, **settings: Any) -> Any:
