@@ -139,8 +139,9 @@ class Server:
             raise failure(f"{self._command_line} ended:\n{log}")
         try:
             self.command("PING")
-        except ReplyError:
-            return True  # It wants a password, say. But it is there.
+        except ReplyError as refusal:
+            # It wants a password, say. But it is there, unless it is still reading its data.
+            return "LOADING" not in str(refusal)
         except OSError:
             return False
         return True
@@ -274,3 +275,7 @@ def commands_processed(server: Server) -> dict[str, int]:
             name, _, numbers = line.removeprefix("cmdstat_").partition(":calls=")
             calls[name] = int(numbers.partition(",")[0])
     return {name: count for name, count in calls.items() if name not in _KIT_TRAFFIC}
+
+
+ONE_KIND = list(programs())[:1]
+"""For stories about what Python does, which is the same with every server."""
