@@ -32,6 +32,12 @@ KEPT = {
     "an_extension_that_ended_a_living_lease": (
         "an extension counts from the sending that was answered"
     ),
+    "a_waiter_left_in_the_queue_of_a_node": "who leaves a queue makes sure of it",
+    "a_waiter_put_back_by_a_late_vote": "who was buried is not queued again",
+    "a_vote_sent_again_after_its_waiter_left": "what comes after all is seen to",
+    "a_withdrawal_cut_short": "a withdrawal that is interrupted is left to the background",
+    "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
+    "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
 }
 """What the simulator found in the shipped code, and the safeguard that was missing then."""
 
@@ -54,7 +60,8 @@ def test_a_mutant_is_caught(mutant: Mutant, record_property: Callable[[str, obje
 
 @pytest.mark.parametrize("worlds", KINDS.values(), ids=KINDS)
 def test_the_code_as_it_is_survives_the_same_worlds(worlds: Worlds) -> None:
-    assert hunt(NO_CHANGE, worlds, CONTROL).check == ""
+    many = "nodes" in worlds  # which are slower, and swept by themselves
+    assert hunt(NO_CHANGE, worlds, CONTROL // 3 if many else CONTROL).check == ""
 
 
 @pytest.mark.parametrize("kept", KEPT)

@@ -201,6 +201,7 @@ class Nodes(Protocol):
 
         Requests of one caller to one node are carried out in order, unless told otherwise: as
         unknown (it may yet be carried out, later than others) or unavailable (it never will be).
+        One whose script the node has forgotten is sent again, behind those sent meanwhile.
 
         While answers are outstanding, `meanwhile` is called as by `Background.call_many`.
         """

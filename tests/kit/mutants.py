@@ -151,6 +151,15 @@ MANY: Worlds = {"nodes": 3, "skew": 2.0}
 MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
 MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
 MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
+MANY_FLUSHED: Worlds = {
+    **MANY,
+    "calm": True,
+    "loop": True,
+    "clients": 4,
+    "ttl": 30.0,
+    "slow": 0.1,
+    "script_flush": 0.9,
+}
 MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
 MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
 MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
@@ -247,9 +256,9 @@ QUORUM = [
     Mutant(
         "what comes after all is seen to",
         "core/quorum.py",
-        "if self._whereabouts.get(token) is not there:  #",
+        "if node not in stands:  #",
         "if False:  #",
-        MANY_LATE,
+        MANY_FLUSHED,
         "S10",
     ),
     Mutant(

@@ -183,16 +183,16 @@ class Quorum:
         tally = _Yes(self._all, self._is_decided, self, given)
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
-            if isinstance(answer, OutcomeUnknown):
-                there[node] = UNSURE
-                if self._whereabouts.get(token) is not there:  # it is over, and this may yet come
-                    self._see_to(node, request)
-                if waiter:
-                    self._may_yet_come(node, (RELEASE, keys, (waiter, *args[1:])))
-            elif type(answer) is int and answer > 0:
-                there[node] = THERE
-            else:
+            unknown = isinstance(answer, OutcomeUnknown)
+            if waiter and (unknown or isinstance(answer, list)):
+                self._is_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
+            if not unknown and not (type(answer) is int and answer > 0):
                 there.pop(node, None)
+                return
+            over = node not in there or self._whereabouts.get(token) is not there
+            there[node] = UNSURE if unknown else THERE
+            if over:  # it was given up meanwhile, and this came, or will come, after that
+                self._see_to(node, request)
 
         tally.note = note
         await self._nodes.ask([(node, request) for node in self._all], timeout, tally.heard)
@@ -255,13 +255,13 @@ class Quorum:
         """Know that a token will stand in the queues of all nodes."""
         self._whereabouts[token] = dict.fromkeys(self._all, THERE)
 
-    def _may_yet_come(self, node: int, request: Request) -> None:
-        """Know that a token may be put into a node's queue later, or again."""
+    def _is_queued(self, node: int, request: Request, *, unsure: bool) -> None:
+        """Know that a token is in a node's queue, or may yet be put there."""
         stands = self._whereabouts.get(request[2][0], {})
-        if node in stands:
-            stands[node] = UNSURE
-        else:
+        if node not in stands:  # it has left meanwhile, and this came after that
             self._see_to(node, request)
+        elif unsure:
+            stands[node] = UNSURE
 
     async def leave(self, request: Request) -> None:
         """Have a token taken out of the queues, and do not wait for it."""

@@ -8,7 +8,7 @@ some moment, at a majority of the nodes, beside the token it was given to.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.checks import SLACK, Checks, look
@@ -67,7 +67,8 @@ class QuorumChecks(Checks):
         self._believed_at: list[int] = []
         self._highest_by_then: list[int] = []
         self._through: set[Hold] = set()
-        self._refused_by: Counter[str] = Counter()
+        self._denied: defaultdict[str, set[str]] = defaultdict(set)
+        """Which nodes said of a token that they do not have it."""
 
     # At each node
 
@@ -91,6 +92,8 @@ class QuorumChecks(Checks):
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
         self._note(script, keys, args, reply, earlier)
+        if script.name == "renew" and not reply:
+            self._denies(server, args[0])
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
             self._not_in_the_delay(script.name)
@@ -235,13 +238,14 @@ class QuorumChecks(Checks):
         if script.name != "renew":
             return
         self.reached["a renewal that a node did not get"] += not reply
-        if not reply:
-            self._refused_by[args[0]] += 1
-            if self._refused_by[args[0]] == self._majority and self.settings.prompt:
-                self.world.after(SECOND // 2, lambda: self._believes_them(args[0]))
         for who, hold in self._holds:
             if who is client and hold.token == args[0] and client.now() >= hold.deadline:
                 self.reached["a renewal answered after the deadline"] += 1
+
+    def _denies(self, server: Server, token: str) -> None:
+        self._denied[token].add(server.name)
+        if len(self._denied[token]) == self._majority and self.settings.prompt:
+            self.world.after(SECOND // 2, lambda: self._believes_them(token))
 
     def _believes_them(self, token: str) -> None:
         """Who was told by a majority that it is not theirs does not believe any more."""

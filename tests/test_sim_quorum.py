@@ -1,0 +1,149 @@
+"""Several nodes in the simulator: every promise is kept, in many worlds and in all small ones."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.hold import Grip, Hold
+from holdfast.sim.checks import Violated
+from holdfast.sim.choices import Choices, RandomChoices
+from holdfast.sim.play import Play, play
+from holdfast.sim.quorum_checks import REACHED_BY_MANY, QuorumChecks
+from holdfast.sim.settings import CALM, STORMY, Settings
+from holdfast.sim.sweep import (
+    QUORUM,
+    QUORUM_OUTAGE_BUDGETS,
+    QUORUM_OUTAGES,
+    SMALL_BUDGETS,
+    SMALL_QUORUM,
+    Report,
+    exhaust,
+    kinds_of,
+    sweep,
+)
+
+SECONDS, WORLDS = 15, 700
+"""How long the sweep may take; the worlds of `make soak` are many more."""
+
+
+def test_no_world_of_several_nodes_breaks_a_promise_and_all_that_matters_is_reached() -> None:
+    began = time.monotonic()
+    report = sweep(range(WORLDS), kinds_of(3), go_on=lambda _: time.monotonic() < began + SECONDS)
+    assert [(each.seed, each.check, each.detail) for each in report.found] == []
+    if report.worlds == WORLDS:
+        assert report.missing == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "budgets", "worlds"),
+    [
+        (SMALL_QUORUM, {"delay": 1}, 250),
+        (SMALL_QUORUM, SMALL_BUDGETS, 1000),
+        (replace(SMALL_QUORUM, loop=True), SMALL_BUDGETS, 1000),
+        (QUORUM_OUTAGES, QUORUM_OUTAGE_BUDGETS, 200),
+    ],
+    ids=["one slower message", "one fault", "one fault on a loop", "one outage"],
+)
+def test_no_interleaving_of_two_clients_and_three_nodes_breaks_a_promise(
+    settings: Settings, budgets: dict[str, int], worlds: int
+) -> None:
+    report = Report()
+    for outcome in exhaust(settings, budgets):
+        report.note(settings, outcome)
+    assert [(each.check, each.detail, each.choices) for each in report.found] == []
+    assert report.worlds > worlds
+    assert report.reached["votes given back"] > 10
+
+
+@pytest.mark.parametrize("kind", QUORUM)
+def test_a_seed_gives_the_same_world_of_several_nodes(kind: str) -> None:
+    for seed in range(3):
+        first, second = (play(QUORUM[kind], RandomChoices(seed)) for _ in range(2))
+        assert repr(first) == repr(second)
+    assert repr(play(QUORUM[kind], Choices(first.choices))) == repr(first)
+
+
+def test_with_five_nodes_every_kind_has_five() -> None:
+    assert {kind.nodes for kind in kinds_of(5)} == {5}
+    assert {kind.nodes for kind in kinds_of(3)} == {3, 5}
+    assert {kind.nodes for kind in kinds_of(1)} == {1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": 2},
+        {"nodes": 0},
+        {"nodes": 3, "owner": True},
+        {"nodes": 3, "failover": 0.1},
+        {"nodes": 3, "wipe": 0.1, "clock_jump": 0.1},
+        {"loop": True},
+        {"skew": 1.0},
+    ],
+)
+def test_what_does_not_go_together_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="node"):
+        replace(CALM, **wrong)  # type: ignore[arg-type]  # settings of several types
+
+
+def test_lost_data_is_no_excuse_where_a_node_keeps_silent_afterwards() -> None:
+    assert replace(STORMY, nodes=3, wipe=0.1).trusts
+    assert not replace(STORMY, wipe=0.1).trusts
+    silent = replace(STORMY, nodes=3, skew=2.0).quarantine
+    assert silent > 3 * STORMY.ttl
+    assert silent > 2 * (2.0 + 1.0)
+
+
+# What is checked is checked
+
+
+def _world() -> tuple[Play, QuorumChecks]:
+    world = Play(replace(CALM, nodes=3, clients=2), Choices())
+    assert isinstance(world.checks, QuorumChecks)
+    return world, world.checks
+
+
+def _hold(world: Play, client: int, fence: int) -> Hold:
+    owner = world.clients[client]
+    token = f"hf1:{owner.machine.name}:1:sim:1:t:"
+    return Hold(world.spec, token, fence, owner.now(), None, owner.session, Grip())
+
+
+def test_a_fence_that_no_majority_stood_at_is_reported() -> None:
+    world, checks = _world()
+    hold = _hold(world, 0, 7)
+    checks._stood[hold.token, 7] = {"n1"}
+    with pytest.raises(Violated, match="stood at 1 nodes only"):
+        checks.granted(world.clients[0], hold)
+    world.world.end()
+
+
+def test_a_fence_given_twice_is_reported() -> None:
+    world, checks = _world()
+    first, second = _hold(world, 0, 7), _hold(world, 1, 7)
+    for hold in (first, second):
+        checks._stood[hold.token, 7] = {"n1", "n2"}
+    checks.granted(world.clients[0], first)
+    with pytest.raises(Violated, match="was given to"):
+        checks.granted(world.clients[1], second)
+    world.world.end()
+
+
+def test_a_lower_fence_for_one_who_asked_later_is_reported_even_where_nothing_can_be_trusted() -> (
+    None
+):
+    world, checks = _world()
+    checks.untrusted = True
+    first, second = _hold(world, 0, 7), _hold(world, 1, 6)
+    checks._stood[first.token, 7] = checks._stood[second.token, 6] = {"n1", "n2"}
+    checks.granted(world.clients[0], first)
+    with pytest.raises(Violated, match="was asked for when 7 was held"):
+        checks.granted(world.clients[1], second)
+    world.world.end()
+
+
+def test_every_state_of_several_nodes_is_named_once() -> None:
+    assert len(set(REACHED_BY_MANY)) == len(REACHED_BY_MANY)
