@@ -336,6 +336,44 @@ QUORUM = [
 ]
 """On several nodes."""
 
+COPIES: Worlds = {"replicas": 2, "polls": True, "failover": 0.3, "hold": 1.0}
+
+REPLICAS = [
+    Mutant(
+        "all replicas have it",
+        "sim/client.py",
+        "replicas, copied = self._settings.replicas, Future[int]()",
+        "replicas, copied = 1, Future[int]()",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "replicas have a renewal too",
+        "sim/client.py",
+        "COPIED = (ACQUIRE, RENEW, ADOPT)",
+        "COPIED = (ACQUIRE,)",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "replicas are waited for at all",
+        "sim/client.py",
+        "COPIED = (ACQUIRE, RENEW, ADOPT)",
+        "COPIED = ()",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "what is waited for is what was written here",
+        "sim/client.py",
+        "link.server.wait(link.offset, replicas, microseconds)",
+        "link.server.wait(0, replicas, microseconds)",
+        COPIES,
+        "S1 S2",
+    ),
+]
+"""Of one server with replicas: what the wire does is the simulator's own until it is shipped."""
+
 MUTANTS = [
     # The deadline
     Mutant(
@@ -829,7 +867,7 @@ RARE = [
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
-MUTANTS += QUORUM
+MUTANTS += QUORUM + REPLICAS
 
 if __name__ == "__main__":
     _main()

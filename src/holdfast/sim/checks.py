@@ -60,6 +60,16 @@ REACHED = (
 )
 """What a sweep has to have come across, or it proves little."""
 
+PUSHED = {
+    "stood in line",
+    "granted by a push",
+    "granted by another's answer",
+    "a grant confirmed by a renewal",
+    "a grant for nobody, handed back",
+    "the push connection lost while waiting",
+}
+"""Of these, what does not happen where waiting polls."""
+
 
 class Violated(BaseException):
     """Something happened that must never happen, or did not that must."""
