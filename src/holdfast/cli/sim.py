@@ -614,7 +614,10 @@ def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
     lanes |= dict.fromkeys(nodes_of(settings), "server")
     lanes |= {"replica": "server"} if settings.failover and not settings.replicas else {}
     lanes |= {"resource": "resource"}
-    title = f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients"
+    nodes = f" and {settings.nodes} nodes" if settings.nodes > 1 else ""
+    title = (
+        f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients{nodes}"
+    )
     verdict = outcome.detail or "Every promise was kept."
     end = (outcome.trace[-1][0] + LAST_LOOK, "end", "world")
     timeline = timeline_of([*outcome.trace, end], title, verdict, lanes)
@@ -625,11 +628,11 @@ def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
 
 
 def _without_routine(timeline: Timeline) -> Timeline:
-    """Leave out connecting, and the pings and pongs."""
+    """Leave out connecting and hanging up, and the pings and pongs."""
     arrows = [
         arrow
         for arrow in timeline.arrows
-        if arrow.text not in {"ping", "pong", "connect", "answer to connect"}
+        if arrow.text not in {"ping", "pong", "connect", "answer to connect", "hang up"}
     ]
     return replace(timeline, arrows=arrows)
 
