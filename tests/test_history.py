@@ -136,8 +136,8 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     server: Server, face: Face
 ) -> None:
     turns = turns_on(server)
-    size = {"processes": PROCESSES, "workers": WORKERS, "turns": turns}
-    with Contenders(server, type(face), **size) as contenders, Monitor(server) as monitor:
+    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
+    with many as contenders, Monitor(server) as monitor:
         server.reset_stats()
         began = time.monotonic()
         holds = contenders.run(within=120)
@@ -174,8 +174,8 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
 def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
     server: Server, face: Face
 ) -> None:
-    size = {"processes": PROCESSES, "workers": WORKERS, "turns": 15}
-    with Contenders(server, type(face), **size) as contenders, Monitor(server) as monitor:
+    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=15)
+    with many as contenders, Monitor(server) as monitor:
         done = threading.Event()
 
         def cut() -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from kit.servers import ONE_KIND
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ def _interrupted_everywhere(operation: Callable[[], None], then: Callable[[str],
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a", ttl=60)
@@ -295,6 +297,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_client(
     server: Server,
 ) -> None:
@@ -321,6 +324,7 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a", ttl=60)
@@ -338,6 +342,7 @@ def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server:
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a", ttl=60)
@@ -364,6 +369,7 @@ def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: 
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_release_interrupted_at_any_line_still_releases_or_can_be_tried_again(
     server: Server,
 ) -> None:
@@ -383,6 +389,7 @@ def test_release_interrupted_at_any_line_still_releases_or_can_be_tried_again(
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_extend_interrupted_at_any_line_leaves_the_lease_usable(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lease = client.lock("a", ttl=60, renew=False).acquire()

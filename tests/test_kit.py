@@ -212,11 +212,11 @@ def accepts_connections(port: int) -> bool:
 
 
 def test_a_port_taken_meanwhile_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    claim_port = servers._claim_port
+    claim_port = servers.claim_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         taken_port = taken.getsockname()[1]
         claims = iter([(taken_port, socket.socket()), claim_port()])
-        monkeypatch.setattr(servers, "_claim_port", lambda: next(claims))
+        monkeypatch.setattr(servers, "claim_port", lambda: next(claims))
         with Server.start(next(iter(programs().values()))) as server:
             assert server.port != taken_port
 

@@ -795,12 +795,12 @@ def test_what_holdfast_keeps_for_a_client_ends_with_it(server: Server) -> None:
     with lock:
         pass
     behind = weakref.ref(lock._home.client)
-    wire = lock._home.client._wire
+    session = lock._home.client._session
     client.close()
     del lock, client
     gc.collect()  # the pool, and with it what keeps ours alive
     gc.collect()
-    assert wire.closed
+    assert session.closed
     assert behind() is None
 
 

@@ -20,11 +20,10 @@ import pytest
 
 import holdfast
 from holdfast import scripts
-from holdfast.port import Keys
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
 from kit.processes import Process
-from kit.servers import commands_processed
+from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
 from test_interruption import _cancelled_everywhere, _interrupted_everywhere, interrupted
 
@@ -1012,7 +1011,7 @@ def test_a_waiter_cancelled_twice_is_forgotten_by_its_client(server: Server) -> 
             await asyncio.wait([task])
             while waiters(server):  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
-            known, end = client._session.line(Keys())._known, now() + 5
+            known, end = client._session.line(client.lock("a")._spec.keys)._known, now() + 5
             while known and now() < end:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
             assert not known, "the client believes that somebody waits"
@@ -1022,6 +1021,7 @@ def test_a_waiter_cancelled_twice_is_forgotten_by_its_client(server: Server) -> 
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_wait(
     server: Server,
 ) -> None:
@@ -1058,6 +1058,7 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
 
 
 @interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(server: Server) -> None:
     with Contended(server) as contended, holdfast.Client(server.url) as client:
         with contextlib.suppress(holdfast.AcquireTimeout), contended.client.lock("a"):

@@ -15,7 +15,6 @@ import pytest
 
 import holdfast
 from holdfast.core import line as core_line
-from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
@@ -443,7 +442,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
         lease = near.lock("a").acquire()
         with pytest.raises(holdfast.AcquireTimeout):
             far.lock("a").acquire(timeout=0.01)
-        line, port = far._session.line(Keys()), far._session.port
+        line, port = far._session.line(far.lock("a")._spec.keys), far._session.port
         signal, struck = port.signal, threading.Event()
 
         def clock() -> float:
@@ -494,7 +493,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
     line: list[core_line.Line] = []
 
     async def cut() -> bool:
-        line[:] = line or [far._session.line(Keys())]
+        line[:] = line or [far._session.line(far.lock("a")._spec.keys)]
         return not line[0].listening
 
     proxy.cut_push()

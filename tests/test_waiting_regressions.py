@@ -11,7 +11,6 @@ import pytest
 import holdfast
 from holdfast.core import acquire as acquiring
 from holdfast.core import line as core_line
-from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE, RELEASE
 from kit.contention import KEY, assert_clean, in_line, joined, waited, waiters
 from kit.processes import Process
@@ -140,7 +139,7 @@ async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_lat
     lease = await holder.lock("a").acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     late = proxy.hold_request(matching=calls(ACQUIRE))
-    far._session.line(Keys()).rally()
+    far._session.line(far.lock("a")._spec.keys).rally()
     await _came(face, late)
     await lease.release()
     await (await waiting.result()).release()
@@ -264,7 +263,7 @@ def test_a_grant_heard_amid_queueing_leaves_nobody_in_line(
         monkeypatch.setattr(core_line.Line, "hand_in", overtake)
         client.lock("a", ttl=0.5).acquire().release()
         assert overtaken
-        line = client._session.line(Keys())
+        line = client._session.line(client.lock("a")._spec.keys)
         eventually(lambda: line.idle and not line._waiting, what="nobody waits any more")
 
 
@@ -283,7 +282,7 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     with pytest.raises(holdfast.OutcomeUnknown):
         await lease.release()
     proxy.heal()
-    line = far._session.line(Keys())
+    line = far._session.line(far.lock("a")._spec.keys)
 
     async def forgotten() -> bool:
         return bool(line.idle)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
@@ -20,6 +22,9 @@ Reply: TypeAlias = Any
 """What a script answered: an int, bytes, or a list of these. Each script's header says which."""
 
 L = TypeVar("L", bound="Listener")
+
+Command: TypeAlias = tuple[bytes, ...]
+"""A command of a push connection, with its arguments."""
 
 Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
@@ -36,6 +41,8 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     """The keys of one lock, in the scripts' order."""
 
     packed = b""  # their number and themselves, once the wire has packed them
+    slot = -1  # of a cluster, once the wire has looked
+    replicas = 0  # that must have what acquire, renew and adopt write, before it counts
     node: int | None = None  # the only node to be asked, of several that keep the lock
 
     def at(self, node: int) -> Keys:
@@ -43,6 +50,20 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
         keys = Keys(self)
         keys.packed, keys.node = self.packed, node
         return keys
+
+
+class Quarantined(NodeUnavailable):
+    """The server does not do it for so many `seconds`; that is known, and will pass."""
+
+    def __init__(
+        self, message: str, *, lock: str = "", node: str = "", seconds: float = 0.0
+    ) -> None:
+        super().__init__(message, lock=lock, node=node)
+        self.seconds = seconds
+
+
+class Uncopied(OutcomeUnknown):
+    """It was carried out, but fewer replicas than it needs have it yet."""
 
 
 class Signal(Protocol):
@@ -55,7 +76,7 @@ class Signal(Protocol):
 class Listener(Protocol):
     """Whoever listens on a push connection. All but `listening` is for the connection's owner."""
 
-    channel: str
+    channel: bytes
 
     @property
     def listening(self) -> bool:
@@ -67,8 +88,8 @@ class Listener(Protocol):
     def heard(self, message: object, now: float) -> None:
         """Take in one message; ValueError says that it cannot be one."""
 
-    def tick(self, now: float) -> tuple[bytes | None, float]:
-        """Return a PING's payload to send, if any, and when to call again.
+    def tick(self, now: float) -> tuple[Sequence[Command], float]:
+        """Return what there is to send, PINGs for the most part, and when to call again.
 
         TimeoutError says that the connection is dead.
         """
@@ -116,11 +137,12 @@ class Port(Protocol):
         args: tuple[str, ...],
         timeout: float,
     ) -> Awaitable[Reply]:
-        """Run a script on the node, once.
+        """Run a script on the node that keeps the lock, once.
 
         Raises:
             NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: it was sent and not answered within `timeout`.
+            OutcomeUnknown: it was sent and not answered within `timeout`, or was carried out and
+                too few replicas have it.
             ConfigurationError: the server will never accept this.
         """
 
@@ -136,10 +158,11 @@ class Port(Protocol):
     async def wait(self, signal: Signal, timeout: float) -> bool:
         """Return True when the signal is set, and unset it; False after `timeout`."""
 
-    def line(self, make: Callable[[str], L], keys: Keys) -> L:
-        """The listener that serves the caller for a lock with these keys, always the same one.
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
+        """The listener that serves the caller for this lock, the same one for as long as it exists.
 
-        It is made from the name of the client in tokens that are drawn here.
+        It is made from its channel (`core.line.channel_of`), of the client whose name is in the
+        tokens that are drawn here.
         """
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
@@ -196,7 +219,7 @@ class Background(Protocol):
         timeout: float,
         meanwhile: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
-        """Run scripts on the node in one pipeline; an error stands in its own request's place.
+        """Run scripts in one go, on all nodes concerned; an error stands in its request's place.
 
         While answers are outstanding, `meanwhile` is called at once and then whenever the time
         it last returned has come.

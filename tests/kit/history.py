@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import redis
 import redis.asyncio
 
+import holdfast
 from holdfast.scripts import ACQUIRE
 from holdfast.wire.clock import now
 from kit.faces import Tasks, Threads
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from kit.clusters import Cluster
     from kit.faces import Face
     from kit.servers import Server
 
 LOCK = "contended"
 KEY = f"holdfast:{{{LOCK}}}"
+TTL_IN_PEACE, TTL_IN_TURMOIL = 30.0, 2.0
 COUNTER = "counter"
 """What the lock guards: a number that is read, and then written one greater."""
 
@@ -223,6 +226,7 @@ _GRANTING = f'"SET" "{KEY}" '.encode()
 _FREEING = f'"DEL" "{KEY}"'.encode()
 _QUEUEING = f'"ZADD" "{KEY}:queue" "NX" '.encode()
 _LEAVING = f'"ZREM" "{KEY}:queue" '.encode()
+_FORGIVEN = holdfast.NodeUnavailable, holdfast.OutcomeUnknown, holdfast.LeaseLost
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
 
@@ -234,12 +238,25 @@ def _words(command: bytes) -> list[str]:
 
 
 class Contenders:
-    """Processes of one face, each with so many workers that take so many turns at the lock."""
+    """Processes of one face, each with so many workers that take so many turns at the lock.
 
-    def __init__(
-        self, server: Server, face: type[Face], *, processes: int, workers: int, turns: int
+    The lock may be in a cluster whose nodes come and go: then the counter is kept elsewhere, on
+    `counts`, and a worker goes on when it is told that a lease is lost or a node away.
+    """
+
+    def __init__(  # noqa: PLR0913 - who contends, and for what
+        self,
+        server: Server | Cluster,
+        face: type[Face],
+        *,
+        processes: int,
+        workers: int,
+        turns: int,
+        counts: Server | None = None,
     ) -> None:
-        words = sys.executable, "-m", __name__, server.url, face.name, str(workers), str(turns)
+        counter = "" if counts is None else counts.url
+        words = [sys.executable, "-m", __name__, server.url, counter, face.name]
+        words += [str(workers), str(turns)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._processes = [
             subprocess.Popen(
@@ -283,35 +300,45 @@ async def _done(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _take_turns(client: Any, counter: Any, turns: int) -> list[Hold]:
-    lock, holds = client.lock(LOCK, ttl=30), []
-    for _ in range(turns):
+async def _take_turns(
+    lock: Any, counter: Any, turns: int, forgiven: tuple[type[Exception], ...]
+) -> list[Hold]:
+    holds: list[Hold] = []
+    while len(holds) < turns:
         asked = now()
-        lease = await lock.acquire(timeout=30)
+        try:
+            lease = await lock.acquire(timeout=30)
+        except forgiven:
+            continue
         granted = now()
         found = int(await _done(counter.get(COUNTER)) or 0)
         await _done(counter.set(COUNTER, found + 1))
         deadline, ended = lease.deadline, now()
-        await lease.release()
+        with contextlib.suppress(*forgiven):
+            await lease.release()
         holds.append(Hold(lease.token, lease.fence, asked, granted, ended, deadline, now(), found))
     return holds
 
 
-async def _contend(face: Face, url: str, workers: int, turns: int) -> None:
+async def _contend(face: Face, url: str, counts: str, workers: int, turns: int) -> None:
     library: Any = redis if isinstance(face, Threads) else redis.asyncio
-    client, counter = face.connect(url), library.Redis.from_url(url)
+    client, counter = face.connect(url), library.Redis.from_url(counts or url)
+    lock, forgiven = client.lock(LOCK, ttl=TTL_IN_PEACE), tuple[type[Exception], ...]()
+    if counts:
+        lock, forgiven = client.lock(LOCK, ttl=TTL_IN_TURMOIL), _FORGIVEN
     await _done(counter.ping())
     async with client.lock(f"warm-up of {os.getpid()}"):
         pass
     print("ready", flush=True)  # noqa: T201 - said to the one who started this process
     sys.stdin.readline()
-    seen = await face.together(*(_take_turns(client, counter, turns) for _ in range(workers)))
+    stories = (_take_turns(lock, counter, turns, forgiven) for _ in range(workers))
+    seen = await face.together(*stories)
     await _done(counter.close() if isinstance(face, Threads) else counter.aclose())
     for hold in itertools.chain(*seen):
         print(json.dumps(hold))  # noqa: T201 - likewise
 
 
 if __name__ == "__main__":
-    _url, _face, _workers, _turns = sys.argv[1:]
+    _url, _counts, _face, _workers, _turns = sys.argv[1:]
     _told_by: Face = {kind.name: kind for kind in (Threads, Tasks)}[_face]()
-    _told_by.run(_contend(_told_by, _url, int(_workers), int(_turns)))
+    _told_by.run(_contend(_told_by, _url, _counts, int(_workers), int(_turns)))

@@ -395,7 +395,7 @@ MUTANTS = [
     Mutant(
         "a pushed grant counts from the last answered PING",
         "core/line.py",
-        "Grant(number, px / 1000, self._heard_since)",
+        "Grant(number, px / 1000, self._heard_since if counted else -NEVER)",
         "Grant(number, px / 1000, now)",
         PAUSES,
         "S1 S2 S7",
@@ -790,8 +790,8 @@ MUTANTS = [
     Mutant(
         "a grant is handed back with the lock's delay",
         "core/session.py",
-        "taking_back_blindly(key, token, delay_ms)",
-        "taking_back_blindly(key, token, 0)",
+        "taking_back_blindly(key, token, delay_ms, guarded",
+        "taking_back_blindly(key, token, 0, guarded",
         DELAYED,
         "S2 S5",
     ),

@@ -79,10 +79,12 @@ class Server:
         # Not in TMPDIR: it may be so long that a unix socket's path, about 100 bytes, has no room.
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir="/tmp"))
         self.host = HOST
-        self.port, self._port_claim = _claim_port()
+        self.port, self._port_claim = claim_port()
         self.unix_path = str(self.folder / "server.sock")
         self.url = f"redis://{self.host}:{self.port}/0"
         self._command_line = [program, *self._settings(), *extra_args]
+        self.environment: dict[str, str] = {}
+        """Of the server's process, beside our own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._frozen = False
@@ -119,6 +121,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **self.environment},
             )
         self._guard = _end_with_us(self._process.pid, self.folder)
         self._frozen = False
@@ -136,8 +139,9 @@ class Server:
             raise failure(f"{self._command_line} ended:\n{log}")
         try:
             self.command("PING")
-        except ReplyError:
-            return True  # It wants a password, say. But it is there.
+        except ReplyError as refusal:
+            # It wants a password, say. But it is there, unless it is still reading its data.
+            return "LOADING" not in str(refusal)
         except OSError:
             return False
         return True
@@ -152,6 +156,11 @@ class Server:
     def pid(self) -> int:
         """The id of the server's process, the last one if it is dead."""
         return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, or is frozen."""
+        return self._child.poll() is None
 
     def command(self, *args: str | bytes | float) -> Reply:
         """Send one command over a unix connection of its own, as the default user."""
@@ -223,7 +232,7 @@ class Server:
         self.stop()
 
 
-def _claim_port() -> tuple[int, socket.socket]:
+def claim_port() -> tuple[int, socket.socket]:
     """Return a free port and the socket that keeps it ours, also while the server is down.
 
     The socket is bound but never listens. Linux then gives the port to nobody who asks for any
@@ -266,3 +275,7 @@ def commands_processed(server: Server) -> dict[str, int]:
             name, _, numbers = line.removeprefix("cmdstat_").partition(":calls=")
             calls[name] = int(numbers.partition(",")[0])
     return {name: count for name, count in calls.items() if name not in _KIT_TRAFFIC}
+
+
+ONE_KIND = list(programs())[:1]
+"""For stories about what Python does, which is the same with every server."""

@@ -6,9 +6,10 @@ import os
 import secrets
 import socket
 
-from holdfast.core.token import Mint
+from holdfast.core.token import SHARDED, Mint
 
 
-def new_mint() -> Mint:
+def new_mint(*, sharded: bool) -> Mint:
     """Make the mint of one client in this process; its tokens are never drawn anywhere else."""
-    return Mint(secrets.token_hex(8), socket.gethostname(), os.getpid())
+    client = (SHARDED if sharded else "") + secrets.token_hex(8)
+    return Mint(client, socket.gethostname(), os.getpid())

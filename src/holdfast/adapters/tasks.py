@@ -14,17 +14,18 @@ from asyncio import get_running_loop
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
+from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.loop_ears import LoopEars
-from holdfast.wire.multiplexed import Multiplexer
+from holdfast.wire.copies import needed
 from holdfast.wire.process import generation
+from holdfast.wire.wiring import on_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.target import Target
+    from holdfast.wire.wiring import Where
 
 
 class LoopSignal:
@@ -84,11 +85,11 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
 class Place:
     """What belongs to one event loop, in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sharded: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
-        self.mint = new_mint()
-        self.lines: dict[int | None, Listener] = {}
+        self.mint = new_mint(sharded=sharded)
+        self.lines = Lines(self.mint.client)
 
     async def drain(self) -> None:
         """Hear what is still to be heard."""
@@ -98,16 +99,18 @@ class Place:
 
 
 class _Place(Place):
-    """The same, with connections to one server."""
+    """The same, with connections to one server, or to the nodes of a cluster."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        super().__init__()
-        self.wire = Multiplexer(target, timeout)
-        self.ears = LoopEars(target, timeout)
+    def __init__(self, where: Where, timeout: float) -> None:
+        self.wire, self.ears = on_this_loop(where, timeout)
+        super().__init__(sharded=self.ears.sharded)
+        self.copied, _ = on_this_loop(where, timeout)
+        """For calls that wait for replicas, which keep all behind them waiting."""
 
     def close(self) -> None:
         """Close the connections."""
         self.wire.close()
+        self.copied.close()
         self.ears.close()
 
 
@@ -155,12 +158,9 @@ class Tasks(Generic[P]):
             here = self._here()
         return here.mint.draw(actor.get_name(), suffix)
 
-    def line(self, make: Callable[[str], L], keys: Keys) -> L:
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for all tasks of the loop, at each node."""
-        here = self._here()
-        if keys.node not in here.lines:
-            here.lines[keys.node] = make(here.mint.client)
-        return cast("L", here.lines[keys.node])
+        return self._here().lines.line(make, keys)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds`."""
@@ -196,10 +196,10 @@ class Tasks(Generic[P]):
 
 
 class TasksPort(Tasks[_Place]):
-    """`holdfast.port.Port` for the tasks of one client of one server."""
+    """`holdfast.port.Port` for the tasks of one client of one server, or of a cluster."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        super().__init__(lambda: _Place(target, timeout), timeout)
+    def __init__(self, where: Where, timeout: float) -> None:
+        super().__init__(lambda: _Place(where, timeout), timeout)
 
     def call(
         self,
@@ -212,6 +212,8 @@ class TasksPort(Tasks[_Place]):
         here = self._last
         if here is None or here.loop is not get_running_loop() or here.generation != generation():
             here = self._here()
+        if keys.replicas and needed((script, keys, args)):
+            return here.copied.call_copied(script, keys, args, timeout)
         return here.wire.call(script, keys, args, timeout)
 
     def listen(

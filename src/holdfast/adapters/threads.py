@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
+from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.process import generation
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.blocking import BlockingWire
-    from holdfast.wire.blocking_ears import BlockingEars
+    from holdfast.wire.wiring import ThreadsEars, ThreadsWire
 
 T = TypeVar("T")
 
@@ -79,13 +79,14 @@ class Threads:
     jitter = staticmethod(random.random)
     wall_clock = staticmethod(wall_clock)
 
-    def __init__(self) -> None:
+    def __init__(self, *, sharded: bool = False) -> None:
+        self._sharded = sharded
         self._begin()
 
     def _begin(self) -> None:
         self._process = generation()
-        self._mint = new_mint()
-        self._lines: dict[tuple[str, int | None], Any] = {}
+        self._mint = new_mint(sharded=self._sharded)
+        self._lines = Lines(self._mint.client)
 
     def draw_token(self, actor: threading.Thread, suffix: str) -> str:
         """Draw a token that names the thread."""
@@ -93,10 +94,9 @@ class Threads:
             self._begin()
         return self._mint.draw(actor.name, suffix)
 
-    def line(self, make: Callable[[str], L], keys: Keys) -> L:
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for all threads of the process, at each node."""
-        name, client = (self._mint.client, keys.node), self._mint.client
-        return cast("L", self._lines.get(name) or self._lines.setdefault(name, make(client)))
+        return self._lines.line(make, keys)
 
     async def sleep(self, seconds: float) -> None:
         """Block for `seconds`."""
@@ -115,8 +115,8 @@ class Threads:
         return cast("ThreadSignal", signal).wait(timeout)
 
 
-def pipelined(wire: BlockingWire) -> CallMany:
-    """Have many requests of the background go to one server in one pipeline."""
+def pipelined(wire: ThreadsWire) -> CallMany:
+    """Have many requests of the background go out in one pipeline, to each server concerned."""
 
     async def call_many(
         requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
@@ -127,10 +127,10 @@ def pipelined(wire: BlockingWire) -> CallMany:
 
 
 class ThreadsPort(Threads):
-    """`holdfast.port.Port` for the threads of one client of one server."""
+    """`holdfast.port.Port` for the threads of one client of one server, or of a cluster."""
 
-    def __init__(self, wire: BlockingWire, ears: BlockingEars) -> None:
-        super().__init__()
+    def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
+        super().__init__(sharded=ears.sharded)
         self._wire = wire
         self._ears = ears
 

@@ -24,7 +24,7 @@ from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
-from holdfast.core.token import is_ours, read_holder
+from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -33,6 +33,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
+from holdfast.port import Quarantined, Uncopied
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ NO_EXPIRY = 30.0
 DEAF_FOR, DEAF_FOR_LONG = 1.0, 60.0
 """Seconds of polling after the push connection failed, or let nothing through, before it is tried
 again."""
+
+PAUSE_QUARANTINED = 1.0
+"""Seconds between two askings in a quarantine, at most: meanwhile the client may be closed."""
 
 TRIES = 3
 """Sendings of a request before the server counts as away: a connection that was closed while idle
@@ -158,6 +162,7 @@ class _Attempt:
         "_ticket",
         "_timeout",
         "_token",
+        "_uncopied",
         "_waiter",
         "line",
         "reply",
@@ -181,7 +186,9 @@ class _Attempt:
         self._end = self._give_up + spec.command_timeout
         self._asked_at = began_at
         self._counts_anew = False
-        self._answered_at = -math.inf
+        # Where servers take one another's place, that is sat out as if an answer had just come.
+        sits_out = spec.longest_ttl < math.inf and timeout != 0
+        self._answered_at = began_at if sits_out else -math.inf
         self._failures = self._late = 0
         self._pause = PAUSE_FIRST
         self._ticket = "0"
@@ -195,6 +202,8 @@ class _Attempt:
         """The server may have this token in its queue."""
         self._asking = True
         """A request is under way."""
+        self._uncopied: Uncopied | None = None
+        """That replicas are missing says more than that a last, hurried asking was not answered."""
         self._abandoned = False
         """Some request will never be answered, and may still be carried out."""
         self._silent = False
@@ -287,15 +296,17 @@ class _Attempt:
         """Make sure of a grant that was pushed: believe it if it is young, else ask to renew it.
 
         The fence is then the one that renewing answers: the push may be older than a later grant.
+        What replicas must have is never believed: it was written on another's connection.
         """
         port, spec = self._session.port, self._spec
         asked_at = port.now()
-        if spec.renew and asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds):
+        young = asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds)
+        if young and spec.renew and not spec.replicas:
             return grant
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
             args = self._token, spec.ttl_ms, spec.settings
-            fence = await port.call(RENEW, spec.keys, args, limit)
+            fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
         if fence and port.now() < asked_at + spec.usable:
@@ -310,7 +321,7 @@ class _Attempt:
         if port.now() < line.deaf_until:
             return None
         try:
-            if line.ear is None:
+            if line.ear is None or line.ear.counted is None:
                 await port.listen(line, self._limit(), self._spec.keys)
             ear = line.ear
             if ear is not None and ear.counted is None:
@@ -334,7 +345,11 @@ class _Attempt:
             return
         try:
             ear.heard_itself = port.signal()
-            count = await port.call(PROBE, self._spec.keys, (line.channel,), self._limit())
+            client = client_in(self._token)
+            count = await port.call(PROBE, self._spec.keys, (client,), self._limit())
+            if count == 0 and line.sharded:  # it is another node that keeps the lock
+                line.deaf_until = port.now() + DEAF_FOR
+                return
             heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
             ear.counted = count > 0
         finally:
@@ -373,12 +388,18 @@ class _Attempt:
 
     def _take_in(self, reply: Reply | HoldfastError, now: float) -> None:
         """Learn what there is to learn from an answer that was not a grant, or from its absence."""
-        self._silent = isinstance(reply, HoldfastError)
+        quarantined = isinstance(reply, Quarantined)
+        self._silent = isinstance(reply, HoldfastError) and not quarantined
+        if quarantined:  # an answer, and nothing was carried out
+            self._asking, self._counts_anew = False, True
+            self._failures, self._answered_at = 0, now
+            return
         if isinstance(reply, HoldfastError):
             self._asking = False
             self._failures += 1
             if isinstance(reply, OutcomeUnknown):
                 self._abandoned = True
+                self._uncopied = reply if isinstance(reply, Uncopied) else self._uncopied
                 self._session.rally(self._spec)  # it may have granted somebody else of ours
             return
         self._counts_anew = True
@@ -419,13 +440,19 @@ class _Attempt:
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        # An outage is sat out by those who wait in line, for as long as what they know is fresh.
+        # An outage is sat out by those who wait in line, for as long as what they know is fresh; a
+        # quarantine by everybody who has the time.
         given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
-        if given_up or self._session.closed or now >= self._end:
+        too_late = now >= (self._give_up if isinstance(error, Quarantined) else self._end)
+        if given_up or self._session.closed or too_late:
+            error = self._uncopied or error
             name, node = self._spec.name, getattr(error, "node", "")
             why = "this client was closed" if self._session.closed else error
             message = f"{name!r} was not acquired: {why}"
             raise NodeUnavailable(message, lock=name, node=node) from error
+        if isinstance(error, Quarantined):
+            pause = min(error.seconds + EXPIRY, PAUSE_QUARANTINED * (0.5 + 0.5 * jitter))
+            return min(pause, self._give_up - now)
         return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)
 
     def _too_late(self, now: float) -> float:

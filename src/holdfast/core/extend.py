@@ -26,7 +26,7 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
         OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
     """
     hold = check(session, grip)
-    check_ttl(ttl, lock=hold.spec.name)
+    check_ttl(ttl, lock=hold.spec.name, longest=hold.spec.longest_ttl)
     hold.longest_ttl = max(hold.longest_ttl, ttl)
     asked_at = await keep(session, grip, hold, ttl)
     hold.prolong(asked_at, ttl, session.port.now(), exactly=True)

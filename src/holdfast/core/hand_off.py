@@ -80,12 +80,13 @@ def _write(hold: Hold, now: float) -> str:
         "reentrant": spec.reentrant,
         "fair": spec.fair,
         "lock_delay": spec.lock_delay,
+        "replicas": spec.replicas,
         "label": spec.label,
     }
     return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
 
-def _read(text: str, command_timeout: float, *, quorum: bool) -> tuple[str, LockSpec]:
+def _read(text: str, session: Session, command_timeout: float) -> tuple[str, LockSpec]:
     try:
         if not text.startswith(_MARK):
             raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
@@ -99,7 +100,8 @@ def _read(text: str, command_timeout: float, *, quorum: bool) -> tuple[str, Lock
             timeout=None,
             owner=None,
             command_timeout=command_timeout,
-            quorum=quorum,
+            longest_ttl=session.longest_ttl,
+            quorum=session.quorum is not None,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
@@ -123,7 +125,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         NodeUnavailable: the server does not answer.
         ConfigurationError: `text` was not made by `export`.
     """
-    exported, spec = _read(text, command_timeout, quorum=session.quorum is not None)
+    exported, spec = _read(text, session, command_timeout)
     port = session.port
     session.begin_in_this_process()
     actor = port.actor()

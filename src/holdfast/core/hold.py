@@ -205,4 +205,4 @@ class Hold:
 
     def renewal(self, ttl: float) -> Request:
         """Make the request that keeps it for `ttl` more."""
-        return RENEW, self.spec.keys, (self.token, to_ms(ttl), self.spec.settings)
+        return RENEW, self.spec.kept_keys, (self.token, to_ms(ttl), self.spec.settings)

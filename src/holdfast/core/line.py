@@ -1,5 +1,8 @@
 """The line: those of one client who wait, and the push connection that all of them share.
 
+In a cluster each lock that is waited for has a line of its own, because its channel lives where the
+lock does; several lines then share a connection, which `wire.exchange` divides among them.
+
 The server puts a waiter's name in a queue and speaks to its client when something concerns it. This
 is what the client makes of that. It does no input or output: whoever owns the connection passes on
 what was received (`heard`), asks what there is to send and when to look again (`tick`), and says
@@ -28,10 +31,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from holdfast.core.spec import keys_of, tag_of
+from holdfast.core.token import SHARDED
 
-    from holdfast.port import Signal
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.port import Command, Signal
 
 PING_EVERY = 1.0
 """Seconds between two PINGs while anybody waits."""
@@ -132,11 +138,12 @@ class Ear:
 
 
 class Line:
-    """Everybody who waits on one push connection."""
+    """Everybody who waits on one channel: of a client, or of a client for one lock of a cluster."""
 
-    def __init__(self, client: str, hand_back: Callable[[bytes, str, int], None]) -> None:
-        self.client = client
-        self.channel = f"holdfast:push:{client}"
+    def __init__(self, channel: bytes, hand_back: Callable[[bytes, str, int], None]) -> None:
+        self.channel = channel
+        self.sharded = bool(tag_of(channel))
+        """It is of a cluster, where the node that grants a lock counts who listens for it there."""
         self.ear: Ear | None = None
         """What is known of the connection, while there is one."""
         self.deaf_until = -NEVER
@@ -277,8 +284,8 @@ class Line:
         # Whoever of this client is next looks whether it was taken up.
         self.hand_in(_GRANTED, waiter, now, grant.seconds)
 
-    def tick(self, now: float) -> tuple[bytes | None, float]:
-        """Do what is due; return a PING's payload to send now, if any, and when to look again.
+    def tick(self, now: float) -> tuple[Sequence[Command], float]:
+        """Do what is due; return what to send now, if anything, and when to look again.
 
         Raises:
             TimeoutError: the server does not answer PINGs.
@@ -295,15 +302,17 @@ class Line:
             for waiter in list(self._known.values()):
                 if waiter.key in keys:
                     waiter.tell_to_ask()
-        ping, wake_at = None, NEVER
+        ping: list[Command] = []
+        wake_at = NEVER
         if self._waiting or self._outlived:
             oldest = self._pings[0][1] if self._pings else NEVER
             if now >= oldest + PATIENCE and not paused:
                 raise TimeoutError("PINGs are not answered")
             last = self._pings[-1][1] if self._pings else self._heard_since
             if now >= last + PING_EVERY:
-                ping, last = b"%d" % next(self._order), now
-                self._pings.append((ping, now))
+                payload, last = b"%d" % next(self._order), now
+                self._pings.append((payload, now))
+                ping.append((b"PING", payload))
             wake_at = last + PING_EVERY
         if self._heap:
             wake_at = min(wake_at, self._heap[0][0])
@@ -370,9 +379,15 @@ class Line:
                 self._look(key, timer, now + PING_EVERY)
 
 
-def client_in(message: bytes) -> str:
-    """Say for whose waiter the message is."""
-    return read_message(message)[4].split(":", 2)[1]
+def channel_of(client: str, lock_key: bytes) -> bytes:
+    """Where the server speaks to this client about this lock.
+
+    In a cluster each hash tag has a channel, which lives where the lock does, and moves with it.
+    """
+    channel = b"holdfast:push:" + client.encode()
+    if not client.startswith(SHARDED):
+        return channel
+    return b"%b:{%b}" % (channel, tag_of(keys_of(lock_key)[1]))
 
 
 def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:

@@ -53,7 +53,8 @@ class Tally:
 
     def __init__(self, nodes: Sequence[int], enough: Callable[[Tally], bool], watch: Note) -> None:
         self.nodes = nodes
-        self.answers: dict[int, Reply | HoldfastError] = {}
+        self.answers: dict[int, Reply] = {}
+        """Those that are more than a yes."""
         self.given: dict[int, int] = {}
         """The numbers of those who said yes."""
         self.failed: dict[int, HoldfastError] = {}
@@ -68,21 +69,55 @@ class Tally:
     def heard(self, number: int, answer: Reply | HoldfastError) -> bool:
         """Take in what came of one post; say whether it is enough."""
         node = self.nodes[number]
-        self.answers[node] = answer
         if type(answer) is int and answer > 0:
             self.given[node] = answer
         elif isinstance(answer, HoldfastError):
             self.failed[node] = answer
         else:
+            self.answers[node] = answer
             self.refused += 1
         self._watch(node, answer)
         self.note(node, answer)
         return self._enough(self)
 
+    def has_heard(self, node: int) -> bool:
+        """Whether it is known what came of asking this node."""
+        return node in self.given or node in self.failed or node in self.answers
+
     @property
     def complete(self) -> bool:
         """Nothing is to come any more."""
-        return len(self.answers) == len(self.nodes)
+        return len(self.given) + len(self.failed) + self.refused == len(self.nodes)
+
+
+class _Yes(Tally):
+    """The same, quicker for the answer that is hoped for, while no node fails.
+
+    `noted` is called instead of `note` with each yes.
+    """
+
+    __slots__ = ("_failing", "_majority", "noted")
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        enough: Callable[[Tally], bool],
+        quorum: Quorum,
+        noted: Callable[[int], object],
+    ) -> None:
+        super().__init__(nodes, enough, quorum.watch)
+        self._majority = quorum.majority
+        self._failing = quorum.failing
+        self.noted = noted
+
+    def heard(self, number: int, answer: Reply | HoldfastError) -> bool:
+        """Take in what came of one post; say whether it is enough."""
+        if type(answer) is not int or answer <= 0 or self._failing:
+            return super().heard(number, answer)
+        node = self.nodes[number]
+        self.given[node] = answer
+        self.noted(node)
+        return len(self.given) >= self._majority
 
 
 class Election(NamedTuple):
@@ -119,7 +154,8 @@ class Quorum:
         self._clean_up = clean_up
         self._later = later
         self._whereabouts: dict[str, dict[int, str]] = {}
-        self._failing: set[int] = set()
+        self.failing: set[int] = set()
+        """The nodes that do not work, as far as is known."""
         self._released: dict[str, Request] = {}
         """Of tokens that were released, and not yet by every node, the request."""
         self._released_before: dict[str, Request] = {}
@@ -140,7 +176,11 @@ class Quorum:
         _, keys, args = request
         token, waiter = args[0], "".join(args[4:])
         there = self._whereabouts[token] = dict.fromkeys(self._all, ASKED)
-        tally = Tally(self._all, self._is_decided, self._watch)
+
+        def given(node: int) -> None:
+            there[node] = THERE
+
+        tally = _Yes(self._all, self._is_decided, self, given)
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             unknown = isinstance(answer, OutcomeUnknown)
@@ -167,14 +207,18 @@ class Quorum:
     ) -> int:
         _, keys, (token, ttl, _, settings, *_) = request
         while len(given) >= self.majority:
-            fence, agreed = Counter(given.values()).most_common(1)[0]
-            if agreed >= self.majority:
+            fence = next(iter(given.values()))
+            if len(set(given.values())) > 1:
+                fence, agreed = Counter(given.values()).most_common(1)[0]
+                if agreed >= self.majority:
+                    return fence
+            else:
                 return fence
             if left() <= 0:
                 break
             fence = max(given.values())
             confirm = CONFIRM, keys, (token, ttl, str(fence), settings)
-            tally = Tally(list(self._whereabouts[token]), self._stands_at(fence), self._watch)
+            tally = Tally(list(self._whereabouts[token]), self._stands_at(fence), self.watch)
             posts = [(node, confirm) for node in tally.nodes]
             await self._nodes.ask(posts, min(timeout, left()), tally.heard)
             given = tally.given
@@ -183,10 +227,9 @@ class Quorum:
     def _stands_at(self, fence: int) -> Callable[[Tally], bool]:
         def enough(tally: Tally) -> bool:
             given = list(tally.given.values())
-            missed = len(tally.answers) - len(given)
             if len(given) >= self.majority and max(given) > fence:
                 return True
-            too_few = len(tally.nodes) - missed < self.majority
+            too_few = len(tally.nodes) - len(tally.failed) - tally.refused < self.majority
             return given.count(fence) >= self.majority or too_few
 
         return enough
@@ -203,7 +246,9 @@ class Quorum:
             self._whereabouts.pop(token, None)
             return
         have_it = {node for node, state in there.items() if state is THERE}
-        tally = await self._release(request, timeout, lambda each: have_it <= each.answers.keys())
+        tally = await self._release(
+            request, timeout, lambda each: all(map(each.has_heard, have_it))
+        )
         self._leave(request, tally)
 
     def expect(self, token: str) -> None:
@@ -336,7 +381,7 @@ class Quorum:
         script, keys, args = request
         if script is INSPECT:
             return [(node, request) for node in self._all], Tally(
-                self._all, self._is_known, self._watch
+                self._all, self._is_known, self.watch
             )
         there = self._whereabouts.get(args[0])
         if keys.node is None:
@@ -344,34 +389,53 @@ class Quorum:
         else:
             nodes = [keys.node] if there and keys.node in there else []
         if script is RENEW:
-            tally = Tally(nodes, self._is_kept, self._watch)
-        else:
-            tally = Tally(nodes, enough or _is_complete, self._watch)
-        tally.note = self._gone(args[0], script)
+            tally: Tally = _Yes(nodes, self._is_kept, self, _nothing)
+            tally.note = self._not_there(args[0])
+            return [(node, request) for node in nodes], tally
+        tally = self._ending(args[0], nodes, enough)
         return [(node, self._to(node, request)) for node in nodes], tally
 
     def _to(self, node: int, request: Request) -> Request:
         """Have a release leave a tombstone where a request may yet arrive by another road."""
         script, keys, args = request
         unsure = self._whereabouts.get(args[0], {}).get(node) is UNSURE
-        if script is RELEASE and args[2] == "0" and unsure:
+        if args[2] == "0" and unsure:
             return script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
         return request
 
-    def _gone(self, token: str, script: Script) -> Note:
-        """Note where a token is not any more."""
+    def _not_there(self, token: str) -> Note:
+        """Note where a token that is asked after turns out not to be."""
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             there = self._whereabouts.get(token)
-            if there is None or isinstance(answer, HoldfastError):
-                return
-            if script is RELEASE or (answer == 0 and there.get(node) is THERE):
+            if there is not None and answer == 0 and there.get(node) is THERE:
+                there.pop(node, None)
+
+        return note
+
+    def _ending(
+        self, token: str, nodes: list[int], enough: Callable[[Tally], bool] | None
+    ) -> Tally:
+        """Count those who have released a token, and note where it is not any more."""
+
+        def gone(node: int) -> None:
+            there = self._whereabouts.get(token)
+            if there is not None:
                 there.pop(node, None)
                 if not there:
                     self._whereabouts.pop(token, None)
                     self._released.pop(token, None)
 
-        return note
+        def note(node: int, answer: Reply | HoldfastError) -> None:
+            if not isinstance(answer, HoldfastError):
+                gone(node)
+
+        if enough is None:
+            tally = Tally(nodes, _is_complete, self.watch)
+        else:
+            tally = _Yes(nodes, enough, self, gone)
+        tally.note = note
+        return tally
 
     def _missing(self, tally: Tally) -> int:
         """How many nodes are known not to have it."""
@@ -432,19 +496,16 @@ class Quorum:
 
     def outcomes(self, tally: Tally) -> dict[str, str]:
         """What came of asking each node, in words."""
-        return {
-            name: _in_words(tally.answers.get(node), asked=node in tally.nodes)
-            for node, name in enumerate(self.names)
-        }
+        return {name: _in_words(tally, node) for node, name in enumerate(self.names)}
 
-    def _watch(self, node: int, answer: Reply | HoldfastError) -> None:
+    def watch(self, node: int, answer: Reply | HoldfastError) -> None:
         """Report a node that begins to fail, and one that is back."""
         if isinstance(answer, HoldfastError):
-            if node not in self._failing:
-                self._failing.add(node)
+            if node not in self.failing:
+                self.failing.add(node)
                 self._report(Event("node_failed", "", 0, str(answer)))
-        elif self._failing and node in self._failing:
-            self._failing.discard(node)
+        elif self.failing and node in self.failing:
+            self.failing.discard(node)
             self._report(Event("node_back", "", 0, f"{self.names[node]} answers again"))
 
 
@@ -460,14 +521,14 @@ def _is_complete(tally: Tally) -> bool:
     return tally.complete
 
 
-def _in_words(answer: Reply | HoldfastError, *, asked: bool) -> str:
-    if isinstance(answer, HoldfastError):
-        return str(answer)
-    if answer is None:
-        return "has not answered yet" if asked else "does not have it"
-    if type(answer) is int:
-        return "yes" if answer else "no"
-    return "held by another" if answer else "free"
+def _in_words(tally: Tally, node: int) -> str:
+    if node in tally.failed:
+        return str(tally.failed[node])
+    if node in tally.given:
+        return "yes"
+    if node in tally.answers:
+        return "held by another" if tally.answers[node] else "no"
+    return "has not answered yet" if node in tally.nodes else "does not have it"
 
 
 def _settled(*_: object) -> bool:

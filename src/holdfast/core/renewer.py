@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.scripts import RELEASE
 
@@ -99,6 +99,7 @@ class Renewer:
         """What was sent and has no answer yet; `let_go` waits for it."""
         self._wake_at = math.inf
         self._closed = False
+        self._looks_again = False
 
     def watch(self, hold: Hold, due: float) -> None:
         """Care for the hold from now on, or look again at one whose next due time has changed."""
@@ -110,6 +111,11 @@ class Renewer:
         """See to it, for as long as it matters, that a token is taken back."""
         now = self._background.now()
         self.handed_in[Cleanup(name, request, now=now, fence=fence, ttl=ttl)] = None
+        self._background.rouse(self)
+
+    def look_again(self) -> None:
+        """Renew now all that is to be renewed some time: it may be lost. Called from any thread."""
+        self._looks_again = True
         self._background.rouse(self)
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
@@ -176,6 +182,11 @@ class Renewer:
         """Declare what is over, collect what is to be sent, and say when the next thing is due."""
         self._take_in()
         now = self._background.now()
+        if self._looks_again:
+            self._looks_again = False
+            for item in {item for _, _, item in self._heap}:
+                if isinstance(item, Hold) and item.live and item.renewing:
+                    self._schedule(item, now)
         while self._heap:
             due, _, item = self._heap[0]
             if not item.live or item.due != due:
@@ -270,9 +281,9 @@ def taking_back_lost(spec: LockSpec, token: str) -> Request:
     return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
 
 
-def taking_back_blindly(key: bytes, token: str, delay_ms: int) -> Request:
+def taking_back_blindly(key: bytes, token: str, delay_ms: int, *, guarded: bool = False) -> Request:
     """Make the same request for a token of which only the lock's key and delay are known."""
     owner = token.rpartition(":")[2]
     group = owner if owner.startswith("&") else ""
-    settings = f"{delay_ms} fair {group}" if delay_ms or group else ""
+    settings = settings_of(delay_ms, group, guarded=guarded)
     return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)

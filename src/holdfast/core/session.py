@@ -6,13 +6,16 @@ that a child never renews, releases or believes in what its parent holds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
-from holdfast.core.line import Line, client_in, read_message
+from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
+from holdfast.core.spec import tag_of
+from holdfast.core.token import client_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +30,20 @@ if TYPE_CHECKING:
 class Session:
     """The state that the verbs of the core share."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a client is put together from
         self,
         port: Port,
         make_background: Callable[[], Background],
         report: Callable[[Event], None],
         *,
         polls: bool,
+        longest_ttl: float = math.inf,
         quorum: Quorum | None = None,
     ) -> None:
         self.port = port
+        self.longest_ttl = longest_ttl
+        """The server may be replaced by another; then it counts on no ttl being longer than this.
+        Infinite: it cannot."""
         self.quorum = quorum
         """The nodes, where there are several: the port calls them as one."""
         self.closed = False
@@ -51,20 +58,20 @@ class Session:
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
         """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
-        self._lines: WeakValueDictionary[str, Line] = WeakValueDictionary()
-        """Those of all loops, by the name of their client; the port keeps them."""
+        self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
+        """Those of all loops, by their channel; the port keeps them."""
         if self.quorum is not None:
             self.quorum.begin(self._clean_up, self.renewer.later)
         self.has_waited = False
         """Somebody stood in line, so that whoever asks next had better do so at once."""
 
     def line(self, keys: Keys) -> Line:
-        """The line that the caller would stand in for a lock with these keys."""
+        """The line that the caller would stand in for this lock."""
         self.has_waited = True
         return self.port.line(self._make_line, keys)
 
-    def _make_line(self, client: str) -> Line:
-        line = self._lines[client] = Line(client, self._hand_back)
+    def _make_line(self, channel: bytes) -> Line:
+        line = self._lines[channel] = Line(channel, self._hand_back)
         return line
 
     def granted(self, message: bytes, asked_at: float) -> None:
@@ -72,16 +79,16 @@ class Session:
 
         It may be for another loop's: a lease may be released on another one than acquired it.
         """
-        line = self._lines.get(client_in(message))
+        *_, delay, token, key = read_message(message)
+        line = self._lines.get(channel_of(client_in(token), key))
         if line is not None:
             line.answered(message, asked_at, self.port.now())
         else:  # of a loop that is gone
-            *_, delay, token, key = read_message(message)
             self._hand_back(key, token, delay)
 
-    def hears(self, token: str) -> bool:
+    def hears(self, token: str, lock_key: bytes) -> bool:
         """Whether the client that drew the token is here, so that an answer can tell it."""
-        return token.split(":", 2)[1] in self._lines
+        return channel_of(client_in(token), lock_key) in self._lines
 
     def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
@@ -106,13 +113,24 @@ class Session:
 
     def rally(self, spec: LockSpec) -> None:
         """Have those who wait here for this lock ask: a release of ours may have granted it."""
-        for line in list(self._lines.values()):
-            line.rally_soon(spec.keys[0])
+        for channel, line in list(self._lines.items()):
+            # Of a cluster each lock has its own.
+            if not tag_of(channel) or tag_of(channel) == tag_of(spec.keys[1]):
+                line.rally_soon(spec.keys[0])
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         """Give back what was granted to nobody here."""
-        request = taking_back_blindly(key, token, delay_ms)
+        guarded = self.longest_ttl < math.inf
+        request = taking_back_blindly(key, token, delay_ms, guarded=guarded)
         self.renewer.clean_up(key.decode(errors="replace"), request)
+
+    def moved(self, _seat: object) -> None:
+        """Look at once whether what is held here is known to the server that took another's place.
+
+        Called from any thread.
+        """
+        if self.held and self.process == self.port.process():
+            self.renewer.look_again()
 
     def _clean_up(self, request: Request) -> None:
         name = request[1][0].decode(errors="replace")

@@ -6,7 +6,10 @@ What can be computed once a lock is computed here, so that acquiring computes no
 from __future__ import annotations
 
 import math
+from binascii import crc_hqx
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import count
 from typing import TypeGuard
 
 from holdfast.core.token import encode
@@ -30,7 +33,9 @@ TOMBSTONE_MS = "60000"
 
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
 NAME_MAX_BYTES = 1024
+SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
+REPLICAS_MAX = 1000
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class LockSpec:
     owner: str | None
     fair: bool
     lock_delay: float
+    replicas: int
     label: str | None
 
     keys: Keys  # of every script: lock, fence, queue, and an owner's holds
@@ -57,6 +63,16 @@ class LockSpec:
     renew_after: float
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
+    longest_ttl: float  # that any lock may have here
+
+    @cached_property
+    def kept_keys(self) -> Keys:
+        """The keys of renewing: without an owner, just those that exist while it is held."""
+        if self.owner is not None:
+            return self.keys
+        keys = Keys(self.keys[:2])
+        keys.replicas = self.keys.replicas
+        return keys
 
 
 def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
@@ -73,6 +89,8 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     key: str | None,
     label: str | None,
     command_timeout: float,
+    replicas: int = 0,
+    longest_ttl: float = math.inf,
     min_validity: float = 0.0,
     quorum: bool = False,
 ) -> LockSpec:
@@ -82,7 +100,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         ConfigurationError: at the first setting that cannot work, saying what to write instead.
     """
     name_bytes = _name("name", name)
-    check_ttl(ttl, lock=name)
+    check_ttl(ttl, lock=name, longest=longest_ttl)
     check_timeout(timeout, lock=name)
     if max_hold is not None:
         if not _is_number(max_hold) or not 0 < max_hold < math.inf:
@@ -91,16 +109,20 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
             raise _wrong("max_hold caps renewal and means nothing with renew=False: drop it", name)
     if not _is_number(lock_delay) or not 0 <= lock_delay <= TTL_MAX:
         raise _wrong(f"lock_delay={lock_delay!r}: give seconds, 0 for none", name)
+    if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
+        raise _wrong(f"replicas={replicas!r}: give how many replicas there are, 0 for none", name)
     _check_text("label", label, name)
     _check_text("owner", owner, name)
     if owner is not None and reentrant:
         raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
     if quorum and owner is not None:
         raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
+    if quorum and replicas:
+        raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
     lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
-    delay_ms, group = int(to_ms(lock_delay)), "" if owner is None else f"&{encode(owner)}"
-    in_line = fair and not quorum
-    plain = in_line and not delay_ms and not group
+    keys = keys_of(lock_key, holds=owner is not None)
+    keys.replicas = replicas
+    group = "" if owner is None else f"&{encode(owner)}"
     validity = validity_of(ttl)
     if not _is_number(min_validity) or not 0 <= min_validity < validity:
         raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
@@ -114,23 +136,42 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         owner=owner,
         fair=bool(fair),
         lock_delay=float(lock_delay),
+        replicas=replicas,
         label=label,
-        keys=keys_of(lock_key, holds=owner is not None),
+        keys=keys,
         suffix=encode(label or "") + (group and f":{group}"),
-        settings="" if plain else f"{delay_ms} {'fair' if in_line else 'barge'} {group}",
+        settings=settings_of(
+            int(to_ms(lock_delay)),
+            group,
+            fair=fair and not quorum,
+            guarded=longest_ttl < math.inf and not quorum,
+        ),
         ttl_ms=to_ms(ttl),
         validity=validity,
         usable=validity - min_validity,
         renew_after=validity / RENEWALS_A_TTL,
         first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
         command_timeout=min(command_timeout, ttl / (10 if quorum else 4)),
+        longest_ttl=longest_ttl,
     )
+
+
+def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool = False) -> str:
+    """Write what few locks have as the scripts read it; `group` is the end of an owner's tokens.
+
+    `guarded`: the server may be replaced by another.
+    """
+    if fair and not delay_ms and not group and not guarded:
+        return ""
+    return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {group}"
 
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
     """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
-    if not _has_tag(lock_key):
+    if not tag_of(lock_key):
         siblings = b"holdfast:key:{%b}" % lock_key
+        if b"}" in lock_key:  # which would end the tag too soon
+            siblings = b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(lock_key)), lock_key)
     elif lock_key.startswith(b"holdfast:{"):
         siblings = lock_key
     else:
@@ -149,10 +190,16 @@ def to_ms(seconds: float) -> str:
     return str(math.ceil(seconds * 1000))
 
 
-def check_ttl(ttl: object, *, lock: str) -> None:
-    """Refuse a ttl that a server could not keep."""
+def check_ttl(ttl: object, *, lock: str, longest: float = math.inf) -> None:
+    """Refuse a ttl that a server could not keep, or longer than others count on."""
     if not _is_number(ttl) or not TTL_MIN <= ttl <= TTL_MAX:
         raise _wrong(f"ttl={ttl!r}: give seconds from {TTL_MIN} to {TTL_MAX:.0f}, e.g. 30", lock)
+    if ttl > longest:
+        raise _wrong(
+            f"ttl={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} s, "
+            f"and who takes a server's place counts on that: give all clients longest_ttl={ttl!r}",
+            lock,
+        )
 
 
 def check_timeout(timeout: object, *, lock: str) -> None:
@@ -193,9 +240,21 @@ def _encoded(what: str, value: str) -> bytes:
         raise _wrong(f"the {what} is not text: {error}", "") from None
 
 
-def _has_tag(key: bytes) -> bool:
-    """Whether the key names its own hash slot: some {tag}, not empty."""
-    return key.partition(b"{")[2].find(b"}") > 0
+def tag_of(key: bytes) -> bytes:
+    """The {tag} by which a key names its own hash slot; empty if it has none."""
+    tag, end, _ = key.partition(b"{")[2].partition(b"}")
+    return tag if end else b""
+
+
+def _hash(key: bytes) -> int:
+    """The slot of a key without a tag, in a cluster."""
+    return crc_hqx(key, 0) % SLOTS
+
+
+@lru_cache(maxsize=1024)
+def _tag_like(slot: int) -> bytes:
+    """Find a tag for this slot: the least number that is one."""
+    return next(tag for tag in (b"%d" % number for number in count()) if _hash(tag) == slot)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -2,9 +2,9 @@
 
     hf1:<client>:<number>:<host>:<pid>:<thread or task>:<label>[:&<owner>]
 
-Client and number make it unique; the client is also where a grant is sent, and the owner is whose
-other holds may join. The rest is for the operator who looks at the key. Each part is
-percent-encoded, so that a colon always separates.
+Client and number make it unique; the client is also where a grant is sent (its name begins with a ~
+if it listens in a cluster), and the owner is whose other holds may join. The rest is for the
+operator who looks at the key. Each part is percent-encoded, so that a colon always separates.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from itertools import count
 from urllib.parse import quote, unquote
 
 from holdfast.holder import Holder
+
+SHARDED = "~"
+"""How the name of a client begins that the scripts speak to by sharded pub/sub."""
 
 _FORMAT = "hf1"
 _PARTS = 7
@@ -48,6 +51,11 @@ class Mint:
 def is_ours(token: bytes) -> bool:
     """Whether its holder is a client of holdfast, which hands the lock over."""
     return token.startswith(b"hf1:")
+
+
+def client_in(token: str) -> str:
+    """The client that drew one of our tokens."""
+    return token.split(":", 2)[1]
 
 
 def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:

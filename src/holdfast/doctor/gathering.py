@@ -40,7 +40,7 @@ from holdfast.wire.refusals import (
     probes,
     refusal,
 )
-from holdfast.wire.target import Target, target_of
+from holdfast.wire.target import Server, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -113,7 +113,7 @@ class Refused(NamedTuple):
 class Questions:
     """A conversation with one server, with an end."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Server) -> None:
         self.target = target
         self.refused: dict[str, str] = {}
         """What was asked by `try_asking` in vain, and what the server said."""
@@ -273,19 +273,19 @@ def _access(questions: Questions, kind: Kind) -> tuple[tuple[str, ...], tuple[st
 
 
 def _nodes(urls: Iterable[str], kind: Kind) -> tuple[Node, ...]:
-    targets = [target_of(url) for url in urls]
+    targets = [from_url(url) for url in urls]
     blanks = [Node(each.node, each.user, _host(each)) for each in targets]
     return _all_at_once(targets, blanks, partial(_learn_node, kind=kind))
 
 
 def _sentinels(urls: Iterable[str], service: str) -> tuple[Sentinel, ...]:
-    targets = [target_of(url) for url in urls]
+    targets = [from_url(url) for url in urls]
     blanks = [Sentinel(each.node, _host(each)) for each in targets]
     return _all_at_once(targets, blanks, partial(_learn_sentinel, service=service))
 
 
 def _all_at_once(
-    targets: Sequence[Target], blanks: Sequence[T], learn: Callable[[T, Questions], T]
+    targets: Sequence[Server], blanks: Sequence[T], learn: Callable[[T, Questions], T]
 ) -> tuple[T, ...]:
     """Fill in the blanks, each in a thread; one that takes too long is left behind."""
     late = f"took more than {PATIENCE:g} s"
@@ -309,7 +309,7 @@ def _all_at_once(
     return tuple(results)
 
 
-def _converse(target: Target, blank: T, learn: Callable[[T, Questions], T]) -> T:
+def _converse(target: Server, blank: T, learn: Callable[[T, Questions], T]) -> T:
     try:
         questions = Questions(target)
         try:
@@ -362,7 +362,7 @@ def _served_by(sentinels: Sequence[Sentinel]) -> list[tuple[str, int]]:
 # ---- reading answers
 
 
-def _host(target: Target) -> str:
+def _host(target: Server) -> str:
     host = str(target.settings.get("host", "localhost" if "path" not in target.settings else HERE))
     return HERE if host in _LOOPBACK else host
 

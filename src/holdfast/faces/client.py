@@ -25,6 +25,7 @@ from holdfast.faces.facts import (
     LockFacts,
     Unset,
     checked_command_timeout,
+    checked_longest_ttl,
     checked_seconds,
     checked_wait,
     generator_advice,
@@ -45,40 +46,47 @@ R = TypeVar("R")
 
 
 class Client:
-    """Makes locks on a server, or on a majority of several, and keeps their leases alive.
+    """Makes locks on a server, in a cluster or on a majority of servers, and keeps leases alive.
 
-    `target` is a URL (redis://, rediss://, unix://), a redis-py or valkey-py client whose
-    connection settings are taken over, a list of three or more of these, each a server by itself,
-    or nothing: then HOLDFAST_URL, else a server of this machine's own that starts by itself.
-    Making a client talks to nobody. It may be shared by all threads, and survives a fork: the child
-    connects anew and holds nothing.
+    `target` is a URL (redis://, rediss://, unix://, redis+cluster://host:port,host:port), a
+    redis-py or valkey-py client whose connection settings are taken over, a list of three or more
+    of these servers, each by itself, or nothing: then HOLDFAST_URL, else a server of this machine's
+    own that starts by itself. Making a client talks to nobody. It may be shared by all threads, and
+    survives a fork: the child connects anew and holds nothing.
 
     Args:
-        target: the server, or the servers.
+        target: the server, the servers, or some nodes of the cluster.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
             waits less, a quarter of it, and one on several servers a tenth.
         min_validity: seconds of its time that a lease must have left when it is given.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
+        longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
+            Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more.
         on_event: called, in a thread of its own, with each `Event`.
 
     Raises:
         ConfigurationError: `target` is not a server.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a client, all optional
         self,
         target: object = None,
         *,
         command_timeout: float = 1.0,
         min_validity: float = 0.0,
         wait: Literal["push", "poll"] = "push",
+        longest_ttl: float = 60.0,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._min_validity = checked_seconds("min_validity", min_validity)
         self._deployment = over_threads(
-            target, self._command_timeout, Herald(on_event).report, polls=checked_wait(wait)
+            target,
+            self._command_timeout,
+            checked_longest_ttl(longest_ttl),
+            Herald(on_event).report,
+            polls=checked_wait(wait),
         )
         self._session = self._deployment.session
 
@@ -94,6 +102,7 @@ class Client:
         owner: str | None = None,
         fair: bool = True,
         lock_delay: float = 0.0,
+        replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
     ) -> Lock:
@@ -111,6 +120,9 @@ class Client:
             fair: first come, first served. False lets whoever asks while it is free have it.
             lock_delay: seconds for which nobody gets it after its holder was lost, not after a
                 release. All who use the lock should give the same.
+            replicas: so many replicas of the server must have it before the lease is given, or
+                renewed. It keeps a lease from being lost with its server if all replicas are
+                counted, none of them left out; and nobody gets the lock while one is away.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
 
@@ -127,9 +139,11 @@ class Client:
             owner=owner,
             fair=fair,
             lock_delay=lock_delay,
+            replicas=replicas,
             key=key,
             label=label,
             command_timeout=self._command_timeout,
+            longest_ttl=self._session.longest_ttl,
             min_validity=self._min_validity,
             quorum=self._session.quorum is not None,
         )

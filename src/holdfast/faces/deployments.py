@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, pipelined
 from holdfast.core.session import Session
-from holdfast.wire.blocking import BlockingWire
 from holdfast.wire.blocking_ears import BlockingEars
-from holdfast.wire.target import targets_of
+from holdfast.wire.wiring import on_threads, one_or_several
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,22 +26,29 @@ class Deployment(NamedTuple):
 
 
 def over_threads(
-    given: object, timeout: float, report: Callable[[Event], None], *, polls: bool
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
 ) -> Deployment:
     """Put together what a client for threads needs.
 
     Raises:
         ConfigurationError: `given` is no server.
     """
-    targets = targets_of(given)
-    if len(targets) == 1:
-        wire, ears = BlockingWire(targets[0], timeout), BlockingEars(targets[0], timeout)
+    where, targets = one_or_several(given, longest_ttl)
+    if where is not None:
+        wire, ears = on_threads(where, timeout)
         session = Session(
             ThreadsPort(wire, ears),
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
             polls=polls,
+            longest_ttl=where.longest_ttl,
         )
+        where.followed_by(session)
         return Deployment(session, (session.close, ears.close, wire.close))
     from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
@@ -55,13 +61,19 @@ def over_threads(
         lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
         report,
         polls=polls,
+        longest_ttl=longest_ttl,
         quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, *(ears.close for ears in ears_of_each), crowd.close))
 
 
 def over_tasks(
-    given: object, timeout: float, report: Callable[[Event], None], *, polls: bool
+    given: object,
+    timeout: float,
+    longest_ttl: float,
+    report: Callable[[Event], None],
+    *,
+    polls: bool,
 ) -> Deployment:
     """Put together what a client for asyncio needs; its background is a thread all the same.
 
@@ -70,15 +82,17 @@ def over_tasks(
     """
     from holdfast.adapters.tasks import TasksPort  # noqa: PLC0415 - who has threads pays nothing
 
-    targets = targets_of(given)
-    if len(targets) == 1:
-        port, wire = TasksPort(targets[0], timeout), BlockingWire(targets[0], timeout)
+    where, targets = one_or_several(given, longest_ttl)
+    if where is not None:
+        port, (wire, _) = TasksPort(where, timeout), on_threads(where, timeout)
         session = Session(
             port,
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
             polls=polls,
+            longest_ttl=where.longest_ttl,
         )
+        where.followed_by(session)
         return Deployment(session, (session.close, wire.close), port.close)
     from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
@@ -90,6 +104,7 @@ def over_tasks(
         lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
         report,
         polls=polls,
+        longest_ttl=longest_ttl,
         quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, crowd.close), nodes.close)

@@ -34,6 +34,13 @@ def checked_command_timeout(seconds: object) -> float:
     raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
 
 
+def checked_longest_ttl(seconds: object) -> float:
+    """Refuse a longest ttl that is no length of time."""
+    if isinstance(seconds, (int, float)) and 0 < seconds < float("inf"):
+        return float(seconds)
+    raise ConfigurationError(f"longest_ttl={seconds!r}: give seconds above 0, e.g. 60.0")
+
+
 def checked_seconds(what: str, seconds: object) -> float:
     """Refuse what is no length of time."""
     if isinstance(seconds, (int, float)) and 0 <= seconds < float("inf"):

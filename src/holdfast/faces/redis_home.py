@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import weakref
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
@@ -126,7 +127,7 @@ class Home:
         session.begin_in_this_process()
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))
-        tombstone = "0" if is_ours(token) and session.hears(name) else "0 quiet"
+        tombstone = "0" if is_ours(token) and session.hears(name, spec.keys[0]) else "0 quiet"
         if hold is not None and hold.tainted:
             tombstone = TOMBSTONE_MS
         args = name, WINDOW_MS, tombstone, spec.settings
@@ -215,7 +216,11 @@ def client_of(kind: type[C], pool: object) -> C:
         ConfigurationError: it is not one of a single server.
     """
     try:
-        return kind(pool, command_timeout=COMMAND_TIMEOUT)
+        client = kind(pool, command_timeout=COMMAND_TIMEOUT)
+        if client._session.longest_ttl < math.inf:  # noqa: SLF001 - a face of the same house
+            advice = "its servers change places: use a lock of holdfast.Client(...), with its ttl"
+            raise ConfigurationError(advice)  # noqa: TRY301 - said below, for all
+        return client  # noqa: TRY300 - the only way out
     except ConfigurationError as error:
         raise ConfigurationError(
             f"holdfast's lock_class cannot serve this client: {error}"

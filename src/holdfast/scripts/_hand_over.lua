@@ -1,5 +1,5 @@
 -- A part of scripts that hand the lock over. Needs: call, lock, queue, token, ttl, settings' names,
--- new_fence, quiet.
+-- quarantine, new_fence, quiet.
 --
 -- A waiter stands in the queue as its token, by its ticket (below 1e16: see tombstone); with a '!'
 -- before it, it is granted also when nobody seems to hear it, because the server it listens on is not
@@ -10,6 +10,8 @@
 --
 -- A grant to the very client that runs the script is not published but answered, as `answer`: it
 -- needs no push, and arrives sooner. Not so if `quiet`: then nobody reads the answer.
+
+--:include _publish
 
 -- What the server said when it did not let us publish: then nobody is told, and nobody is dropped.
 local denied
@@ -36,7 +38,7 @@ local function tell(waiter, kind, fence, px)
     answer = message
     return true
   end
-  local heard = redis.pcall('PUBLISH', 'holdfast:push:' .. client, message)
+  local heard = publish(client, message)
   if type(heard) == 'table' then
     denied = heard
     return false
@@ -74,8 +76,13 @@ end
 -- Gives the lock, which nobody has or wants any more, to the first waiter whose client is there, and
 -- returns who that is, and its fence. The next in line is to look after the grant's window whether it
 -- was taken up; if it is of the same client, that one looks by itself. A lock without order is left
--- free, and the first is to ask.
+-- free, and the first is to ask. In a quarantine it is left free too: this may be the second sending of
+-- a release that the server before this one carried out, and then somebody else has it from there.
+-- Those who wait have all been told when it ends.
 local function hand_over()
+  if quarantine() > 0 then
+    return nil
+  end
   if order == 'barge' then
     if tell_next(0, 'A', 0) then
       tell_next(1, 'W', window)

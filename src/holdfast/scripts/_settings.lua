@@ -1,13 +1,14 @@
 -- A part of most scripts: the settings of a lock that few locks have. Needs: settings.
 --
--- '' or '<lock delay, ms> <order> <owner>'. With a delay the lock's key stays that much longer than
--- its holder may count on: nobody gets it meanwhile, and the holder does not get it back. The order
+-- '' or '<lock delay, ms> <order>[+guard] <owner>'. With a delay the lock's key stays that much longer
+-- than its holder may count on: nobody gets it meanwhile, and the holder does not get it back. The order
 -- is 'fair' (first come, first served), 'barge' (whoever asks while it is free), or 'forever' (fair,
--- and held without expiry). The owner is '' or what the tokens of its holds end with.
+-- and held without expiry). '+guard' is for servers that may take another's place (see guard). The
+-- owner is '' or what the tokens of its holds end with.
 
-local delay, order, owner = 0, 'fair', ''
+local delay, order, guarded, owner = 0, 'fair', '', ''
 if settings ~= '' then
-  delay, order, owner = string.match(settings, '^(%d+) (%a+) ?(.*)$')
+  delay, order, guarded, owner = string.match(settings, '^(%d+) (%a+)(%S*) ?(.*)$')
   delay = tonumber(delay)
 end
 

@@ -10,6 +10,7 @@
 --          {holder's token, left (ms), ticket, put back, message or '', serial}  somebody else's;
 --          left is -1 if it never expires; put back is 1 if a ticket was given and its place was
 --          gone; the message is a grant to another waiter of the same client (see hand_over)
+--          or the error QUARANTINE <left, ms>: nobody gets a lock here until then (see guard)
 --
 -- When it is found free although somebody waits, the first of them gets it, whoever asks.
 
@@ -33,6 +34,12 @@ end
 
 local quiet = false
 --:include _settings
+--:include _quarantine
+local quarantined = quarantine()
+if quarantined > 0 then
+  return redis.error_reply('QUARANTINE ' .. quarantined)
+end
+
 --:include _new_fence
 --:include _hand_over
 --:include _owner

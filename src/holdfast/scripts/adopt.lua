@@ -5,6 +5,7 @@
 --
 -- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
 --          0 .. serial      it was no longer the exporter's, or was adopted by somebody else
+--          or the error QUARANTINE, as acquire
 --
 -- The exported token is worth nothing afterwards: of two who adopt, one gets the lock.
 
@@ -16,6 +17,12 @@ if not ttl or ttl < 1 then
 end
 
 --:include _settings
+--:include _quarantine
+local quarantined = quarantine()
+if quarantined > 0 then
+  return redis.error_reply('QUARANTINE ' .. quarantined)
+end
+
 --:include _new_fence
 --:include _tombstone
 

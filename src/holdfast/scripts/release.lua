@@ -33,6 +33,7 @@ end
 local quiet = tombstone ~= '0'
 local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
+--:include _quarantine
 --:include _new_fence
 --:include _hand_over
 --:include _owner

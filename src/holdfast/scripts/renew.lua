@@ -1,13 +1,19 @@
 -- renew: keep the lock for at least ttl more, if it is still this token's.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
+-- KEYS  1 lock  2 fence counter; and if it has an owner  3 queue  4 holds of the owner
 -- ARGV  1 token  2 ttl (ms)  3 settings  4 serial of the request
 --
 -- Returns  fence .. serial  kept
 --          0 .. serial      it was not ours, and nothing was changed
+--          or the error QUARANTINE <left, ms>: it is ours, and may not be kept until then
 --
 -- Expiry only grows, so that a request that arrives late cannot shorten what a newer one asked for.
--- PEXPIRE needs no memory: this works on a server that is full.
+-- PEXPIRE needs no memory: this works on a server that is full. The queue is not named, because it may
+-- not exist: while a slot moves, a cluster serves only those of whose keys all are on one node.
+--
+-- While the server whose place this one took may still take writes, keeping a lock here would keep
+-- nobody from getting it there, once it has run out there. That is so at the beginning of a
+-- quarantine, until as much of it is left as the longest lease has.
 
 local call = redis.call
 local lock = KEYS[1]
@@ -17,12 +23,18 @@ if not ttl or ttl < 1 then
 end
 
 --:include _settings
+--:include _quarantine
 --:include _owner
 --:include _new_fence
 
 local holder, left = call('GET', lock), call('PTTL', lock)
 if not holder or is_over(left) or not has_hold(holder, token) then
   return '0' .. serial
+end
+local quarantined = quarantine()
+local longest = quarantined > 0 and tonumber(call('GET', 'holdfast:quarantine')) or 0
+if quarantined > longest then
+  return redis.error_reply('QUARANTINE ' .. quarantined - longest)
 end
 if order == 'forever' then
   call('SET', lock, token)

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.hold import HELD
+from holdfast.core.spec import keys_of
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -479,5 +480,6 @@ def look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | N
 
 def _line(server: Server, keys: Sequence[bytes]) -> list[bytes]:
     """Those who wait, in order, without the marks."""
-    line = server.data.run("ZRANGE", keys[2], "-inf", "(1e16", "BYSCORE")
+    queue = keys_of(keys[0])[2]
+    line = server.data.run("ZRANGE", queue, "-inf", "(1e16", "BYSCORE")
     return [waiter.lstrip(b"!") for waiter in cast("list[bytes]", line)]

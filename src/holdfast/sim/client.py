@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
@@ -272,10 +273,10 @@ class SimClient:
         task = self.actor()
         return self._for_whom.get(task, task)
 
-    def line(self, make: Callable[[str], L], keys: Keys) -> L:
+    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for the process, at each node."""
         if keys.node not in self._lines:
-            self._lines[keys.node] = make(self._mint.client)
+            self._lines[keys.node] = make(channel_of(self._mint.client, keys[0]))
         return cast("L", self._lines[keys.node])
 
     async def call(
@@ -438,7 +439,7 @@ class _Ears:
         self._connection = connection = Connection(client.machine, server)
         connection.on_push = self._hear
         connection.on_lost = self._lost
-        channel = listener.channel.encode()
+        channel = listener.channel
         answer = connection.ask("subscribe", lambda: connection.channels.add(channel))
         answer.waiting.append(self._subscribed)
         client.machine.after(COMMAND_TIMEOUT, self._give_up)
@@ -492,14 +493,12 @@ class _Ears:
             return
         now = self._client.now()
         try:
-            ping, wake_at = self._listener.tick(now)
+            pings, wake_at = self._listener.tick(now)
         except TimeoutError:
             self._hang_up()
             return
-        if ping is not None:
-            payload = ping
-            connection = self._connection
-            connection.tell("ping", lambda: connection.push([b"pong", payload]))
+        for _, payload in pings:
+            self._connection.tell("ping", partial(self._connection.push, [b"pong", payload]))
         if not self._listener.idle:
             self._idle_since = now
         elif now >= self._idle_since + LINGER:

@@ -214,7 +214,7 @@ class _Table:
                 question.tell(number, seat.unavailable())
         if self.loop:
             left = end - client.now() if timeout else self.timeout
-            client.machine.after(left, lambda: self._end(question, posts))
+            client.machine.after(left, lambda: self._end(question))
             client.machine.after(self.timeout, self._drop_overdue)
         if not timeout:
             return
@@ -229,11 +229,13 @@ class _Table:
         finally:
             self._reading -= 1
         if not question.over:
-            self._end(question, posts)
+            self._end(question)
 
-    def _end(self, question: _Asked, posts: Sequence[Post]) -> None:
-        for number in question.unanswered():
-            question.tell(number, self.seats[posts[number][0]].unknown())
+    def _end(self, question: _Asked) -> None:
+        for seat in self.seats:
+            for owed in seat.owed:
+                if owed.question is question:
+                    question.give_up(owed.number, seat.unknown())
 
     def _drop_overdue(self) -> None:
         for seat in self.seats:

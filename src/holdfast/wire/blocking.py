@@ -28,16 +28,18 @@ import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
+from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, probes, refusal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.target import Target
+    from holdfast.wire.target import Seat, Target
 
 SPIN = 0.0001
 QUICK = 0.0002
@@ -59,6 +61,9 @@ class Link:
     ) -> None:
         self.generation = generation()
         self._connection = target.connect(timeout, prepare=prepare, judged=judged)
+        self.seat = seat_of(self._connection)
+        self.stale = False
+        """Not to be used any more: it leads to the wrong server, or the client is closed."""
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
         self._timeout = math.nan
@@ -97,6 +102,12 @@ class Link:
         self._quick = CAN_SPIN and clock() - sent_at < QUICK
         return answer
 
+    def next_answer(self) -> Any:  # noqa: ANN401 - any answer
+        """Return one more answer to what was sent last."""
+        while (answer := self._reader.gets()) is False:
+            self._receive()
+        return answer
+
     def _limit(self, timeout: float) -> None:
         """Have sending and receiving give up after so many seconds."""
         self._timeout = timeout
@@ -115,6 +126,27 @@ class Link:
             raise ConnectionResetError(_HUNG_UP)
         self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
 
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._sock.fileno()
+
+    def send_some(self, unsent: memoryview) -> memoryview:
+        """Send what can be sent without waiting; return the rest."""
+        self._sock.settimeout(0)
+        self._timeout = math.nan
+        with contextlib.suppress(*_NOT_NOW):
+            while unsent:
+                unsent = unsent[self._sock.send(unsent) :]
+        return unsent
+
+    def received(self) -> Iterator[Any]:
+        """Yield the answers that have come, without waiting; after `send_some`."""
+        with contextlib.suppress(*_NOT_NOW):
+            while True:
+                while (answer := self._reader.gets()) is not False:
+                    yield answer
+                self._receive()
+
     def call_many(
         self,
         requests: Sequence[Request],
@@ -124,16 +156,20 @@ class Link:
     ) -> list[Reply]:
         """Run scripts in one go and return as many answers as came within `timeout`.
 
-        `meanwhile` is called as the port says; its times are on the port's clock.
+        If some need replicas, one more answer says how many have it. `meanwhile` is called as the
+        port says; its times are on the port's clock.
         """
         numbers = [next(self.serials) for _ in requests]
-        packed = (pack(*request, serial) for request, serial in zip(requests, numbers, strict=True))
+        packed = [pack(*request, serial) for request, serial in zip(requests, numbers, strict=True)]
+        replicas = most_needed(requests)
+        if replicas:
+            packed.append(wait_for(replicas, timeout))
         unsent = memoryview(b"".join(packed))
         replies: list[Reply] = []
         end = now() + timeout
         self._sock.settimeout(0)
         self._timeout = math.nan
-        while len(replies) < len(requests):
+        while len(replies) < len(packed):
             due = meanwhile()
             left = end - now()
             if left <= 0:
@@ -146,9 +182,8 @@ class Link:
                 wait = min(left, due - now())
                 _wait(self._sock, max(0.0, wait), writing=bool(unsent))
             while (answer := self._reader.gets()) is not False:
-                serial = numbers[len(replies)]
-                refused = isinstance(answer, hiredis.ReplyError)
-                replies.append(answer if refused else opened(answer, serial))
+                bare = isinstance(answer, hiredis.ReplyError) or len(replies) == len(requests)
+                replies.append(answer if bare else opened(answer, numbers[len(replies)]))
         return replies
 
 
@@ -186,6 +221,12 @@ class Opening:
         if self.abandoned and isinstance(self._result, Link):
             self._result.close()
 
+    def abandon(self) -> None:
+        """Have it closed, now or as soon as it is open."""
+        self.abandoned = True
+        if self.done.is_set() and isinstance(self._result, Link):
+            self._result.close()
+
     def link(self) -> Link:
         """Return the connection, or raise why there is none; only when `done`."""
         if isinstance(self._result, Link):
@@ -206,11 +247,15 @@ class BlockingWire:
         self._timeout = timeout
         self._thread = threading.local()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._moves = target.longest_ttl < math.inf
         self.closed = False
+        target.followed_by(self)
         self._asking: list[None] = []
         """One entry for each thread that waits for an answer."""
 
-    def _fresh(self, timeout: float) -> Link:
+    def _fresh(self, timeout: float, instead_of: Link | None) -> Link:
+        if instead_of is not None and instead_of.stale:
+            instead_of.close()
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
         return self._keep(Link(self._target, min(timeout, self._timeout)))
@@ -218,7 +263,16 @@ class BlockingWire:
     def _keep(self, link: Link) -> Link:
         self._links.add(link)
         if self.closed:
+            link.stale = True
             link.close()
+        return link
+
+    def _taken_out(self) -> Link | None:
+        """Take the calling thread's connection out of its place, if it is of any use."""
+        link: Link | None = self._thread.__dict__.pop("link", None)
+        if link is not None and link.stale:
+            link.close()
+            return None
         return link
 
     def drop(self) -> None:
@@ -232,7 +286,13 @@ class BlockingWire:
         self.closed = True
         for link in self._all_links():
             if link.generation == generation():
+                link.stale = True
                 link.close()
+
+    def moved(self, seat: Seat) -> None:
+        """Use no connection any more that leads elsewhere; what is under way ends as it will."""
+        for link in self._all_links():
+            link.stale = link.stale or link.seat != seat
 
     def _all_links(self) -> list[Link]:
         while True:
@@ -252,37 +312,58 @@ class BlockingWire:
         # The most travelled road of all: written out rather than divided up.
         asking = self._asking
         link: Link | None = self._thread.__dict__.pop("link", None)
-        if link is None or self.closed or link.generation != generation():
+        if link is None or link.stale or link.generation != generation():
             end = now() + timeout
-            link = self._fresh(timeout)
+            link = self._fresh(timeout, link)
             timeout = max(0.0, end - now())
         try:
-            serial = next(link.serials)
-            packed = by_sha(script, keys, args, serial)
-            asking.append(None)
-            try:
-                reply = link.exchange(packed, timeout, asking)
-            finally:
-                asking.pop()
-            if isinstance(reply, hiredis.ReplyError):
-                reply = self._refused(link, str(reply), (script, keys, args), timeout)
+            if keys.replicas and needed((script, keys, args)):
+                reply = self._copied(link, (script, keys, args), timeout, by_sha)
             else:
-                reply = opened(reply, serial)
+                serial = next(link.serials)
+                packed = by_sha(script, keys, args, serial)
+                asking.append(None)
+                try:
+                    reply = link.exchange(packed, timeout, asking)
+                finally:
+                    asking.pop()
+                if isinstance(reply, hiredis.ReplyError):
+                    reply = self._refused(link, str(reply), (script, keys, args), timeout)
+                else:
+                    reply = opened(reply, serial)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
             raise self._unknown(error) from error
         except BaseException:
             link.close()
             raise
-        if self._thread.__dict__.setdefault("link", link) is not link:
-            link.close()  # a signal handler made another meanwhile
+        if isinstance(reply, HoldfastError):
+            link.stale = link.stale or (self._moves and is_doubtful(reply))
+        # A signal handler may have made another meanwhile.
+        if link.stale or self._thread.__dict__.setdefault("link", link) is not link:
+            link.close()
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
 
+    def _copied(
+        self, link: Link, request: Request, timeout: float, pack: Packer
+    ) -> Reply | HoldfastError:
+        """Run a script whose answer counts once enough replicas have what it wrote."""
+        replicas, serial = needed(request), next(link.serials)
+        answer = link.exchange(pack(*request, serial) + wait_for(replicas, timeout), timeout)
+        copies = link.next_answer()
+        if not isinstance(answer, hiredis.ReplyError):
+            node, user = self._target.node, self._target.user
+            return confirmed(opened(answer, serial), copies, replicas, node, user)
+        if str(answer).startswith("NOSCRIPT") and pack is by_sha:
+            return self._copied(link, request, timeout, by_text)
+        return self._refused(link, str(answer), request, timeout)
+
     def _refused(
         self, link: Link, text: str, request: Request, timeout: float
     ) -> Reply | HoldfastError:
+        node, user = self._target.node, self._target.user
         if text.startswith("NOSCRIPT"):
             serial = next(link.serials)
             answer = link.exchange(by_text(*request, serial), timeout)
@@ -290,10 +371,10 @@ class BlockingWire:
                 return opened(answer, serial)
             text = str(answer)
         if not is_denial(text):
-            return refusal(text, self._target.node)
+            return self._target.refusal(text)
         keys = request[1]
         answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
-        return denial(text, answers, keys, self._target.node, self._target.user)
+        return denial(text, answers, keys, node, user)
 
     def call_many(
         self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
@@ -310,11 +391,12 @@ class BlockingWire:
             answers = self._call_many(again, timeout, meanwhile, by_text)
             for index, reply in zip(unknown, answers, strict=True):
                 replies[index] = reply
-        node = self._target.node
-        return [
-            refusal(str(reply), node) if isinstance(reply, hiredis.ReplyError) else reply
-            for reply in replies
-        ]
+        for index, reply in enumerate(replies):
+            if isinstance(reply, hiredis.ReplyError):
+                replies[index] = self._target.refusal(str(reply))
+        if self._moves and any(map(is_doubtful, replies)):
+            self.drop()
+        return replies
 
     def _call_many(
         self,
@@ -327,7 +409,7 @@ class BlockingWire:
         failure: HoldfastError = self._unknown(f"no answer within {timeout} s")
         link: Link | None = None
         try:
-            link = self._thread.__dict__.pop("link", None)
+            link = self._taken_out()
             if link is None or self.closed:
                 link = self._keep(self._open_meanwhile(timeout, meanwhile))
             replies = link.call_many(requests, timeout, meanwhile, pack)
@@ -335,11 +417,17 @@ class BlockingWire:
             failure = error
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             failure = self._unknown(error)
-        if link is not None and len(replies) == len(requests):
+        expected = len(requests) + (most_needed(requests) > 0)
+        if link is not None and len(replies) == expected:
             self._thread.link = link
         elif link is not None:
             link.close()
-        return replies + [failure] * (len(requests) - len(replies))
+        replies += [failure] * (expected - len(replies))
+        node, user, copies = self._target.node, self._target.user, replies[-1]
+        return [
+            confirmed(reply, copies, needed(request), node, user)
+            for request, reply in zip(requests, replies, strict=False)
+        ]
 
     def _open_meanwhile(self, timeout: float, meanwhile: Callable[[], float]) -> Link:
         if self.closed:
@@ -352,6 +440,6 @@ class BlockingWire:
                 return opening.link()
         if opening.done.is_set():
             return opening.link()
-        opening.abandoned = True
+        opening.abandon()
         node = self._target.node
         raise NodeUnavailable(f"cannot reach {node} within {timeout} s", node=node)

@@ -20,10 +20,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import unheard
+from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
     from holdfast.port import Listener
-    from holdfast.wire.target import Target
+    from holdfast.wire.target import Seat, Target
 
 LINGER = 30.0
 """Seconds that a connection which nobody needs is kept."""
@@ -31,23 +32,27 @@ LINGER = 30.0
 _BUFFER = 65_536
 
 
-GREETINGS = 2
-"""Answers to the greeting."""
+def greeting(channel: bytes) -> list[bytes]:
+    """Subscribe, if it is known to what; and send the PING that will be needed.
 
-
-def greeting(channel: str) -> bytes:
-    """Subscribe; and send the PING that will be needed, to learn at once if it is refused."""
-    return pack(("SUBSCRIBE", channel)) + pack(("PING", "hello"))
+    So one learns at once if either is refused. Each is answered once.
+    """
+    ping = pack(("PING", "hello"))
+    return [pack(("SUBSCRIBE", channel)), ping] if channel else [ping]
 
 
 class BlockingEars:
     """Listens for the threads of one client."""
+
+    sharded = False
+    """The channels are those of a cluster's slots."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
         self._timeout = timeout
         self.closed = False
         self._begin()
+        target.followed_by(self)
 
     def _begin(self) -> None:
         self._generation = generation()
@@ -72,6 +77,14 @@ class BlockingEars:
         if reader.failure is not None:
             raise reader.failure
 
+    def moved(self, seat: Seat) -> None:
+        """Hang up where nobody speaks to us any more; whoever waits listens anew, elsewhere."""
+        reader = self._reader
+        # One that is just being opened may be what found the new one.
+        if reader is None or reader.seat in {None, seat} or self._generation != generation():
+            return
+        reader.close()
+
     def close(self) -> None:
         """Hang up."""
         self.closed = True
@@ -87,6 +100,7 @@ class _Reader:
         self._listener = listener
         self._timeout = timeout
         self._connection: Any = None  # of redis-py
+        self.seat: Seat | None = None
         self._closed = False
         self._replies = hiredis.Reader()
         self._buffer = bytearray(_BUFFER)
@@ -135,9 +149,10 @@ class _Reader:
         self._connection = self._target.connect(self._timeout)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
-        sent_at = now()
-        self._sock.sendall(greeting(self._listener.channel))
-        for _ in range(GREETINGS):
+        self.seat = seat_of(self._connection)
+        sent_at, greetings = now(), greeting(self._listener.channel)
+        self._sock.sendall(b"".join(greetings))
+        for _ in greetings:
             while (answer := self._replies.gets()) is False:
                 self._receive()
             if isinstance(answer, hiredis.ReplyError):
@@ -157,9 +172,9 @@ class _Reader:
         while not self._closed:
             while (message := self._replies.gets()) is not False:
                 self._listener.heard(message, now())
-            ping, wake_at = self._listener.tick(now())
-            if ping is not None:
-                self._sock.sendall(pack(("PING", ping)))
+            commands, wake_at = self._listener.tick(now())
+            if commands:
+                self._sock.sendall(b"".join(map(pack, commands)))
             if not self._listener.idle:
                 idle_since = now()
             elif now() >= idle_since + LINGER:

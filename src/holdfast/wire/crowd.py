@@ -48,28 +48,36 @@ end."""
 DEPTH, LATE = 8, 0.1
 """Answers that a node may owe, and seconds for which, before nothing more is asked of it."""
 
-_SERIAL = b"000"
+SERIAL = b"000"
+"""What stands in for the serial of a request that is packed once for all nodes."""
+
 _BUFFER = 16_384
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Question:
-    """Some posts, and how many of them are settled."""
+    """Some posts, and whether enough is known of them."""
+
+    __slots__ = ("_given_up", "_heard", "_open", "over")
 
     def __init__(self, posts: int, heard: Heard) -> None:
         self._heard = heard
-        self._open = set(range(posts))
+        self._open = posts
+        self._given_up: set[int] = set()
         self.over = not posts
 
     def tell(self, number: int, answer: Any) -> None:  # noqa: ANN401 - any answer, or an error
-        """Tell, once, what came of a post."""
-        if number in self._open:
-            self._open.discard(number)
-            self.over = self._heard(number, answer) or not self._open or self.over
+        """Tell what came of a post; nothing more is told of one that was given up."""
+        if self._given_up and number in self._given_up:
+            return
+        self._open -= 1
+        if self._heard(number, answer) or not self._open:
+            self.over = True
 
-    def unanswered(self) -> list[int]:
-        """Those of which nothing is known."""
-        return sorted(self._open)
+    def give_up(self, number: int, error: HoldfastError) -> None:
+        """Tell that a post has no answer, and let it have none."""
+        self.tell(number, error)
+        self._given_up.add(number)
 
 
 _Owed: TypeAlias = "tuple[Question, int, Request, bytes, float]"
@@ -89,8 +97,6 @@ class _Seat:
         self._failure: HoldfastError | None = None
         self.number = -1
         self.opening = False
-        self.behind = False
-        """It owes so many answers that nothing more is asked of it."""
         self._abandoned = False
         self.owed: deque[_Owed] = deque()
 
@@ -127,7 +133,6 @@ class _Seat:
             self.sock.settimeout(0)
             self.number = self.sock.fileno()
             self._reader = hiredis.Reader()
-            self._buffer = bytearray(_BUFFER)
             self._unsent = b""
             self._serials = serials()
             self._known: set[str] = set()
@@ -137,7 +142,7 @@ class _Seat:
     def unavailable(self) -> HoldfastError:
         """Why it cannot be used."""
         node = self.target.node
-        if self.behind:
+        if self.owed:
             return NodeUnavailable(f"{node} owes {len(self.owed)} answers", node=node)
         return self._failure or NodeUnavailable(f"{node} is not connected yet", node=node)
 
@@ -162,6 +167,12 @@ class _Seat:
         if self._connection is not None:
             self._connection.disconnect()
 
+    def give_up(self, question: Question) -> None:
+        """Wait no longer for what is owed to this question; it may still come."""
+        for asking, number, *_ in list(self.owed):
+            if asking is question:
+                question.give_up(number, self.unknown("no answer in time"))
+
     def unknown(self, error: object) -> OutcomeUnknown:
         """Say that it may have been carried out, or not."""
         node = self.target.node
@@ -169,15 +180,27 @@ class _Seat:
 
     # Questions and answers
 
-    def post(self, question: Question, number: int, request: Request, packed: bytes) -> None:
+    def keeps_up(self, at: float) -> bool:
+        """Whether it may be asked more: it answers, if late. Who never does is hung up on."""
+        late = at - self.owed[0][4]
+        if late <= LATE:
+            return True
+        if late > self._timeout:
+            self.drop(TimeoutError())
+        return len(self.owed) < DEPTH
+
+    def post(
+        self, question: Question, number: int, request: Request, packed: bytes, at: float
+    ) -> None:
         """Send a request, of which all but the serial is packed; what cannot be sent now waits."""
-        serial, script = next(self._serials), request[0]
-        self.owed.append((question, number, request, serial, now()))
-        if script.sha in self._known:
-            self._send(b"%b%b\r\n" % (packed, serial))
-        else:  # nobody may be there to read that the server does not know it
-            self._known.add(script.sha)
+        serial = next(self._serials)
+        self.owed.append((question, number, request, serial, at))
+        if request[0].sha not in self._known:
+            # Nobody may be there to read that the server does not know it.
+            self._known.add(request[0].sha)
             self._send(by_text(*request, serial))
+            return
+        self._send(b"%b%b\r\n" % (packed, serial))
 
     def _send(self, packed: bytes) -> None:
         if self._unsent:
@@ -203,20 +226,21 @@ class _Seat:
 
     def receive(self) -> None:
         """Take in what has come."""
+        reader, owed, sock = self._reader, self.owed, self.sock
         try:
             while True:
-                size = self.sock.recv_into(self._buffer)
-                if size == 0:
+                received = sock.recv(_BUFFER)
+                if not received:
                     raise ConnectionResetError("the server closed the connection")
-                self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer
-                if size < _BUFFER and type(self.sock) is socket.socket:
+                reader.feed(received)
+                if len(received) < _BUFFER and type(sock) is socket.socket:
                     break
         except _NOT_NOW:
             pass
         except OSError as error:
             self.drop(error)
             return
-        gets, owed = self._reader.gets, self.owed
+        gets = reader.gets
         try:
             while (answer := gets()) is not False:
                 question, number, _, serial, _ = owed[0]
@@ -273,23 +297,26 @@ class _Table:
         meanwhile: Callable[[], float] | None,
     ) -> None:
         """As `Nodes.ask`, blocking."""
-        end = now() + timeout
+        at = now()
+        end = at + timeout
         question = Question(len(posts), heard)
-        self._connect(end, meanwhile)
-        packed, last = b"", None
+        seats, packed, last = self.seats, b"", None
+        if len(self._seated) < len(seats):
+            self._connect(end, meanwhile)
         for number, (node, request) in enumerate(posts):
-            seat = self.seats[node]
-            if seat.sock is None or seat.behind:
+            seat = seats[node]
+            if (seat.owed and not seat.keeps_up(at)) or seat.sock is None:
                 question.tell(number, seat.unavailable())
                 continue
             if request is not last:
-                packed, last = by_sha(*request, _SERIAL)[: -len(_SERIAL) - 2], request
-            seat.post(question, number, request, packed)
+                packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
+            seat.post(question, number, request, packed, at)
         if not timeout:
             return
         self._read(question, end, meanwhile)
-        for number in question.unanswered() if not question.over else ():
-            question.tell(number, self.seats[posts[number][0]].unknown("no answer in time"))
+        if not question.over:
+            for seat in self.seats:
+                seat.give_up(question)
 
     def drain(self) -> None:
         """Take in what is owed, as far as it comes at once."""
@@ -303,12 +330,6 @@ class _Table:
         at = now()
         ready = 0
         for seat in self.seats:
-            seat.behind = False
-            if seat.owed:
-                since = at - seat.owed[0][4]
-                seat.behind = since > LATE and len(seat.owed) >= DEPTH
-                if since > self._timeout:
-                    seat.drop(TimeoutError())
             if seat.ready():
                 ready += 1
             else:
@@ -346,7 +367,10 @@ class _Table:
                     return
                 found = poll(max(0, math.ceil(min(left, due - now()) * 1000)))
             for number, event in found:
-                self._serve(self._seated[number], event)
+                if event == select.POLLIN:
+                    self._seated[number].receive()
+                else:
+                    self._serve(self._seated[number], event)
         self._quick = CAN_SPIN and clock() - sent_at < len(self.seats) * QUICK
 
     def _serve(self, seat: _Seat, event: int) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.crowd import AGAIN, GRACE, Question
+from holdfast.wire.crowd import AGAIN, GRACE, SERIAL, Question
 from holdfast.wire.multiplexed import Multiplexer, seen
+from holdfast.wire.packing import by_sha
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +18,27 @@ if TYPE_CHECKING:
     from holdfast.wire.target import Target
 
 
+class _Question(Question):
+    """A question that a task waits for."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, posts: int, heard: Heard, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(posts, heard)
+        self.waiting: asyncio.Future[None] = loop.create_future()
+
+    def end(self) -> None:
+        """Let the task go on."""
+        if not self.waiting.done():
+            self.waiting.set_result(None)
+
+
 class _Voice:
     """Takes the answer to one post, as a future would."""
 
-    __slots__ = ("_number", "_question", "_table", "_told")
+    __slots__ = ("_number", "_question", "_told")
 
-    def __init__(self, table: LoopCrowd, question: Question, number: int) -> None:
-        self._table = table
+    def __init__(self, question: _Question, number: int) -> None:
         self._question = question
         self._number = number
         self._told = False
@@ -33,23 +48,18 @@ class _Voice:
         return self._told
 
     def cancelled(self) -> bool:
-        """Nobody cancels it: what is asked has to be known."""
+        """Nobody cancels it: what was asked has to be known."""
         return False
 
     def set_result(self, reply: Any) -> None:  # noqa: ANN401 - any answer
         """Take the answer."""
         self._told = True
-        self._table.told(self._question, self._number, reply)
+        question = self._question
+        question.tell(self._number, reply)
+        if question.over and not question.waiting.done():
+            question.waiting.set_result(None)
 
     set_exception = set_result
-
-
-class _Asked(Question):
-    """A question that a task waits for."""
-
-    def __init__(self, posts: int, heard: Heard, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(posts, heard)
-        self.waiting: asyncio.Future[None] = loop.create_future()
 
 
 class LoopCrowd:
@@ -68,39 +78,35 @@ class LoopCrowd:
 
     async def ask(self, posts: Sequence[Post], timeout: float, heard: Heard) -> None:
         """As `Nodes.ask`."""
-        question = _Asked(len(posts), heard, self._loop)
+        question = _Question(len(posts), heard, self._loop)
         end = now() + timeout
         if not all(wire.is_open for wire in self._wires):
             await self._connect(end)
+        voices: list[tuple[_Voice, int]] = []
+        packed, last = b"", None
         for number, (node, request) in enumerate(posts):
             wire = self._wires[node]
-            if wire.is_open:
-                give_up = end if timeout else end + self._timeout
-                wire.post(_Voice(self, question, number), request, give_up)
-            else:
+            if not wire.is_open:
                 question.tell(number, self._unavailable(node))
+                continue
+            if request is not last:
+                packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
+            voice = _Voice(question, number)
+            voices.append((voice, node))
+            wire.post(voice, request, packed, end if timeout else end + self._timeout)
         if question.over or not timeout:
             return
-        timer = self._loop.call_at(self._loop.time() + max(0.0, end - now()), self._end, question)
+        timer = self._loop.call_at(self._loop.time() + max(0.0, end - now()), question.end)
         try:
             await question.waiting
         finally:
             timer.cancel()
-        for number in question.unanswered() if not question.over else ():
-            name = self.names[posts[number][0]]
-            error = OutcomeUnknown(f"{name} did not answer: no answer in time", node=name)
-            question.tell(number, error)
-
-    def told(self, question: Question, number: int, answer: object) -> None:
-        """Pass an answer on, and end the wait if it is enough."""
-        question.tell(number, answer)
-        if question.over:
-            self._end(question)
-
-    @staticmethod
-    def _end(question: Any) -> None:  # noqa: ANN401 - one of ours
-        if not question.waiting.done():
-            question.waiting.set_result(None)
+        if not question.over:
+            for voice, node in voices:
+                if not voice.done():
+                    name = self.names[node]
+                    error = OutcomeUnknown(f"{name} did not answer: no answer in time", node=name)
+                    voice.set_result(error)
 
     def _unavailable(self, node: int) -> HoldfastError:
         name = self.names[node]

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from holdfast.errors import NodeUnavailable
-from holdfast.wire.blocking_ears import GREETINGS, LINGER, greeting
+from holdfast.wire.blocking_ears import LINGER, greeting
 from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import seen
 from holdfast.wire.packing import pack
 from holdfast.wire.refusals import unheard
+from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
     from holdfast.port import Listener
-    from holdfast.wire.target import Target
+    from holdfast.wire.target import Seat, Target
 
 
 class LoopEars:
     """Listens for the tasks of one client on one event loop."""
+
+    sharded = False
+    """The channels are those of a cluster's slots."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -33,6 +37,7 @@ class LoopEars:
         self._opening: asyncio.Task[None] | None = None
         self._reader: _Reader | None = None
         self.closed = False
+        target.followed_by(self)
 
     async def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed; as `Port.listen`."""
@@ -70,6 +75,15 @@ class LoopEars:
         if self.closed:
             reader.close()
 
+    def moved(self, seat: Seat) -> None:
+        """Hang up where nobody speaks to us any more; called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(self._leave_for, seat)
+
+    def _leave_for(self, seat: Seat) -> None:
+        if self._reader is not None and self._reader.seat != seat:
+            self._reader.close()
+
     def close(self) -> None:
         """Hang up."""
         self.closed = True
@@ -89,16 +103,17 @@ class _Reader(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = self._idle_since = 0.0
         self._opened = False
-        self._greetings = 0
         self._roused = False
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
+        self.seat = seat_of(connection)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         self._transport: asyncio.Transport = self._writer.transport
         self._transport.set_protocol(self)
-        self._sent_at = now()
-        self._transport.write(greeting(listener.channel))
+        self._sent_at, greetings = now(), greeting(listener.channel)
+        self._unanswered = len(greetings)
+        self._transport.write(b"".join(greetings))
 
     def close(self) -> None:
         """Hang up."""
@@ -130,9 +145,9 @@ class _Reader(asyncio.Protocol):
             self._look()
 
     def _greeted(self, answer: object) -> None:
-        self._greetings += 1
+        self._unanswered -= 1
         refused = isinstance(answer, hiredis.ReplyError)
-        if self._greetings == GREETINGS and not refused:
+        if not self._unanswered and not refused:
             self._opened = True
             self._idle_since = now()
             self._listener.opened(self._sent_at, self._rouse)
@@ -156,12 +171,12 @@ class _Reader(asyncio.Protocol):
             return
         at = now()
         try:
-            ping, wake_at = self._listener.tick(at)
+            commands, wake_at = self._listener.tick(at)
         except TimeoutError:
             self._transport.abort()
             return
-        if ping is not None:
-            self._transport.write(pack(("PING", ping)))
+        if commands:
+            self._transport.write(b"".join(map(pack, commands)))
         if not self._listener.idle:
             self._idle_since = at
         elif at >= self._idle_since + LINGER:

@@ -18,25 +18,28 @@ the loop is kept turning, if answers have been quick.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
 
-from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
+from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, probes, refusal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.target import Target
+    from holdfast.wire.target import Seat, Target
 
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
@@ -60,7 +63,9 @@ class Multiplexer(asyncio.Protocol):
         self.closed = False
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
+        self._moves = target.longest_ttl < math.inf
         self._begin()
+        target.followed_by(self)
 
     def _begin(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -113,6 +118,7 @@ class Multiplexer(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
+        self._seat = seat_of(connection)
         self._transport = transport
         if self.closed:
             self.close()
@@ -135,6 +141,15 @@ class Multiplexer(asyncio.Protocol):
             self._transport.set_protocol(asyncio.Protocol())
             self._transport.abort()
         self._fail(error)
+
+    def moved(self, seat: Seat) -> None:
+        """Leave a server that is not `seat`; called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            self.loop.call_soon_threadsafe(self._leave_for, seat)
+
+    def _leave_for(self, seat: Seat | None) -> None:
+        if self._transport is not None and self._seat != seat:
+            self._give_up(ConnectionResetError("another server took its place"))
 
     def _unknown(self, error: object) -> OutcomeUnknown:
         node = self._target.node
@@ -168,15 +183,66 @@ class Multiplexer(asyncio.Protocol):
             self._look(give_up)
         return future
 
-    def post(self, future: Any, request: Request, give_up: float) -> None:  # noqa: ANN401 - like one
-        """Run a script on the node, once, and have `future` told; only while it `is_open`."""
-        serial = next(self._serials)
-        self._send(by_sha(*request, serial), (future, now(), give_up, request, serial))
+    def post(self, future: Any, request: Request, packed: bytes, give_up: float) -> None:  # noqa: ANN401 - like one
+        """Run a script on the node, once, and have `future` told; only while it `is_open`.
+
+        All but the serial of the request is packed.
+        """
+        serial, unsent = next(self._serials), self._unsent
+        self._unanswered.append((future, now(), give_up, request, serial))
+        if not unsent:
+            self.loop.call_soon(self._flush)
+        unsent.append(b"%b%b\r\n" % (packed, serial))
+        if len(unsent) >= FLUSH:
+            self._flush()
+        if give_up < self._look_at:
+            self._look(give_up)
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
         await self.open(timeout)
         return await self.call(*request, max(0.0, end - now()))
+
+    async def call_copied(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
+    ) -> Reply:
+        """Run a script whose answer counts once enough replicas have what it wrote.
+
+        Until then nothing else is answered on this connection: give such calls one of their own.
+        """
+        give_up = now() + timeout
+        if self._transport is None:
+            await self.open(timeout)
+        for pack_script in (by_sha, by_text):
+            serial, wait = next(self._serials), wait_for(keys.replicas, max(0.0, give_up - now()))
+            asked = self._ask(pack_script(script, keys, args, serial), give_up)
+            try:
+                answer, copies = await asyncio.gather(asked, self._ask(wait, give_up))
+            except OutcomeUnknown as error:
+                self._give_up(error)  # all behind it would only wait for its WAIT
+                raise
+            if not str(answer).startswith("NOSCRIPT"):
+                break
+        if isinstance(answer, hiredis.ReplyError):
+            refused: Future[Reply] = Future(loop=self.loop)
+            self._refused(str(answer), refused, give_up, keys)
+            return await refused
+        node, user = self._target.node, self._target.user
+        try:
+            reply = confirmed(opened(answer, serial), copies, keys.replicas, node, user)
+        except StrayAnswer as error:
+            self._give_up(error)
+            raise self._unknown(error) from error
+        if isinstance(reply, HoldfastError):
+            self._doubt(reply)
+            raise reply
+        return reply
+
+    def _ask(self, packed: bytes, give_up: float) -> Future[Any]:
+        """Send something whose answer is wanted as it comes."""
+        future: Future[Any] = Future(loop=self.loop)
+        self._send(packed, (future, now(), give_up, None, b"bare"))
+        return future
 
     def _send(self, packed: bytes, place: Place) -> None:
         self._unanswered.append(place)
@@ -249,18 +315,26 @@ class Multiplexer(asyncio.Protocol):
         elif text.startswith("NOSCRIPT"):
             serial = next(self._serials)
             self._send(by_text(*request, serial), (future, now(), give_up, request, serial))
-        elif is_denial(text):
-            task = self.loop.create_task(self._explain(text, future, give_up, request[1]))
+        else:
+            self._refused(text, future, give_up, request[1])
+
+    def _refused(self, text: str, future: Future[Any], give_up: float, keys: Keys) -> None:
+        if is_denial(text):
+            task = self.loop.create_task(self._explain(text, future, give_up, keys))
             self._explaining.add(task)
             task.add_done_callback(self._explaining.discard)
-        else:
-            future.set_exception(refusal(text, self._target.node))
+            return
+        error = self._target.refusal(text)
+        future.set_exception(error)
+        self._doubt(error)
+
+    def _doubt(self, error: HoldfastError) -> None:
+        """After an answer that another server might not have given, ask anew which one it is."""
+        if self._moves and is_doubtful(error):
+            self.loop.call_soon(self._leave_for, None)
 
     async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
-        asked: list[Future[Any]] = []
-        for probe in probes(keys):
-            asked.append(Future(loop=self.loop))
-            self._send(pack(probe), (asked[-1], now(), give_up, None, b"probe"))
+        asked = [self._ask(pack(probe), give_up) for probe in probes(keys)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
+from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Quarantined
+from holdfast.wire.addresses import SENTINEL_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +21,8 @@ _NEVER = {
     "NOAUTH": "it wants a password: write redis://user:password@host:port",
     "WRONGPASS": "it refuses this user and password: write redis://user:password@host:port",
     "READONLY": "it is a replica: give the address of its primary",
-    "MOVED": "it is a node of a cluster: give a server that is not part of one",
-    "CROSSSLOT": "it is a node of a cluster: give a server that is not part of one",
+    "MOVED": "it is a node of a cluster: write redis+cluster://host:port",
+    "CROSSSLOT": "it is a node of a cluster: write redis+cluster://host:port",
     "unknown command": "it cannot run scripts: connect to the server itself, not to a proxy",
 }
 _NOT_NOW = {
@@ -32,6 +34,7 @@ _NOT_NOW = {
     "MISCONF": "it cannot save its data and therefore refuses writes",
     "CLUSTERDOWN": "its cluster is down",
 }
+_QUARANTINE = re.compile(r"QUARANTINE (\d+)")
 _DENIED = re.compile(
     r"^NOPERM|ACL failure in script|user executing the script can't"
     r"|has no permissions to (?:run|access)"  # what ACL DRYRUN says
@@ -45,8 +48,27 @@ CHANNEL = "holdfast:push:0"
 """A channel such as locks use, that no client has."""
 
 
-def refusal(text: str, node: str) -> HoldfastError:
-    """Turn an error reply into the error to raise."""
+def is_doubtful(reply: object) -> bool:
+    """Whether it is an answer that a server may give because another has taken its place."""
+    bad = isinstance(reply, (NodeUnavailable, OutcomeUnknown))
+    return bad and not isinstance(reply, Quarantined)
+
+
+def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
+    """Turn an error reply into the error to raise.
+
+    `moves`: another server may take this one's place, so that what it says of itself may pass.
+    """
+    quarantine = _QUARANTINE.search(text)
+    if quarantine is not None:
+        seconds = int(quarantine[1]) / 1000
+        message = (
+            f"{node} took another server's place, or started anew: for {seconds:g} s more, what "
+            "was granted before may still be held"
+        )
+        return Quarantined(message, node=node, seconds=seconds)
+    if moves and "READONLY" in text:
+        return NodeUnavailable(f"{node} refused: it is not the primary now ({text})", node=node)
     for sign, advice in _NEVER.items():
         if sign in text:
             return ConfigurationError(f"{node} refused: {advice} ({text})")
@@ -117,12 +139,16 @@ def missing_rules(answers: Sequence[str], keys: Sequence[bytes]) -> list[str]:
     return rules
 
 
-def unheard(text: str, node: str, user: str) -> HoldfastError:
+def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
     """Say why the server does not let us listen: for good, or just now."""
     if is_denial(text):
-        advice = f"run ACL SETUSER {user} +subscribe +publish +ping &holdfast:*"
+        needed = "+subscribe +publish"
+        if sharded:
+            needed = "+ssubscribe +sunsubscribe +spublish +cluster|myid"
+        advice = f"run ACL SETUSER {user} {needed} +ping &holdfast:*"
     elif "unknown command" in text:
-        advice = 'connect to the server itself, or give the client wait="poll"'
+        other = "use Redis 7 or later" if sharded else "connect to the server itself"
+        advice = f'{other}, or give the client wait="poll"'
     else:
         return refusal(text, node)
     return ConfigurationError(f"{node} does not let us listen for our turn: {advice} ({text})")
@@ -134,7 +160,7 @@ def misplaced(hello: object, node: str) -> ConfigurationError | None:
         return None
     facts = dict(zip(hello[::2], hello[1::2], strict=False))
     if facts.get(b"mode") == b"sentinel":
-        return ConfigurationError(f"{node} is a Sentinel: give the address of its primary")
+        return ConfigurationError(f"{node} is a Sentinel: write {SENTINEL_FORM}")
     if facts.get(b"mode") == b"cluster":
         return ConfigurationError(f"{node} refused: {_NEVER['MOVED']}")
     if facts.get(b"role") in (b"replica", b"slave"):

@@ -8,9 +8,10 @@ timeouts, retries, decoding and protocol version do not matter here.
 from __future__ import annotations
 
 import inspect
+import math
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlparse
 
 import redis
@@ -23,7 +24,15 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.refusals import misplaced, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
+
+T = TypeVar("T")
+Greeting: TypeAlias = "Generator[tuple[str | bytes | int, ...], Any, T]"
+"""What is said on a new connection before it is used: yields commands, is sent their answers (an
+error reply as the exception that it is), and returns what was found out."""
+
+Seat: TypeAlias = tuple[Any, Any]
+"""Where a connection leads: host and port, as far as it has them."""
 
 _TAKEN_OVER = {
     "host",
@@ -38,7 +47,7 @@ _TAKEN_OVER = {
     "socket_keepalive_options",
     "socket_type",
 }
-_SCHEMES = "redis://host:port/db, rediss:// for TLS, or unix:///path/of/the.sock"
+SCHEMES = "redis://host:port/db, rediss:// for TLS, or unix:///path/of/the.sock"
 # redis-py announces itself with CLIENT SETINFO unless told not to; how to tell it has changed.
 _QUIET: dict[str, None] = (
     {"driver_info": None}
@@ -47,20 +56,34 @@ _QUIET: dict[str, None] = (
 )
 
 
-@dataclass(frozen=True)
-class Target:
-    """One node: the kind of its connections, their settings, and its name in messages."""
+class Follower(Protocol):
+    """Whoever has connections that are worth nothing once the servers have changed their roles."""
 
-    kind: str  # a class of redis-py, by the name it has in both of its faces
-    settings: dict[str, Any]
-    node: str
-    prepare: Callable[[], object] | None = None
-    """Called before each connect; may block, and raises when there is nothing to connect to."""
+    def moved(self, seat: Seat) -> None:
+        """Connections now lead to `seat`. Called from any thread; must not block."""
+
+
+class Target(Protocol):
+    """What connections are made to."""
+
+    @property
+    def longest_ttl(self) -> float:
+        """Seconds that a lock may have at most, for whoever takes this server's place counts on it.
+
+        Infinite: nobody takes its place.
+        """
+
+    @property
+    def prepare(self) -> Callable[[], object] | None:
+        """Called before each connect; may block, and raises when there is nothing to connect to."""
+
+    @property
+    def node(self) -> str:
+        """Its name in messages."""
 
     @property
     def user(self) -> str:
         """The user that the server knows us as."""
-        return str(self.settings.get("username") or "default")
 
     def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
         """Open a blocking connection, ready for use; not `judged`, to whatever is there.
@@ -69,39 +92,109 @@ class Target:
             NodeUnavailable: the server cannot be reached.
             ConfigurationError: it was reached, and can never serve as asked.
         """
-        if self.prepare is not None and prepare:
-            self.prepare()
-        connection = self._make(threads, timeout)
-        try:
-            connection.connect()
-            judge = misplaced(_answer(connection), self.node) if judged else None
-        except Exception as error:
-            connection.disconnect()
-            raise self.unreachable(error) from error
-        except BaseException:
-            connection.disconnect()
-            raise
-        if judge is not None:
-            connection.disconnect()
-            raise judge
-        return connection
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop; otherwise as `connect`."""
+
+    def followed_by(self, follower: Follower) -> None:
+        """Have it told when connections lead to another server than before."""
+
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise."""
+
+
+def seat_of(connection: Any) -> Seat:  # noqa: ANN401 - of redis-py
+    """Say where a connection leads."""
+    return getattr(connection, "host", None), getattr(connection, "port", None)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One node: the kind of its connections, their settings, and its name in messages."""
+
+    kind: str  # a class of redis-py, by the name it has in both of its faces
+    settings: dict[str, Any]
+    node: str
+    prepare: Callable[[], object] | None = None
+    silence: float = 0.0
+    """Seconds for which it is not connected to when it may have lost what it knew."""
+    longest_ttl = math.inf
+
+    @property
+    def user(self) -> str:
+        """The user that the server knows us as."""
+        return str(self.settings.get("username") or "default")
+
+    def at(self, host: str, port: int) -> Server:
+        """Make the same with another address."""
+        settings = {**self.settings, "host": host, "port": port}
+        return replace(self, settings=settings, node=_name(self.kind, settings))
+
+    def followed_by(self, follower: Follower) -> None:
+        """It never leads elsewhere."""
+
+    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
+        """Open a blocking connection; as `Target.connect`."""
+        if self.prepare is not None and prepare:
+            self.prepare()
+        return self.open(timeout, self._hello() if judged else _nothing())[0]
+
+    async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
+        """Open a connection on the running event loop."""
+        return (await self.open_async(timeout, self._hello()))[0]
+
+    def _hello(self) -> Greeting[None]:
+        """Ask the server what it is. One that does not say is judged by its later answers."""
+        judge = self.misplaced((yield ("HELLO",)))
+        if judge is not None:
+            raise judge
+        if self.silence:
+            from holdfast.wire import guard  # noqa: PLC0415 - only with several servers
+
+            left = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
+            if left:
+                raise NodeUnavailable(
+                    f"{self.node} has started, or taken another's place, and may have lost locks: "
+                    f"it has no vote for another {math.ceil(left)} s",
+                    node=self.node,
+                )
+
+    def open(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
+        """Open a blocking connection, and return it with what the greeting found out.
+
+        Raises:
+            NodeUnavailable: the server cannot be reached.
+            ConfigurationError: it was reached, and can never serve as asked.
+        """
+        connection = self._make(threads, timeout)
+        try:
+            connection.connect()
+            return connection, _greet(connection, greeting)
+        except HoldfastError:
+            connection.disconnect()
+            raise
+        except Exception as error:
+            connection.disconnect()
+            raise self.unreachable(error) from error
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    async def open_async(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
+        """Open a connection on the running event loop; otherwise as `open`."""
         connection = self._make(tasks, timeout)
         try:
             await connection.connect()
-            judge = misplaced(await _answer_async(connection), self.node)
+            return connection, await _greet_async(connection, greeting)
+        except HoldfastError:
+            await connection.disconnect(nowait=True)
+            raise
         except Exception as error:
             await connection.disconnect(nowait=True)
             raise self.unreachable(error) from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        if judge is not None:
-            await connection.disconnect(nowait=True)
-            raise judge
-        return connection
 
     def _make(self, face: Any, timeout: float) -> Any:  # noqa: ANN401 - either face of redis-py
         make = getattr(face, self.kind)
@@ -122,6 +215,14 @@ class Target:
                 f"{self.node} cannot be connected to with these settings: {error}"
             ) from error
 
+    def misplaced(self, hello: object) -> ConfigurationError | None:
+        """Judge from the answer to HELLO whether a lock may live on this server."""
+        return misplaced(hello, self.node)
+
+    def refusal(self, text: str) -> HoldfastError:
+        """Turn an error reply into the error to raise."""
+        return refusal(text, self.node)
+
     def unreachable(self, error: Exception) -> HoldfastError:
         """Say in our words why there is no connection."""
         if isinstance(error, redis.AuthenticationError):
@@ -132,28 +233,50 @@ class Target:
         return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
 
 
-def _answer(connection: Any) -> object:  # noqa: ANN401 - of redis-py
-    """Ask the server what it is. One that does not say is judged by its later answers."""
+def _nothing() -> Greeting[None]:
+    """Say nothing."""
+    yield from ()
+
+
+def _greet(connection: Any, greeting: Greeting[T]) -> T:  # noqa: ANN401 - of redis-py
     try:
-        connection.send_command("HELLO", check_health=False)
-        return connection.read_response()
-    except redis.ResponseError:
-        return None
+        command = next(greeting)
+        while True:
+            connection.send_command(*command, check_health=False)
+            try:
+                answer = connection.read_response()
+            except redis.ResponseError as error:
+                answer = error
+            command = greeting.send(answer)
+    except StopIteration as done:
+        found: T = done.value
+        return found
 
 
-async def _answer_async(connection: Any) -> object:  # noqa: ANN401 - of redis-py
+async def _greet_async(connection: Any, greeting: Greeting[T]) -> T:  # noqa: ANN401 - of redis-py
     try:
-        await connection.send_command("HELLO", check_health=False)
-        return await connection.read_response()
-    except redis.ResponseError:
-        return None
+        command = next(greeting)
+        while True:
+            await connection.send_command(*command, check_health=False)
+            try:
+                answer = await connection.read_response()
+            except redis.ResponseError as error:
+                answer = error
+            command = greeting.send(answer)
+    except StopIteration as done:
+        found: T = done.value
+        return found
 
+
+LEAST_SILENCE = 5.0
+"""Seconds for which a node of several that may have lost its data is silent, at least. Fences grow
+if the nodes' clocks differ by less than half of it, less the second by which hints may be off."""
 
 LEAST_NODES = 3
 """Of two nodes a majority is both: they would be worth less than one."""
 
 
-def targets_of(given: object) -> list[Target]:
+def targets_of(given: object, longest_ttl: float) -> list[Target]:
     """Find out where the node is, or the nodes are.
 
     Raises:
@@ -162,21 +285,27 @@ def targets_of(given: object) -> list[Target]:
     if given is None and os.environ.get("HOLDFAST_URL"):
         given = os.environ["HOLDFAST_URL"].split()
     if not isinstance(given, (list, tuple)):
-        return [target_of(given)]
-    targets = [target_of(each) for each in given]
+        return [target_of(given, longest_ttl)]
+    targets = [target_of(each, longest_ttl) for each in given]
     if len(targets) != 1 and len(targets) < LEAST_NODES:
         raise ConfigurationError(
             f"{len(targets)} servers make no majority that one could do without: give one, or "
-            f"{LEAST_NODES} or more"
+            f"{LEAST_NODES} or more, each as {SCHEMES}"
         )
     names = [target.node for target in targets]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
+    servers = [target for target in targets if isinstance(target, Server)]
+    if len(targets) > 1 and len(servers) < len(targets):
+        raise ConfigurationError("of several servers each stands alone: give none behind Sentinels")
+    if len(targets) > 1:
+        silence = max(longest_ttl, LEAST_SILENCE)
+        return [replace(server, silence=silence) for server in servers]
     return targets
 
 
-def target_of(given: object) -> Target:
+def target_of(given: object, longest_ttl: float) -> Target:
     """Find out where the node is.
 
     Raises:
@@ -184,63 +313,83 @@ def target_of(given: object) -> Target:
     """
     if given is None:
         return _embedded()
+    from holdfast.wire import sentinel  # noqa: PLC0415 - it knows this module, and has to
+
     if isinstance(given, str):
-        return _from_url(given)
+        return sentinel.from_url(given, longest_ttl) or from_url(given)
     pool = getattr(given, "connection_pool", given)
-    kind = getattr(pool, "connection_class", None)
-    settings = getattr(pool, "connection_kwargs", None)
-    if not isinstance(kind, type) or not isinstance(settings, dict):
-        raise ConfigurationError(
-            f"cannot connect by a {type(given).__name__}: give a URL ({_SCHEMES}), or a redis-py "
-            "or valkey-py client of a single server"
-        )
-    if kind.__module__.partition(".")[0] not in ("redis", "valkey") or "Sentinel" in kind.__name__:
-        raise ConfigurationError(
-            f"this client's connections are made by {kind.__module__}.{kind.__name__}, which "
-            f"holdfast cannot make itself: give the URL of the server ({_SCHEMES})"
-        )
-    return _from_settings(kind, settings)
+    return sentinel.from_pool(pool, given, longest_ttl) or from_pool(pool, given)
 
 
-def _embedded() -> Target:
-    from holdfast import embedded  # noqa: PLC0415 - only those without a server of their own pay
+def from_url(url: str) -> Server:
+    """Read the URL of one server.
 
-    settings = {"path": embedded.socket_path()}
-    node = "the embedded server"
-    return Target("UnixDomainSocketConnection", settings, node, prepare=embedded.ensure)
-
-
-def _from_url(url: str) -> Target:
+    Raises:
+        ConfigurationError: it is none, saying what to write instead.
+    """
     known = url.replace("valkeys://", "rediss://", 1).replace("valkey://", "redis://", 1)
     try:
         settings: dict[str, Any] = dict(threads.parse_url(known))  # type: ignore[no-untyped-call]
     except (ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"this is not the URL of a server ({error}): write {_SCHEMES}"
+            f"this is not the URL of a server ({error}): write {SCHEMES}"
         ) from None
     kind = settings.pop("connection_class", threads.Connection)
     path = urlparse(known).path.strip("/")
     if kind is not threads.UnixDomainSocketConnection and path and not path.isdecimal():
-        raise ConfigurationError(f"{path!r} is not the number of a database: write {_SCHEMES}")
+        raise ConfigurationError(f"{path!r} is not the number of a database: write {SCHEMES}")
     if kind is threads.UnixDomainSocketConnection and not settings.get("path"):
-        raise ConfigurationError(f"this URL has no path: write {_SCHEMES}")
-    return _from_settings(kind, settings)
+        raise ConfigurationError(f"this URL has no path: write {SCHEMES}")
+    return from_settings(kind, settings)
 
 
-def _from_settings(kind: type, given: dict[str, Any]) -> Target:
+def from_pool(pool: Any, given: object) -> Server:  # noqa: ANN401 - of redis-py or valkey-py
+    """Take over how the connections of a pool are made; `given` is what the user gave.
+
+    Raises:
+        ConfigurationError: they are made in a way that cannot be taken over.
+    """
+    kind = getattr(pool, "connection_class", None)
+    settings = getattr(pool, "connection_kwargs", None)
+    if not isinstance(kind, type) or not isinstance(settings, dict):
+        raise ConfigurationError(
+            f"cannot connect by a {type(given).__name__}: give a URL ({SCHEMES}), or a redis-py "
+            "or valkey-py client of a single server, or what Sentinel(...).master_for(name) returns"
+        )
+    if kind.__module__.partition(".")[0] not in ("redis", "valkey"):
+        raise ConfigurationError(
+            f"this client's connections are made by {kind.__module__}.{kind.__name__}, which "
+            f"holdfast cannot make itself: give the URL of the server ({SCHEMES})"
+        )
+    return from_settings(kind, settings)
+
+
+def _embedded() -> Server:
+    from holdfast import embedded  # noqa: PLC0415 - only those without a server of their own pay
+
+    settings = {"path": embedded.socket_path()}
+    node = "the embedded server"
+    return Server("UnixDomainSocketConnection", settings, node, prepare=embedded.ensure)
+
+
+def from_settings(kind: type, given: dict[str, Any]) -> Server:
+    """Take over the kind and the settings of a connection."""
     settings = {
         name: value
         for name, value in given.items()
         if value is not None and (name in _TAKEN_OVER or name.startswith("ssl_"))
     }
     lineage = {ancestor.__name__ for ancestor in kind.__mro__}
+    kinds = "UnixDomainSocketConnection", "SSLConnection", "Connection"
+    name = next((each for each in kinds if each in lineage), "Connection")
+    if name != "UnixDomainSocketConnection":
+        settings.setdefault("socket_keepalive", True)
+    return Server(name, settings, _name(name, settings))
+
+
+def _name(kind: str, settings: dict[str, Any]) -> str:
     db = settings.get("db", 0)
-    if "UnixDomainSocketConnection" in lineage:
-        path = settings["path"]
-        return Target("UnixDomainSocketConnection", settings, f"unix://{path}?db={db}")
-    scheme, name = (
-        ("rediss", "SSLConnection") if "SSLConnection" in lineage else ("redis", "Connection")
-    )
-    settings.setdefault("socket_keepalive", True)
-    where = f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
-    return Target(name, settings, f"{scheme}://{where}/{db}")
+    if kind == "UnixDomainSocketConnection":
+        return f"unix://{settings['path']}?db={db}"
+    scheme = "rediss" if kind == "SSLConnection" else "redis"
+    return f"{scheme}://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{db}"

@@ -1,0 +1,166 @@
+"""The connections of an event loop to a cluster: `wire.clustered`, over `wire.multiplexed`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.wire.clock import now
+from holdfast.wire.cluster import Address, Redirected, slot_of
+from holdfast.wire.clustered import ASKS, Detours
+from holdfast.wire.copies import confirmed, needed, wait_for
+from holdfast.wire.multiplexed import Future, Multiplexer, seen
+from holdfast.wire.packing import by_text
+
+if TYPE_CHECKING:
+    from holdfast.port import Keys, Reply, Request
+    from holdfast.scripts import Script
+    from holdfast.wire.cluster import Cluster, ClusterNode
+
+
+class NodeMultiplexer(Multiplexer):
+    """One loop's connection to one node of a cluster."""
+
+    async def call_asking(self, request: Request, timeout: float) -> Reply:
+        """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
+        end = now() + timeout
+        await self.open(timeout)
+        at, serial = now(), next(self._serials)
+        answered: Future[Reply] = Future(loop=self.loop)
+        # One after the other, with nothing in between: it counts for the next request only.
+        self._ask(ASKS, end).add_done_callback(_seen)
+        self._send(by_text(*request, serial), (answered, at, end, request, serial))
+        replicas = needed(request)
+        if not replicas:
+            return await answered
+        copied = self._ask(wait_for(replicas, end - at), end)
+        copied.add_done_callback(_seen)
+        reply, node, user = await answered, self._target.node, self._target.user
+        reply = confirmed(reply, await copied, replicas, node, user)
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+
+class LoopClusterWire:
+    """The connections of one event loop to the nodes of a cluster; as `Multiplexer`."""
+
+    def __init__(self, cluster: Cluster, timeout: float) -> None:
+        self.cluster = cluster
+        self._timeout = timeout
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._nodes: dict[Address, NodeMultiplexer] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    def _wire(self, address: Address) -> NodeMultiplexer:
+        wire = self._nodes.get(address)
+        if wire is None:
+            for gone in set(self._nodes) - self.cluster.nodes:
+                if not self._nodes[gone].owes:
+                    self._nodes.pop(gone).close()
+            wire = self._nodes[address] = NodeMultiplexer(self.cluster.node(address), self._timeout)
+            wire.closed = self.closed
+        return wire
+
+    def close(self) -> None:
+        """Close all connections; requests under way end as unknown."""
+        self.closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+        for wire in self._nodes.values():
+            wire.close()
+
+    async def locate(self, slot: int, timeout: float) -> Address:
+        """Find out who serves the slot; as `ClusterWire.locate`."""
+        cluster = self.cluster
+        owner = cluster.owner(slot)
+        if owner is None or cluster.doubtful(slot):
+            if self.closed:
+                raise NodeUnavailable("this client is closed: make a new one", node=cluster.name)
+            if self._asking is None or self._asking.done():
+                self._asking = self._loop.create_task(self._ask_for_map(self._timeout))
+                self._asking.add_done_callback(seen)
+            try:
+                # Whoever gives up leaves it to the others.
+                await asyncio.wait_for(asyncio.shield(self._asking), timeout)
+            except (NodeUnavailable, asyncio.TimeoutError) as error:
+                if owner is None:
+                    message = f"no node of {cluster.name} can be reached: {error}"
+                    raise NodeUnavailable(message, node=cluster.name) from error
+            owner = cluster.owner(slot)
+        if owner is None:
+            raise cluster.unserved(slot)
+        return owner
+
+    async def _ask_for_map(self, timeout: float) -> None:
+        end, failure = now() + timeout, None
+        for node in self.cluster.to_ask():
+            left = end - now()
+            if left <= 0:
+                break
+            try:
+                # One that hangs leaves time for the others.
+                answer = await asyncio.wait_for(_slots(self.cluster, node, left), left / 2)
+            except (NodeUnavailable, asyncio.TimeoutError) as error:
+                failure = error
+            else:
+                self.cluster.learn(answer, node)
+                return
+        raise NodeUnavailable(str(failure), node=self.cluster.name)
+
+    async def call(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
+    ) -> Reply:
+        """Run a script on the node that serves the lock, once; as `Port.call`."""
+        return await self._routed((script, keys, args), timeout, copied=False)
+
+    async def call_copied(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
+    ) -> Reply:
+        """Run a script whose answer counts once enough replicas have what it wrote."""
+        return await self._routed((script, keys, args), timeout, copied=True)
+
+    async def _routed(self, request: Request, timeout: float, *, copied: bool) -> Reply:
+        end, detours = now() + timeout, Detours()
+        slot, asking = slot_of(request[1]), None
+        while True:
+            address = asking or await self.locate(slot, max(0.0, end - now()))
+            wire, left = self._wire(address), max(0.0, end - now())
+            try:
+                if asking is not None:
+                    return await wire.call_asking(request, left)
+                return await (wire.call_copied if copied else wire.call)(*request, left)
+            except Redirected as redirected:
+                asking = detours.follow(redirected, slot, self.cluster)
+                if now() + detours.pause >= end:
+                    raise redirected.unavailable() from None
+                if detours.pause:
+                    await asyncio.sleep(detours.pause)
+            except OutcomeUnknown:
+                self.cluster.suspect(address)
+                raise
+            except NodeUnavailable:
+                self.cluster.suspect(address)
+                if self.closed or not detours.once_more(end):
+                    raise
+                asking = None
+                await asyncio.sleep(detours.pause)
+
+
+def _seen(answer: Future[Reply]) -> None:
+    """Take note of its end: what it is about fails with it, and says so."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+async def _slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:
+    connection = await node.connect_async(timeout)
+    try:
+        await connection.send_command("CLUSTER", "SLOTS", check_health=False)
+        return await connection.read_response()
+    except Exception as error:
+        raise cluster.unmapped(error, node) from error
+    finally:
+        await connection.disconnect(nowait=True)

@@ -1,0 +1,75 @@
+"""Which keys a lock has: a cluster keeps all of them, and what is said of it, in one slot."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from holdfast.core.line import channel_of
+from holdfast.core.spec import LockSpec, describe
+
+TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
+ODD = ["}", "}a", "a}b", "{}", "{}a", "{}{a}", "a{", "{", "{{a}}", "{a}{b}", "a{b}c", "}{", "}{a}"]
+
+
+def lock(name: str = "a", *, key: str | None = None, owner: str | None = None) -> LockSpec:
+    return describe(
+        name,
+        ttl=30,
+        timeout=None,
+        renew=True,
+        max_hold=None,
+        reentrant=False,
+        owner=owner,
+        fair=True,
+        lock_delay=0,
+        key=key,
+        label=None,
+        command_timeout=1,
+    )
+
+
+def assert_in_one_slot(spec: LockSpec) -> None:
+    channel = channel_of("~client", spec.keys[0])
+    assert len({key_slot(name) for name in (*spec.keys, channel)}) == 1, (spec.keys, channel)
+    assert len(set(spec.keys)) == len(spec.keys)
+    # As the scripts find the channel.
+    (tag,) = re.findall(rb"{[^}]+}", spec.keys[1])[:1]
+    assert channel == b"holdfast:push:~client:" + tag
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_braces_in_a_name_or_a_key_do_not_part_what_belongs_together(text: str) -> None:
+    assert_in_one_slot(lock(text, owner="us"))
+    assert_in_one_slot(lock(key=text, owner="us"))
+
+
+@settings(max_examples=500, derandomize=True, database=None, deadline=None)
+@given(TEXTS, TEXTS)
+def test_all_of_a_lock_is_in_one_slot_and_nothing_of_another_lock(one: str, other: str) -> None:
+    specs = [lock(one, owner="us"), lock(key=one, owner="us")]
+    for spec in specs:
+        assert_in_one_slot(spec)
+    if one != other:
+        for mine, theirs in zip(specs, [lock(other), lock(key=other)], strict=True):
+            assert not set(mine.keys) & set(theirs.keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "fence"),
+    [
+        ({"name": "a"}, b"holdfast:{a}:fence"),
+        ({"name": "a{b}"}, b"holdfast:{a{b}}:fence"),
+        ({"key": "a"}, b"holdfast:key:{a}:fence"),
+        ({"key": "a{"}, b"holdfast:key:{a{}:fence"),
+        ({"key": "x{a}y"}, b"holdfast:tag:x{a}y:fence"),
+        ({"key": "holdfast:{a}"}, b"holdfast:{a}:fence"),
+        ({"key": "a}b"}, b"holdfast:odd:{20658}:a}b:fence"),
+    ],
+)
+def test_keys_are_named_as_ever(given: dict[str, str], fence: bytes) -> None:
+    assert lock(**given).keys[1] == fence
