@@ -89,7 +89,6 @@ def test_with_five_nodes_every_kind_has_five() -> None:
         {"nodes": 3, "wipe": 0.1, "clock_jump": 0.1},
         {"loop": True},
         {"nodes": 3, "replicas": 2},
-        {"replicas": 2},
         {"replicas": -1},
         {"skew": 1.0},
     ],

@@ -336,30 +336,38 @@ QUORUM = [
 ]
 """On several nodes."""
 
-COPIES: Worlds = {"replicas": 2, "polls": True, "failover": 0.3, "hold": 1.0}
+COPIES: Worlds = {"replicas": 2, "failover": 0.3, "hold": 1.0}
 
 REPLICAS = [
     Mutant(
         "all replicas have it",
-        "sim/client.py",
-        "replicas, copied = self._settings.replicas, Future[int]()",
-        "replicas, copied = 1, Future[int]()",
+        "wire/copies.py",
+        "if isinstance(copies, int) and copies >= replicas:",
+        "if isinstance(copies, int) and copies >= 1:",
         COPIES,
         "S1 S2",
     ),
     Mutant(
         "replicas have a renewal too",
-        "sim/client.py",
-        "COPIED = (ACQUIRE, RENEW, ADOPT)",
-        "COPIED = (ACQUIRE,)",
+        "wire/copies.py",
+        "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
+        "frozenset((ACQUIRE.name, ADOPT.name))",
         COPIES,
         "S1 S2",
     ),
     Mutant(
-        "replicas are waited for at all",
-        "sim/client.py",
-        "COPIED = (ACQUIRE, RENEW, ADOPT)",
-        "COPIED = ()",
+        "replicas have what was granted",
+        "wire/copies.py",
+        "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
+        "frozenset((RENEW.name,))",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "a pushed grant is confirmed where replicas must have it",
+        "core/acquire.py",
+        "if young and spec.renew and not spec.replicas:",
+        "if young and spec.renew:",
         COPIES,
         "S1 S2",
     ),
@@ -372,7 +380,7 @@ REPLICAS = [
         "S1 S2",
     ),
 ]
-"""Of one server with replicas: what the wire does is the simulator's own until it is shipped."""
+"""Of one server with replicas."""
 
 MUTANTS = [
     # The deadline

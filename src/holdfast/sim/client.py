@@ -16,11 +16,11 @@ from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
-from holdfast.scripts import ACQUIRE, ADOPT, RENEW
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.world import SECOND, Future
+from holdfast.wire.copies import confirmed, needed
 from holdfast.wire.refusals import refusal
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ LINGER = 30.0
 """Seconds that a push connection which nobody needs is kept."""
 
 COMMAND_TIMEOUT = 1.0
-COPIED = (ACQUIRE, RENEW, ADOPT)
-"""What replicas have to have, where they are waited for, before its answer counts."""
-
 PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
 """Microseconds for which a process may be paused."""
 
@@ -359,32 +356,26 @@ class SimClient:
                     raise
                 again = self.post(link, request, in_full=True)
                 reply = await self.within(again, end - self.now())
-            granted = request[0] in COPIED and isinstance(reply, int) and reply
-            if granted and self._settings.replicas:
-                await self.within(self._copies(link, end - self.now()), end - self.now())
+            reply = await self._copied(link, request, reply, end - self.now())
         except (ConnectionResetError, TimeoutError) as error:
             name = link.server.name
             raise OutcomeUnknown(f"{name} did not answer", node=name) from error
         self.observer.answered(self, request, reply)
         return reply
 
-    def _copies(self, link: Connection, timeout: float) -> Future[int]:
-        """Ask, on the connection that wrote, whether all replicas have it: fails if not."""
-        replicas, copied = self._settings.replicas, Future[int]()
-        microseconds = int(timeout * SECOND) // 2
+    async def _copied(
+        self, link: Connection, request: Request, reply: Reply, timeout: float
+    ) -> Reply:
+        """Ask, on the connection that wrote, how many replicas have it."""
+        replicas, microseconds = needed(request), int(timeout * SECOND) // 2
+        if not replicas:
+            return reply
         have = link.ask("wait", lambda: link.server.wait(link.offset, replicas, microseconds))
-
-        def look() -> None:
-            try:
-                enough = have.result() >= replicas
-            except ConnectionResetError:
-                enough = False
-            copied.set(replicas) if enough else copied.fail(TimeoutError())
-
-        have.waiting.append(look)
-        if have.done:
-            look()
-        return copied
+        copies = await self.within(have, timeout)
+        counts = confirmed(reply, copies, replicas, link.server.name, "")
+        if isinstance(counts, HoldfastError):
+            raise counts
+        return counts
 
     async def within(self, future: Future[Any], timeout: float) -> Any:  # noqa: ANN401 - any answer
         """Await it for so long."""

@@ -518,6 +518,7 @@ def _spec(settings: Settings) -> LockSpec:
         label=None,
         command_timeout=COMMAND_TIMEOUT,
         quorum=settings.nodes > 1,
+        replicas=settings.replicas,
     )
 
 

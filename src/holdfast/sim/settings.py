@@ -105,8 +105,8 @@ class Settings:
             raise ValueError("skew and loop are for several nodes")
         if self.nodes > 1 and (self.owner or self.failover or self.replicas):
             raise ValueError("owner, failover and replicas are for one node")
-        if self.replicas < 0 or (self.replicas and not self.polls):
-            raise ValueError("replicas: of one node, and those who wait poll")
+        if self.replicas < 0:
+            raise ValueError("replicas: of one node, 0 for none")
         if self.nodes > 1 and self.wipe and self.clock_jump:
             raise ValueError("a node that lost its data trusts its clock: no clock_jump with wipe")
 

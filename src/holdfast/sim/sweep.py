@@ -69,11 +69,12 @@ QUORUM: Mapping[str, Settings] = {
 """The same for a lock that several nodes keep."""
 
 
-_COPIED = replace(STORMY, replicas=2, polls=True, failover=0.15)
+_COPIED = replace(STORMY, replicas=2, failover=0.15)
 
 REPLICATED: Mapping[str, Settings] = {
     "replicas, storm": _COPIED,
-    "replicas, failovers": replace(CALM, replicas=2, polls=True, failover=0.4, hold=1.0),
+    "replicas, failovers": replace(CALM, replicas=2, failover=0.4, hold=1.0),
+    "replicas, polls": replace(_COPIED, polls=True),
     "replicas, tasks": replace(_COPIED, clients=2, tasks=2),
     "replicas, long ttl": replace(_COPIED, ttl=10.0, hold=1.0, crash=0.01),
     "replicas, no renewal": replace(_COPIED, renew=False),
