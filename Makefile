@@ -45,6 +45,8 @@ bench-quorum:
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
+	$(BIN)/holdfast sim run --nodes 3 --seeds 30000 --first 1000000
+	$(BIN)/holdfast sim run --replicas 2 --seeds 30000 --first 1000000
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) test ARGS=-q || exit 1; done
 
 $(READY): pyproject.toml

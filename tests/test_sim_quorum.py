@@ -25,7 +25,7 @@ from holdfast.sim.sweep import (
     sweep,
 )
 
-SECONDS, WORLDS = 15, 500
+SECONDS, WORLDS = 12, 400
 """How long the sweep may take; the worlds of `make soak` are many more."""
 
 

@@ -149,6 +149,7 @@ HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
 MANY: Worlds = {"nodes": 3, "skew": 2.0}
 MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
+MANY_RESET: Worlds = {**MANY_LATE, "reset": 0.05, "slow": 0.3, "cancel": 0.0, "crash": 0.0}
 MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
 MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
 MANY_FLUSHED: Worlds = {
