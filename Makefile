@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Most tests wait most of the time: there may be more of them than cores. Simulated worlds only
 # compute, and would keep the others from being woken in time: they come by themselves.
-WAITING = -n $(shell expr $(CORES) + 1) --ignore-glob='tests/test_sim*'
-COMPUTING = -n $(CORES) tests/test_sim*.py
+WAITING = -n $(shell expr $(CORES) + 2) --ignore-glob='tests/test_sim*'
+COMPUTING = -n $(CORES) -m 'not long' tests/test_sim*.py
 
-.PHONY: demo test lint format bench bench-quorum soak clean
+.PHONY: demo test long lint format bench bench-quorum soak clean
 
 demo: $(READY)
 	$(BIN)/python examples/stock.py
@@ -18,6 +18,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(WAITING) $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest $(COMPUTING) $(ARGS) || [ $$? -eq 5 ]
+
+long: $(READY)
+	$(BIN)/python -m pytest -n $(CORES) -m long tests/test_sim*.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -45,8 +48,9 @@ bench-quorum:
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
-	$(BIN)/holdfast sim run --nodes 3 --seeds 30000 --first 1000000
-	$(BIN)/holdfast sim run --replicas 2 --seeds 30000 --first 1000000
+	$(BIN)/holdfast sim run --seeds 20000 --first 1000000 --nodes 3
+	$(BIN)/holdfast sim run --seeds 20000 --first 1000000 --replicas 2
+	$(MAKE) long
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) test ARGS=-q || exit 1; done
 
 $(READY): pyproject.toml

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 NODES, ROUNDS, SECONDS, TASKS, DELAY = 5, 5, 0.6, 64, 0.002
+LONGEST = 10.0
+"""Seconds for which servers that have just been started, and keep nothing on disk, have no vote."""
 
 
 def rate(cycle: Callable[[], object]) -> float:
@@ -105,17 +107,16 @@ def task_peers(servers: list[Server]) -> dict[str, Callable[[int], Awaitable[Non
     return peers
 
 
-def threads(servers: list[Server]) -> None:
+def threads(how: str, urls: list[str]) -> None:
     """One thread, against the peers."""
-    urls = [server.url for server in servers]
-    with holdfast.Client(urls) as client:
+    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
         lock = client.lock("threads", ttl=10)
 
         def ours() -> None:
             with lock:
                 pass
 
-        show("one thread", medians({"holdfast": ours, **thread_peers(urls)}, rate), 5)
+        show(f"one thread, {how}", medians({"holdfast": ours, **thread_peers(urls)}, rate), 5)
 
 
 def medians(cycles: dict[str, Any], measure: Callable[[Any], float]) -> dict[str, float]:
@@ -141,7 +142,8 @@ def show(what: str, rates: dict[str, float], bar: float) -> None:
 
 async def tasks(servers: list[Server]) -> None:
     """Many tasks, against the peers."""
-    async with holdfast.AsyncClient([server.url for server in servers]) as client:
+    urls = [server.url for server in servers]
+    async with holdfast.AsyncClient(urls, longest_ttl=LONGEST) as client:
         locks = [client.lock(f"task {number}", ttl=10) for number in range(TASKS)]
 
         async def ours(number: int) -> None:
@@ -158,7 +160,8 @@ async def tasks(servers: list[Server]) -> None:
 
 def one_hung(servers: list[Server]) -> None:
     """How much longer a cycle takes while one server is hung."""
-    with holdfast.Client([server.url for server in servers], command_timeout=0.3) as client:
+    urls = [server.url for server in servers]
+    with holdfast.Client(urls, longest_ttl=LONGEST, command_timeout=0.3) as client:
         lock = client.lock("hung", ttl=10)
 
         def cycle() -> None:
@@ -223,7 +226,7 @@ def delayed(servers: list[Server]) -> Iterator[list[str]]:
 
 def slow_answers(servers: list[Server]) -> None:
     """How many round trips an acquire takes when answers are slow."""
-    with delayed(servers) as urls, holdfast.Client(urls) as client:
+    with delayed(servers) as urls, holdfast.Client(urls, longest_ttl=LONGEST) as client:
         lock, ping = client.lock("slow", ttl=10), redis.Redis.from_url(urls[0])
         trips, acquires = [], []
         for _ in range(60):
@@ -242,12 +245,92 @@ def slow_answers(servers: list[Server]) -> None:
     )
 
 
+def wait_for_votes(urls: list[str]) -> None:
+    """Return when the servers have run for long enough."""
+    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
+        while not votes(client):
+            time.sleep(0.5)
+
+
+def votes(client: holdfast.Client) -> bool:
+    """Whether a lock can be had."""
+    try:
+        client.lock("first", ttl=LONGEST).acquire().release()
+    except holdfast.NoQuorum:
+        return False
+    return True
+
+
+def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        ready.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def delayed(servers: list[Server]) -> Iterator[list[str]]:
+    """The URLs of the servers, with a delay on every answer."""
+    processes, urls = [], []
+    for server in servers:
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.Process(
+            target=relay, args=((server.host, server.port), there), daemon=True
+        )
+        process.start()
+        processes.append(process)
+        urls.append(f"redis://127.0.0.1:{here.recv()}/0")
+    try:
+        yield urls
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def slow_answers(servers: list[Server]) -> None:
+    """How many round trips an acquire takes when answers are slow."""
+    with delayed(servers) as urls, holdfast.Client(urls, longest_ttl=LONGEST) as client:
+        lock, ping = client.lock("slow", ttl=10), redis.Redis.from_url(urls[0])
+        trips, acquires = [], []
+        for _ in range(60):
+            began = time.perf_counter()
+            ping.ping()
+            trips.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            lease = lock.acquire()
+            acquires.append(time.perf_counter() - began)
+            lease.release()
+        ping.close()
+    trip, acquire = statistics.median(trips[10:]), statistics.median(acquires[10:])
+    print(
+        f"{DELAY * 1000:.0f} ms more an answer: an acquire takes {acquire * 1000:.2f} ms, a round "
+        f"trip {trip * 1000:.2f}: {acquire / trip:.2f} of it (bar 1.3)"
+    )
+
+
+def wait_for_votes(urls: list[str]) -> None:
+    """Return when the servers have run for long enough."""
+    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
+        while True:
+            try:
+                client.lock("first", ttl=LONGEST).acquire().release()
+            except holdfast.NoQuorum:
+                time.sleep(0.5)
+            else:
+                return
+
+
 def main() -> None:
     """Measure everything on servers of its own."""
     program = next(iter(programs().values()))
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(program)) for _ in range(NODES)]
-        threads(servers)
+        urls = [server.url for server in servers]
+        wait_for_votes(urls)
+        threads("TCP", urls)
+        threads("unix sockets", [f"unix://{server.unix_path}" for server in servers])
         asyncio.run(tasks(servers))
         one_hung(servers)
         slow_answers(servers)

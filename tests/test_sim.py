@@ -48,6 +48,7 @@ def test_no_world_of_a_sweep_breaks_a_promise_and_all_that_matters_is_reached() 
     assert report.missing == [], f"{report.worlds} worlds never reached these"
 
 
+@pytest.mark.long
 def test_no_interleaving_of_a_small_world_with_one_fault_breaks_a_promise() -> None:
     report = Report()
     for outcome in exhaust():

@@ -47,6 +47,7 @@ def test_no_world_of_several_nodes_breaks_a_promise_and_all_that_matters_is_reac
     ],
     ids=["one slower message", "one fault", "one fault on a loop", "one outage"],
 )
+@pytest.mark.long
 def test_no_interleaving_of_two_clients_and_three_nodes_breaks_a_promise(
     settings: Settings, budgets: dict[str, int], worlds: int
 ) -> None:

@@ -249,9 +249,9 @@ QUORUM = [
     Mutant(
         "what may yet come is buried",
         "core/quorum.py",
-        'if script is RELEASE and args[2] == "0" and unsure:',
+        'if args[2] == "0" and unsure:',
         "if False:",
-        MANY_LATE,
+        MANY_RESET,
         "S10",
     ),
     Mutant(

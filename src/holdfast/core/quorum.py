@@ -177,23 +177,22 @@ class Quorum:
         token, waiter = args[0], "".join(args[4:])
         there = self._whereabouts[token] = dict.fromkeys(self._all, ASKED)
 
-        def given(node: int) -> None:
-            there[node] = THERE
-
-        tally = _Yes(self._all, self._is_decided, self, given)
+        def is_there(node: int, state: str = THERE) -> None:
+            over = node not in there or self._whereabouts.get(token) is not there
+            there[node] = state
+            if over:  # it was given up meanwhile, and this came, or will come, after that
+                self._see_to(node, request)
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             unknown = isinstance(answer, OutcomeUnknown)
             if waiter and (unknown or isinstance(answer, list)):
                 self._is_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
-            if not unknown and not (type(answer) is int and answer > 0):
+            if unknown or (type(answer) is int and answer > 0):
+                is_there(node, UNSURE if unknown else THERE)
+            else:
                 there.pop(node, None)
-                return
-            over = node not in there or self._whereabouts.get(token) is not there
-            there[node] = UNSURE if unknown else THERE
-            if over:  # it was given up meanwhile, and this came, or will come, after that
-                self._see_to(node, request)
 
+        tally = _Yes(self._all, self._is_decided, self, is_there)
         tally.note = note
         await self._nodes.ask([(node, request) for node in self._all], timeout, tally.heard)
         return Election(await self._agree(request, tally.given, timeout, left), tally)

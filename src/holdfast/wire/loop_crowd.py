@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.crowd import AGAIN, GRACE, SERIAL, Question
 from holdfast.wire.multiplexed import Multiplexer, seen
@@ -26,11 +26,6 @@ class _Question(Question):
     def __init__(self, posts: int, heard: Heard, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(posts, heard)
         self.waiting: asyncio.Future[None] = loop.create_future()
-
-    def end(self) -> None:
-        """Let the task go on."""
-        if not self.waiting.done():
-            self.waiting.set_result(None)
 
 
 class _Voice:
@@ -82,7 +77,7 @@ class LoopCrowd:
         end = now() + timeout
         if not all(wire.is_open for wire in self._wires):
             await self._connect(end)
-        voices: list[tuple[_Voice, int]] = []
+        give_up = end if timeout else end + self._timeout
         packed, last = b"", None
         for number, (node, request) in enumerate(posts):
             wire = self._wires[node]
@@ -91,22 +86,10 @@ class LoopCrowd:
                 continue
             if request is not last:
                 packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
-            voice = _Voice(question, number)
-            voices.append((voice, node))
-            wire.post(voice, request, packed, end if timeout else end + self._timeout)
-        if question.over or not timeout:
-            return
-        timer = self._loop.call_at(self._loop.time() + max(0.0, end - now()), question.end)
-        try:
+            wire.post(_Voice(question, number), request, packed, give_up)
+        # Each connection tells by itself when it is too late for an answer.
+        if timeout and not question.over:
             await question.waiting
-        finally:
-            timer.cancel()
-        if not question.over:
-            for voice, node in voices:
-                if not voice.done():
-                    name = self.names[node]
-                    error = OutcomeUnknown(f"{name} did not answer: no answer in time", node=name)
-                    voice.set_result(error)
 
     def _unavailable(self, node: int) -> HoldfastError:
         name = self.names[node]
