@@ -287,6 +287,22 @@ def test_where_the_servers_clock_jumps_promises_are_kept_too(tmp_path: Path) -> 
     assert told.status == 0, told.out
 
 
+@pytest.mark.parametrize(
+    ("options", "reached"),
+    [
+        ("--nodes 3", "votes given back"),
+        ("--nodes 5 --calm --loop", "votes given back"),
+        ("--replicas 2", "a retry that found its own token"),
+    ],
+)
+def test_a_run_may_have_several_nodes_or_replicas(
+    tmp_path: Path, options: str, reached: str
+) -> None:
+    told = holdfast("sim", "run", *options.split(), "--seeds", "20", "--jobs", "1", cwd=tmp_path)
+    assert told.status == 0, told.out
+    assert re.search(rf"[1-9]\d* +{reached}", told.out)
+
+
 def test_a_run_may_end_by_the_clock(tmp_path: Path) -> None:
     told = holdfast("sim", "run", "--seconds", "0.1", "--jobs", "1", cwd=tmp_path)
     assert told.status == 0, told.out

@@ -25,7 +25,7 @@ from holdfast.sim.sweep import (
     sweep,
 )
 
-SECONDS, WORLDS = 15, 700
+SECONDS, WORLDS = 12, 400
 """How long the sweep may take; the worlds of `make soak` are many more."""
 
 
@@ -59,6 +59,12 @@ def test_no_interleaving_of_two_clients_and_three_nodes_breaks_a_promise(
     assert report.reached["votes given back"] > 10
 
 
+def test_with_all_replicas_waited_for_no_failover_breaks_a_promise() -> None:
+    began = time.monotonic()
+    report = sweep(range(200), kinds_of(1, 2), go_on=lambda _: time.monotonic() < began + SECONDS)
+    assert [(each.seed, each.check, each.detail) for each in report.found] == []
+
+
 @pytest.mark.parametrize("kind", QUORUM)
 def test_a_seed_gives_the_same_world_of_several_nodes(kind: str) -> None:
     for seed in range(3):
@@ -71,6 +77,7 @@ def test_with_five_nodes_every_kind_has_five() -> None:
     assert {kind.nodes for kind in kinds_of(5)} == {5}
     assert {kind.nodes for kind in kinds_of(3)} == {3, 5}
     assert {kind.nodes for kind in kinds_of(1)} == {1}
+    assert {kind.replicas for kind in kinds_of(1, 2)} == {2}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,8 @@ def test_with_five_nodes_every_kind_has_five() -> None:
         {"nodes": 3, "failover": 0.1},
         {"nodes": 3, "wipe": 0.1, "clock_jump": 0.1},
         {"loop": True},
+        {"nodes": 3, "replicas": 2},
+        {"replicas": -1},
         {"skew": 1.0},
     ],
 )

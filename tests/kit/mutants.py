@@ -149,6 +149,7 @@ HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
 MANY: Worlds = {"nodes": 3, "skew": 2.0}
 MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
+MANY_RESET: Worlds = {**MANY_LATE, "reset": 0.05, "slow": 0.3, "cancel": 0.0, "crash": 0.0}
 MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
 MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
 MANY_FLUSHED: Worlds = {
@@ -250,7 +251,7 @@ QUORUM = [
         "core/quorum.py",
         'if args[2] == "0" and unsure:',
         "if False:",
-        MANY_LATE,
+        MANY_RESET,
         "S10",
     ),
     Mutant(
@@ -335,6 +336,52 @@ QUORUM = [
     ),
 ]
 """On several nodes."""
+
+COPIES: Worlds = {"replicas": 2, "failover": 0.3, "hold": 1.0}
+
+REPLICAS = [
+    Mutant(
+        "all replicas have it",
+        "wire/copies.py",
+        "if isinstance(copies, int) and copies >= replicas:",
+        "if isinstance(copies, int) and copies >= 1:",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "replicas have a renewal too",
+        "wire/copies.py",
+        "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
+        "frozenset((ACQUIRE.name, ADOPT.name))",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "replicas have what was granted",
+        "wire/copies.py",
+        "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
+        "frozenset((RENEW.name,))",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "a pushed grant is confirmed where replicas must have it",
+        "core/acquire.py",
+        "if young and spec.renew and not spec.replicas:",
+        "if young and spec.renew:",
+        COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "what is waited for is what was written here",
+        "sim/client.py",
+        "link.server.wait(link.offset, replicas, microseconds)",
+        "link.server.wait(0, replicas, microseconds)",
+        COPIES,
+        "S1 S2",
+    ),
+]
+"""Of one server with replicas."""
 
 MUTANTS = [
     # The deadline
@@ -829,7 +876,7 @@ RARE = [
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
-MUTANTS += QUORUM
+MUTANTS += QUORUM + REPLICAS
 
 if __name__ == "__main__":
     _main()

@@ -249,6 +249,9 @@ def run(
         bool, typer.Option("--calm", help="Settings below are changes of this: nothing goes wrong.")
     ] = False,
     nodes: Annotated[int | None, _number("How many servers keep the lock together.", 1)] = None,
+    replicas: Annotated[
+        int | None, _number("How many replicas have what is granted, before it is.", 0)
+    ] = None,
     clients: Annotated[int | None, _number("How many clients.", 1)] = None,
     tasks: Annotated[int | None, _number("How many tasks each has.", 1)] = None,
     turns: Annotated[int | None, _number("How often each task takes the lock.", 1)] = None,
@@ -297,8 +300,9 @@ def run(
 ) -> None:
     """Run worlds by seed, in which clients share a lock while things go wrong, and check them all.
 
-    Without settings, or with --nodes alone, all kinds of worlds take turns. The status is 1 if a
-    promise was broken: then the shortest way to it is shown, and kept for `holdfast sim replay`.
+    Without settings, or with --nodes or --replicas alone, all kinds of worlds take turns. The
+    status is 1 if a promise was broken: then the shortest way to it is shown, and kept for
+    `holdfast sim replay`.
     """
     kinds = _kinds(ctx)
     console = open_console()
@@ -339,8 +343,8 @@ def _kinds(ctx: typer.Context) -> list[Settings]:
     if {"stormy", "calm"} <= set(options):
         raise typer.BadParameter("give --stormy or --calm, not both")
     try:
-        if not set(given) - {"nodes"} and not {"stormy", "calm"} & set(options):
-            return kinds_of(given.get("nodes", 1))
+        if not set(given) - {"nodes", "replicas"} and not {"stormy", "calm"} & set(options):
+            return kinds_of(given.get("nodes", 1), given.get("replicas", 0))
         return [replace(CALM if "calm" in options else STORMY, **given)]
     except ValueError as error:
         hint = "" if "calm" in options else " (with --calm, what you do not give is 0)"
@@ -608,9 +612,12 @@ def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
     settings = found.settings
     lanes: dict[str, LaneKind] = {f"c{each + 1}": "client" for each in range(settings.clients)}
     lanes |= dict.fromkeys(nodes_of(settings), "server")
-    lanes |= {"replica": "server"} if settings.failover else {}
+    lanes |= {"replica": "server"} if settings.failover and not settings.replicas else {}
     lanes |= {"resource": "resource"}
-    title = f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients"
+    nodes = f" and {settings.nodes} nodes" if settings.nodes > 1 else ""
+    title = (
+        f"{outcome.check or 'No promise'} is broken in a world of {settings.clients} clients{nodes}"
+    )
     verdict = outcome.detail or "Every promise was kept."
     end = (outcome.trace[-1][0] + LAST_LOOK, "end", "world")
     timeline = timeline_of([*outcome.trace, end], title, verdict, lanes)
@@ -621,11 +628,11 @@ def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
 
 
 def _without_routine(timeline: Timeline) -> Timeline:
-    """Leave out connecting, and the pings and pongs."""
+    """Leave out connecting and hanging up, and the pings and pongs."""
     arrows = [
         arrow
         for arrow in timeline.arrows
-        if arrow.text not in {"ping", "pong", "connect", "answer to connect"}
+        if arrow.text not in {"ping", "pong", "connect", "answer to connect", "hang up"}
     ]
     return replace(timeline, arrows=arrows)
 

@@ -20,6 +20,7 @@ from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.world import SECOND, Future
+from holdfast.wire.copies import confirmed, needed
 from holdfast.wire.refusals import refusal
 
 if TYPE_CHECKING:
@@ -336,7 +337,10 @@ class SimClient:
                 server.known.add(script.sha)
             elif server.forgetful and script.sha not in server.known:
                 raise ServerError("NOSCRIPT No matching script.")
-            return server.script(script, keys, args)
+            before, reply = server.offset, server.script(script, keys, args)
+            if server.offset > before:
+                link.offset = server.offset
+            return reply
 
         what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
         return link.ask(what, run)
@@ -352,11 +356,26 @@ class SimClient:
                     raise
                 again = self.post(link, request, in_full=True)
                 reply = await self.within(again, end - self.now())
+            reply = await self._copied(link, request, reply, end - self.now())
         except (ConnectionResetError, TimeoutError) as error:
             name = link.server.name
             raise OutcomeUnknown(f"{name} did not answer", node=name) from error
         self.observer.answered(self, request, reply)
         return reply
+
+    async def _copied(
+        self, link: Connection, request: Request, reply: Reply, timeout: float
+    ) -> Reply:
+        """Ask, on the connection that wrote, how many replicas have it."""
+        replicas, microseconds = needed(request), int(timeout * SECOND) // 2
+        if not replicas:
+            return reply
+        have = link.ask("wait", lambda: link.server.wait(link.offset, replicas, microseconds))
+        copies = await self.within(have, timeout)
+        counts = confirmed(reply, copies, replicas, link.server.name, "")
+        if isinstance(counts, HoldfastError):
+            raise counts
+        return counts
 
     async def within(self, future: Future[Any], timeout: float) -> Any:  # noqa: ANN401 - any answer
         """Await it for so long."""

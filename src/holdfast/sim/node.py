@@ -33,6 +33,10 @@ LATENCY_WEIGHTS = (60, 25, 12, 3)
 SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
 """Microseconds that a slow one takes."""
 
+LAG = (500, 20_000, 300_000, 1_500_000)
+LAG_WEIGHTS = (60, 25, 10, 5)
+"""Microseconds by which a replica is behind, where that matters, and how often."""
+
 _SCRIPTS = Scripts()
 
 
@@ -88,6 +92,12 @@ class Server:
         self.watcher: Watcher | None = None
         self.replica: Server | None = None
         self.lag = 0
+        self.offset = 0
+        """How many writes its followers were sent."""
+        self.followers: dict[Server, int] = {}
+        """Replicas that are waited for, and how many writes each has."""
+        self._underway: dict[Server, int] = {}
+        self._waiting: list[tuple[int, int, Future[int]]] = []
 
     def wall_clock(self) -> int:
         """Microseconds on the server's own clock."""
@@ -148,6 +158,15 @@ class Server:
                 self._wiped = False
                 self.young_until = self.world.now + int(self.settings.quarantine * SECOND)
 
+    def end(self) -> list[Server]:
+        """Be gone for good; the replicas that were waited for are left."""
+        followers = list(self.followers)
+        self.down, self.replica = True, None
+        self.followers.clear()
+        self._inbox.clear()
+        self.hang_up()
+        return followers
+
     @property
     def silent_until(self) -> int:
         """Until when it is not to be asked, because it knows nothing of what it gave."""
@@ -178,12 +197,55 @@ class Server:
         """Be the replica of another one, `lag` microseconds behind."""
         primary.replica, primary.lag = self, lag
 
+    def lead(self, follower: Server) -> None:
+        """Have a replica that is waited for; it begins with all the data."""
+        for key in sorted({*follower.data.keys(), *self.data.keys()}):
+            follower.data.put(key, self.data.entry(key))
+        self.followers[follower] = self.offset
+
+    def wait(self, offset: int, replicas: int, microseconds: int) -> Future[int]:
+        """Wait until so many replicas have so many writes, or for so long: how many have."""
+        answer: Future[int] = Future()
+        self._waiting.append((offset, replicas, answer))
+        self._look_who_has()
+        self.world.after(microseconds, lambda: answer.set(self._have(offset)))
+        return answer
+
+    def _have(self, offset: int) -> int:
+        return sum(has >= offset for has in self.followers.values())
+
+    def _look_who_has(self) -> None:
+        for offset, replicas, answer in list(self._waiting):
+            if self._have(offset) >= replicas:
+                answer.set(self._have(offset))
+        self._waiting = [each for each in self._waiting if not each[2].done]
+
+    def _send_on(self, entries: dict[bytes, Any]) -> None:
+        self.offset += 1
+        offset = self.offset
+        for follower in self.followers:
+            lag = LAG[self.world.choices.pick("lag", LAG_WEIGHTS)]
+            at = max(self.world.now + lag, self._underway.get(follower, 0) + 1)
+            self._underway[follower] = at
+            self.world.at(at, partial(self._copied, follower, entries, offset))
+
+    def _copied(self, follower: Server, entries: dict[bytes, Any], offset: int) -> None:
+        if self.down or follower not in self.followers:
+            return
+        for key, entry in entries.items():
+            follower.data.put(key, entry)
+        self.followers[follower] = offset
+        self._look_who_has()
+
     def _replicate(self) -> None:
         touched, self.data.touched = self.data.touched, set()
         replica = self.replica
-        if replica is None or not touched:
+        if not touched or (replica is None and not self.followers):
             return
         entries = {key: self.data.entry(key) for key in sorted(touched)}
+        if replica is None:
+            self._send_on(entries)
+            return
 
         def apply() -> None:
             if self.replica is replica:
@@ -241,6 +303,8 @@ class Connection:
         self._held_up: list[tuple[str, int, Callable[[], object]]] = []
         self._arrives = {"to": 0, "from": 0}
         self._unanswered: list[Future[Any]] = []
+        self.offset = 0
+        """How many writes its server had sent on, when the last of this connection was."""
         server.connections.append(self)
 
     def _travel(self, direction: str) -> int | None:
@@ -296,7 +360,10 @@ class Connection:
             self._arrive(direction, number, callback)
 
     def ask(self, what: str, run: Callable[[], Any]) -> Future[Any]:
-        """Send a request; the future is its answer, an error reply, or ConnectionResetError."""
+        """Send a request; the future is its answer, an error reply, or ConnectionResetError.
+
+        What `run` returns is the answer; a future is, when it is known.
+        """
         answer: Future[Any] = Future()
         if not self.open:
             answer.fail(ConnectionResetError())
@@ -308,6 +375,14 @@ class Connection:
                 result, error = run(), None
             except ServerError as refused:
                 result, error = None, refused
+            if isinstance(result, Future):
+                result.waiting.append(lambda: reply(result.result(), None))
+                if result.done:
+                    reply(result.result(), None)
+            else:
+                reply(result, error)
+
+        def reply(result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any answer
             if self in self.server.connections:
                 settle = partial(self._settle, answer, result, error)
                 self._deliver("from", f"answer to {what}", settle)

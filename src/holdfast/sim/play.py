@@ -67,13 +67,15 @@ class Play:
         self.settings = settings
         self.world = world = World(choices)
         self.spec = _spec(settings)
-        self.servers = [self._server(name) for name in nodes_of(settings)]
+        self.servers = [self._server(name) for name in nodes_of(settings)[: settings.nodes]]
         """The nodes; after a failover another one."""
         self.checks = self._checks()
         for server in self.servers:
             server.watcher = self.checks
         self._refuses_no_time()
-        if settings.failover:
+        for number in range(settings.replicas):
+            self._add_replica(f"replica {number + 1}")
+        if settings.failover and not settings.replicas:
             spare = Server(world, "replica", settings, drift=self.servers[0].drift)
             spare.follow(self.servers[0], 50_000)
             spare.watcher = self.checks
@@ -90,6 +92,25 @@ class Play:
     def _server(self, name: str) -> Server:
         drift = self.settings.drift * self._drift() / 2
         return Server(self.world, name, self.settings, drift=drift, skew=self._skew())
+
+    def _add_replica(self, name: str) -> None:
+        """Give the server one more replica to wait for."""
+        (server,) = self.servers
+        replica = Server(self.world, name, server.settings, drift=server.drift)
+        replica.watcher = self.checks
+        server.lead(replica)
+
+    def promote(self, new: Server) -> None:
+        """Let the server be gone, and one of its replicas be the one that is asked."""
+        (old,) = self.servers
+        self.world.note("failover", old.name, new.name)
+        followers = old.end()
+        self.servers = [new]
+        for follower in followers:
+            if follower is not new:
+                new.lead(follower)
+        if followers:
+            self._add_replica(f"{old.name}'")
 
     def _checks(self) -> Checks:
         key = self.spec.keys[0]
@@ -475,14 +496,11 @@ class _Faults:
     def _fail_over(self) -> None:
         play = self._play
         (old,) = play.servers
-        new = old.replica
-        if new is None:
-            return
-        play.world.note("failover", old.name, new.name)
-        old.replica = None
-        old.down = True
-        old.hang_up()
-        play.servers = [new]
+        replicas = list(old.followers)
+        if replicas:
+            play.promote(replicas[play.world.choices.pick("replica", [1] * len(replicas))])
+        elif old.replica is not None:
+            play.promote(old.replica)
 
 
 def _spec(settings: Settings) -> LockSpec:
@@ -500,13 +518,15 @@ def _spec(settings: Settings) -> LockSpec:
         label=None,
         command_timeout=COMMAND_TIMEOUT,
         quorum=settings.nodes > 1,
+        replicas=settings.replicas,
     )
 
 
 def nodes_of(settings: Settings) -> list[str]:
     """What the servers are called."""
-    many = settings.nodes > 1
-    return [f"n{number + 1}" for number in range(settings.nodes)] if many else ["server"]
+    if settings.nodes > 1:
+        return [f"n{number + 1}" for number in range(settings.nodes)]
+    return ["server", *(f"replica {number + 1}" for number in range(settings.replicas))]
 
 
 def _without_faults(settings: Settings) -> Settings:

@@ -47,6 +47,7 @@ class Settings:
     hold: float = 0.3  # how long a turn takes, about
     drift: float = 0.005  # by which a clock may run fast or slow
     skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
+    replicas: int = 0  # of one node: all of them have what is granted, before it is
     loop: bool = False  # of several nodes: tasks share connections, as on an event loop
 
     # What may happen to a message
@@ -72,7 +73,7 @@ class Settings:
     wipe: float = 0.0  # a restart without its data; of several nodes, it then keeps silent
     evict: float = 0.0
     clock_jump: float = 0.0
-    failover: float = 0.0  # to a replica that lags behind
+    failover: float = 0.0  # to a replica that lags behind, to any if there are several
 
     def __post_init__(self) -> None:
         """Refuse what no world can be like.
@@ -102,8 +103,10 @@ class Settings:
             raise ValueError(f"skew: up to {LONGEST:.0f} seconds")
         if self.nodes == 1 and (self.skew or self.loop):
             raise ValueError("skew and loop are for several nodes")
-        if self.nodes > 1 and (self.owner or self.failover):
-            raise ValueError("owner and failover are for one node")
+        if self.nodes > 1 and (self.owner or self.failover or self.replicas):
+            raise ValueError("owner, failover and replicas are for one node")
+        if self.replicas < 0:
+            raise ValueError("replicas: of one node, 0 for none")
         if self.nodes > 1 and self.wipe and self.clock_jump:
             raise ValueError("a node that lost its data trusts its clock: no clock_jump with wipe")
 
@@ -121,8 +124,8 @@ class Settings:
     @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
-        forgets = self.wipe and self.nodes == 1
-        return not (forgets or self.evict or self.clock_jump or self.failover)
+        forgets = (self.wipe and self.nodes == 1) or (self.failover and not self.replicas)
+        return not (forgets or self.evict or self.clock_jump)
 
     @property
     def quarantine(self) -> float:

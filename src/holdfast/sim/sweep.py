@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.checks import REACHED
+from holdfast.sim.checks import PUSHED, REACHED
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import play
 from holdfast.sim.quorum_checks import REACHED_BY_MANY
@@ -69,8 +69,23 @@ QUORUM: Mapping[str, Settings] = {
 """The same for a lock that several nodes keep."""
 
 
-def kinds_of(nodes: int) -> list[Settings]:
-    """All kinds of worlds with so many nodes."""
+_COPIED = replace(STORMY, replicas=2, failover=0.15)
+
+REPLICATED: Mapping[str, Settings] = {
+    "replicas, storm": _COPIED,
+    "replicas, failovers": replace(CALM, replicas=2, failover=0.4, hold=1.0),
+    "replicas, polls": replace(_COPIED, polls=True),
+    "replicas, tasks": replace(_COPIED, clients=2, tasks=2),
+    "replicas, long ttl": replace(_COPIED, ttl=10.0, hold=1.0, crash=0.01),
+    "replicas, no renewal": replace(_COPIED, renew=False),
+}
+"""The same for one server and its replicas, any of which may take its place."""
+
+
+def kinds_of(nodes: int, replicas: int = 0) -> list[Settings]:
+    """All kinds of worlds with so many nodes, or replicas of one."""
+    if replicas:
+        return [replace(kind, replicas=replicas, nodes=nodes) for kind in REPLICATED.values()]
     if nodes == 1:
         return list(SINGLE_NODE.values())
     return [replace(kind, nodes=max(nodes, kind.nodes)) for kind in QUORUM.values()]
@@ -216,7 +231,12 @@ class Report:
 
 def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
     """What worlds of these kinds have to come across."""
-    return REACHED_BY_MANY if all(kind.nodes > 1 for kind in kinds) else REACHED
+    if all(kind.nodes > 1 for kind in kinds):
+        return REACHED_BY_MANY
+    never = set(PUSHED) if all(kind.polls for kind in kinds) else set()
+    if all(kind.trusts for kind in kinds):
+        never.add("a lease lost: taken")
+    return [state for state in REACHED if state not in never]
 
 
 def sweep(

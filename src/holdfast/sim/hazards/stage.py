@@ -134,9 +134,9 @@ class Stage:
         """Bring in somebody who sends plain commands."""
         return self._enters(Classic(self, name))
 
-    def holder(self, name: str, *, reentrant: bool = False) -> Holder:
-        """Bring in somebody who uses holdfast."""
-        return self._enters(Holder(self, name, reentrant=reentrant))
+    def holder(self, name: str, *, reentrant: bool = False, nodes: Sequence[Server] = ()) -> Holder:
+        """Bring in somebody who uses holdfast, with one server or with several nodes."""
+        return self._enters(Holder(self, name, reentrant=reentrant, nodes=nodes))
 
     def _enters(self, person: P) -> P:
         self._people.append(person)
@@ -424,9 +424,11 @@ class Classic(Person):
 class Holder(Person):
     """Somebody who uses holdfast: the shipped core and the shipped scripts."""
 
-    def __init__(self, stage: Stage, name: str, *, reentrant: bool) -> None:
+    def __init__(
+        self, stage: Stage, name: str, *, reentrant: bool, nodes: Sequence[Server]
+    ) -> None:
         super().__init__(stage, name)
-        self._client = SimClient(self.machine, lambda: [self.server], _NETWORK, self)
+        self._client = SimClient(self.machine, lambda: nodes or [self.server], _NETWORK, self)
         self._spec = describe(
             LOCK,
             ttl=TTL,
@@ -440,6 +442,7 @@ class Holder(Person):
             key=None,
             label=None,
             command_timeout=COMMAND_TIMEOUT,
+            quorum=len(nodes) > 1,
         )
         self._grip = Grip()
 
