@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import holdfast
 from holdfast.wire import guard
 from holdfast.wire.target import from_url
+from kit.homes import settle_in
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -33,9 +35,9 @@ def durable(program: str) -> Iterator[Server]:
 
 def quarantine(server: Server, longest: float = 60.0) -> float:
     """Connect as a client does, and say for how long nobody gets a lock."""
-    connection, left = from_url(server.url).open(5, guard.watch("it", "default", longest))
+    connection, found = from_url(server.url).open(5, guard.watch("it", "default", longest))
     connection.disconnect()
-    return left
+    return found.left
 
 
 def restart(server: Server) -> None:
@@ -52,7 +54,7 @@ def test_a_server_that_has_run_for_long_and_knows_nothing_is_new_to_us(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "OVERLAP", 0.5)
-    eventually(lambda: has_run(own_server, 1))
+    eventually(lambda: has_run(own_server, 2))  # the first second may have just begun
     assert quarantine(own_server, 0.5) == 0
     assert quarantine(own_server, 60) == 0
 
@@ -74,9 +76,19 @@ def test_a_restart_that_may_have_lost_something_begins_a_quarantine(program: str
 
 
 def test_a_server_that_loses_nothing_may_restart(durable: Server) -> None:
-    assert quarantine(durable) == 0
+    settle_in(durable)
     restart(durable)
     assert quarantine(durable) == 0
+
+
+def test_a_server_that_lost_its_disk_begins_a_quarantine_however_it_keeps_its_data(
+    durable: Server,
+) -> None:
+    settle_in(durable)
+    durable.kill()
+    shutil.rmtree(durable.folder / "appendonlydir")
+    restart(durable)
+    assert FULL - 1 < quarantine(durable) <= FULL
 
 
 def test_a_server_that_was_a_replica_begins_a_quarantine_however_well_it_keeps_its_data(
@@ -93,6 +105,7 @@ def test_a_server_that_was_a_replica_begins_a_quarantine_however_well_it_keeps_i
 
 def test_the_longest_ttl_that_anybody_gave_counts(durable: Server, program: str) -> None:
     quarantine(durable, 600)
+    durable.command("DEL", guard.QUARANTINE)
     assert quarantine(durable, 1) == 0
     with Server.start(
         program, *AT_ONCE, "--replicaof", f"{durable.host} {durable.port}"

@@ -13,6 +13,7 @@ import redis
 import valkey
 
 import holdfast
+from kit.homes import settle_in
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -33,7 +34,11 @@ def start(number: int, *settings: str) -> list[Server]:
     """Servers of all kinds that there are, in turn; unless told otherwise they lose nothing."""
     kinds = list(PROGRAMS.values())
     settings = settings or DURABLE
-    return [Server.start(kinds[each % len(kinds)], *settings) for each in range(number)]
+    servers = [Server.start(kinds[each % len(kinds)], *settings) for each in range(number)]
+    for server in servers:
+        if settings is DURABLE:
+            settle_in(server)
+    return servers
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,7 @@ def five(all_five: list[Server]) -> Iterator[list[Server]]:
     """Five servers with nothing on them; whoever freezes one has it thawed."""
     for server in all_five:
         server.command("FLUSHALL")
+        settle_in(server)
     yield all_five
     for server in all_five:
         server.thaw()

@@ -14,6 +14,7 @@ import pytest
 from kit.campaign import KEY, Campaign
 from kit.clocks import COMPILER, ClockedServer
 from kit.gate import FROM, TO, Gate
+from kit.homes import settle_in
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -37,10 +38,13 @@ def resource(stack: contextlib.ExitStack) -> Server:
 
 
 def nodes(stack: contextlib.ExitStack, number: int) -> list[Server]:
-    return [
+    servers = [
         stack.enter_context(Server.start(PROGRAMS[each % len(PROGRAMS)], *DURABLE))
         for each in range(number)
     ]
+    for server in servers:
+        settle_in(server)
+    return servers
 
 
 def test_nodes_killed_frozen_and_cut_off_one_by_one_stop_nobody(
@@ -132,6 +136,8 @@ def test_clocks_that_step_may_end_exclusion_but_not_the_order_of_fences(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
     servers = [stack.enter_context(ClockedServer.start(PROGRAMS[0], *DURABLE)) for _ in range(3)]
+    for server in servers:
+        settle_in(server)
     with Campaign([server.url for server in servers], resource, ttl=TTL) as campaign:
         campaign.goes_on()
         for step in (3, -3, 3600, 0, -30):

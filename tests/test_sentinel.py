@@ -27,6 +27,7 @@ from kit.cable import Cable
 from kit.faces import Tasks, Threads
 from kit.faults import says
 from kit.history import Hold, check_exclusion, check_fences
+from kit.homes import settle_in
 from kit.proxy import Proxy
 from kit.sentinels import SERVICE, Sentinels
 from kit.servers import HOST, Server, programs
@@ -60,7 +61,7 @@ def service(shared_service: Sentinels) -> Sentinels:
     """A service whose primary stays; nobody has a lock there."""
     shared_service.settle()
     shared_service.primary.command("FLUSHALL")
-    shared_service.primary.command("SET", guard.HOME, _mark(shared_service.primary))
+    settle_in(shared_service.primary, LONGEST)
     return shared_service
 
 
@@ -69,22 +70,13 @@ def own_service(face: Face) -> Iterator[Sentinels]:
     """A service of the test's own, to fail over; with several programs, another for each face."""
     program = list(programs().values())[-1 if isinstance(face, Tasks) else 0]
     with Sentinels(program, "--min-replicas-to-write", "1") as service:
-        service.primary.command("SET", guard.HOME, _mark(service.primary))
+        settle_in(service.primary, LONGEST)
         yield service
 
 
 threads_only = pytest.mark.parametrize("face", [Threads()], ids=["threads"])
 tasks_only = pytest.mark.parametrize("face", [Tasks()], ids=["asyncio"])
 """For stories that take long, and touch nothing that the two faces do differently."""
-
-
-def _mark(server: Server) -> str:
-    """What the home key says of a server that has long been the primary."""
-    info = (server.command("INFO", "server") + server.command("INFO", "replication")).decode()
-    started, promoted = (
-        info.partition(f"{name}:")[2].split()[0] for name in ("run_id", "master_replid2")
-    )
-    return f"{started}:{promoted} {LONGEST * 1000:.0f}"
 
 
 def _of(service: Sentinels, face: Face, **settings: Any) -> Any:
@@ -386,7 +378,7 @@ async def test_a_lease_that_was_lost_with_its_server_is_reported_before_its_time
 ) -> None:
     with Sentinels(PROGRAM) as service:
         old, (first, second) = service.primary, service.replicas
-        old.command("SET", guard.HOME, _mark(old))
+        settle_in(old, LONGEST)
         client, other = (face.connect(service.url, longest_ttl=60) for _ in range(2))
         await (await client.lock("warm", ttl=60).acquire()).release()
         first.freeze()
@@ -497,7 +489,7 @@ def _split(lag: int) -> Iterator[tuple[Sentinels, str, Any]]:
     """A service, a URL of it that can be cut off with its primary, and what does that."""
     settings = "--min-replicas-to-write", "1", "--min-replicas-max-lag", str(lag)
     with Sentinels(PROGRAM, *settings, cabled=True) as service, contextlib.ExitStack() as cables:
-        service.primary.command("SET", guard.HOME, _mark(service.primary))
+        settle_in(service.primary, LONGEST)
         ways = [cables.enter_context(Cable(each.port)) for each in service.sentinels]
         hosts = ",".join(f"{HOST}:{way.port}" for way in ways)
 

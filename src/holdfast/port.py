@@ -62,6 +62,10 @@ class Quarantined(NodeUnavailable):
         self.seconds = seconds
 
 
+class Unconnected(NodeUnavailable):
+    """One of several nodes is being connected to, and nobody waits for that."""
+
+
 class Uncopied(OutcomeUnknown):
     """It was carried out, but fewer replicas than it needs have it yet."""
 

@@ -62,6 +62,8 @@ async def export(session: Session, grip: Grip) -> str:
     await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
+    if session.quorum is not None:
+        session.quorum.forget(hold.token)
     if hold.waiter is not None:
         hold.waiter.outlive(session.port.now())
     hold.state = RELEASED
@@ -151,7 +153,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     except BaseException as error:
         if grip._hold is not None:
             session.disown(grip._hold)
-        if abandoned or not isinstance(error, HoldfastError):
+        several = session.quorum is not None  # some of which may have it
+        if abandoned or several or not isinstance(error, HoldfastError):
             await port.shielded(take_back(session, spec, token, TOMBSTONE_MS))
         raise
     return grip

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from holdfast.core.events import Event
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
+from holdfast.port import Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, INSPECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
@@ -175,7 +176,9 @@ class Quorum:
         """
         _, keys, args = request
         token, waiter = args[0], "".join(args[4:])
-        there = self._whereabouts[token] = dict.fromkeys(self._all, ASKED)
+        there = self._whereabouts.setdefault(token, {})  # an adoption may be tried again
+        for node in self._all:
+            there.setdefault(node, ASKED)
 
         def is_there(node: int, state: str = THERE) -> None:
             over = node not in there or self._whereabouts.get(token) is not there
@@ -266,6 +269,11 @@ class Quorum:
         """Have a token taken out of the queues, and do not wait for it."""
         if request[2][0] in self._whereabouts:
             self._leave(request, await self._release(request, 0.0, _settled))
+
+    def forget(self, token: str) -> None:
+        """Care for a token no more: it is another's, or expires by itself."""
+        self._whereabouts.pop(token, None)
+        self._released.pop(token, None)
 
     def abandon(self, request: Request) -> None:
         """Have the background take a token back, wherever it may be."""
@@ -358,12 +366,13 @@ class Quorum:
             self._later(SLOW, self._sweep)
 
     async def _adopt(self, request: Request, timeout: float) -> Reply:
-        _, keys, (token, ttl, _, settings) = request
+        """Take an exported lease over on a majority; asked again, it goes on where it was.
+
+        What it got stays until its token is released: it is the only copy of the lease.
+        """
         fence, votes = await self.elect(request, timeout, lambda: timeout)
-        if not fence:
-            await self.give_back((RELEASE, keys, (token, ttl, "0", settings)), timeout)
-            if self.lacks_majority(votes):
-                raise self._unheard(votes)
+        if not fence and votes.refused <= self._spare:
+            raise self._unheard(votes)
         return fence
 
     def _see_to(self, node: int, request: Request) -> None:
@@ -500,7 +509,7 @@ class Quorum:
     def watch(self, node: int, answer: Reply | HoldfastError) -> None:
         """Report a node that begins to fail, and one that is back."""
         if isinstance(answer, HoldfastError):
-            if node not in self.failing:
+            if node not in self.failing and not isinstance(answer, Unconnected):
                 self.failing.add(node)
                 self._report(Event("node_failed", "", 0, str(answer)))
         elif self.failing and node in self.failing:

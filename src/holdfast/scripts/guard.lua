@@ -4,7 +4,7 @@
 -- KEYS  1 home: '<mark> <longest ttl, ms>', for ever  2 quarantine: '<longest ttl, ms>', while it lasts
 -- ARGV  1 mark of this server, another one after each promotion and each restart
 --       2 longest ttl that the caller's locks may have (ms)  3 how long a server that was replaced may
---       still take writes (ms)  4 how long this one runs (ms)  5 '1' if a restart loses nothing
+--       still take writes (ms)  4 how long this one runs (ms)  5 '1' if a restart loses nothing, unless with the disk
 --       6 '1' if it was a replica since it started  7 serial of the request
 --
 -- Returns  left of the quarantine (ms) .. serial
@@ -20,10 +20,10 @@ local known, before = string.match(call('GET', KEYS[1]) or '', '^(%S+) (%d+)$')
 longest = math.max(longest, tonumber(before or 0))
 if known ~= mark then
   local lasts = longest + overlap
-  if not was_replica and durable then
-    lasts = 0
-  elseif not was_replica and not known then
+  if not was_replica and not known then
     lasts = lasts - uptime  -- its first use, or a start with nothing; not, if it has run for long
+  elseif not was_replica and durable then
+    lasts = 0
   end
   if lasts > 0 then
     call('SET', KEYS[2], longest, 'PX', lasts)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
@@ -84,13 +85,20 @@ _Owed: TypeAlias = "tuple[Question, int, Request, bytes, float]"
 """An answer that is to come: to which question, which of its posts, the serial, asked when."""
 
 
+_Seated: TypeAlias = "tuple[Any, dict[int, _Seat]]"
+"""What is read from: a `select.poll`, and the seats by the number of their socket."""
+
+
 class _Seat:
     """One thread's connection to one node."""
 
-    def __init__(self, target: Target, timeout: float, table: _Table) -> None:
+    def __init__(
+        self, target: Target, timeout: float, arrived: threading.Condition, seated: _Seated
+    ) -> None:
         self.target = target
         self._timeout = timeout
-        self._table = table
+        self._arrived = arrived
+        self._poll, self._seated = seated
         self.sock: Any = None
         self._connection: Any = None
         self._again_at = -math.inf
@@ -99,6 +107,7 @@ class _Seat:
         self.opening = False
         self._abandoned = False
         self.owed: deque[_Owed] = deque()
+        self._out: list[bytes] = []
 
     # The connection's life
 
@@ -115,13 +124,13 @@ class _Seat:
             connection = self.target.connect(self._timeout)
         except HoldfastError as error:
             failure = error
-        with self._table.arrived:
+        with self._arrived:
             abandoned = self._abandoned
             if not abandoned:
                 self._connection, self._failure = connection, failure
                 self._again_at = now() + AGAIN
             self.opening = False
-            self._table.arrived.notify_all()
+            self._arrived.notify_all()
         if abandoned and connection is not None:
             connection.disconnect()
 
@@ -133,10 +142,11 @@ class _Seat:
             self.sock.settimeout(0)
             self.number = self.sock.fileno()
             self._reader = hiredis.Reader()
-            self._unsent = b""
+            self._out = []
             self._serials = serials()
             self._known: set[str] = set()
-            self._table.seat(self)
+            self._poll.register(self.sock, select.POLLIN)
+            self._seated[self.number] = self
         return self.sock is not None
 
     def unavailable(self) -> HoldfastError:
@@ -144,7 +154,7 @@ class _Seat:
         node = self.target.node
         if self.owed:
             return NodeUnavailable(f"{node} owes {len(self.owed)} answers", node=node)
-        return self._failure or NodeUnavailable(f"{node} is not connected yet", node=node)
+        return self._failure or Unconnected(f"{node} is not connected yet", node=node)
 
     def drop(self, error: BaseException | str) -> None:
         """Hang up; what is owed will not come."""
@@ -152,7 +162,8 @@ class _Seat:
             error = "no answer in time"
         node = self.target.node
         if self.sock is not None:
-            self._table.unseat(self.number)
+            self._poll.unregister(self.number)
+            del self._seated[self.number]
         self.hang_up()
         self._connection = self.sock = None
         self._failure = NodeUnavailable(f"{node} did not answer: {error}", node=node)
@@ -195,67 +206,66 @@ class _Seat:
         """Send a request, of which all but the serial is packed; what cannot be sent now waits."""
         serial = next(self._serials)
         self.owed.append((question, number, request, serial, at))
-        if request[0].sha not in self._known:
-            # Nobody may be there to read that the server does not know it.
+        if request[0].sha in self._known:
+            self._out.append(b"%b%b\r\n" % (packed, serial))
+        else:  # nobody may be there to read that the server does not know it
             self._known.add(request[0].sha)
-            self._send(by_text(*request, serial))
-            return
-        self._send(b"%b%b\r\n" % (packed, serial))
-
-    def _send(self, packed: bytes) -> None:
-        if self._unsent:
-            self._unsent += packed
-            return
-        try:
-            sent = self.sock.send(packed)
-            if sent < len(packed):
-                self._wait_to_send(packed[sent:])
-        except _NOT_NOW:
-            self._wait_to_send(packed)
-        except OSError as error:
-            self.drop(error)
-
-    def _wait_to_send(self, packed: bytes) -> None:
-        self._unsent = packed
-        self._table.unsent(self)
+            self._out.append(by_text(*request, serial))
 
     def flush(self) -> None:
-        """Send what could not be sent before."""
-        packed, self._unsent = self._unsent, b""
-        self._send(packed)
+        """Send what is posted, as far as it can be sent now; the rest when there is room."""
+        out = self._out
+        if not out or self.sock is None:
+            return
+        self._out = []
+        packed = out[0] if len(out) == 1 else b"".join(out)
+        try:
+            sent = self.sock.send(packed)
+            if sent == len(packed):
+                return
+            self._out = [packed[sent:]]
+        except _NOT_NOW:
+            self._out = [packed]
+        except OSError as error:
+            self.drop(error)
+            return
+        self._poll.modify(self.sock, select.POLLIN | select.POLLOUT)
 
     def receive(self) -> None:
         """Take in what has come."""
-        reader, owed, sock = self._reader, self.owed, self.sock
+        try:
+            self._fill()
+            self._take_in()
+        except (OSError, hiredis.HiredisError, StrayAnswer, IndexError, ValueError) as error:
+            self.drop(error)
+
+    def _fill(self) -> None:
+        sock, feed = self.sock, self._reader.feed
         try:
             while True:
                 received = sock.recv(_BUFFER)
                 if not received:
                     raise ConnectionResetError("the server closed the connection")
-                reader.feed(received)
+                feed(received)
                 if len(received) < _BUFFER and type(sock) is socket.socket:
-                    break
+                    return
         except _NOT_NOW:
-            pass
-        except OSError as error:
-            self.drop(error)
             return
-        gets = reader.gets
-        try:
-            while (answer := gets()) is not False:
-                question, number, _, serial, _ = owed[0]
-                # `opened`, written out for the most of them.
-                if type(answer) is bytes and answer[-3:] == serial:
-                    reply: Any = int(answer[:-3])
-                elif isinstance(answer, hiredis.ReplyError):
-                    self._refused(str(answer))
-                    continue
-                else:
-                    reply = opened(answer, serial)
-                owed.popleft()
-                question.tell(number, reply)
-        except (hiredis.HiredisError, StrayAnswer, IndexError, ValueError) as error:
-            self.drop(error)
+
+    def _take_in(self) -> None:
+        gets, owed = self._reader.gets, self.owed
+        while self.sock is not None and (answer := gets()) is not False:
+            question, number, _, serial, _ = owed[0]
+            # `opened`, written out for the most of them.
+            if type(answer) is bytes and answer[-3:] == serial:
+                reply: Any = int(answer[:-3])
+            elif isinstance(answer, hiredis.ReplyError):
+                self._refused(str(answer))
+                continue
+            else:
+                reply = opened(answer, serial)
+            owed.popleft()
+            question.tell(number, reply)
 
     def _refused(self, text: str) -> None:
         question, number, request, _, at = self.owed.popleft()
@@ -263,7 +273,8 @@ class _Seat:
         if text.startswith("NOSCRIPT"):
             serial = next(self._serials)
             self.owed.append((question, number, request, serial, at))
-            self._send(by_text(*request, serial))
+            self._out.append(by_text(*request, serial))
+            self.flush()
         elif is_denial(text):
             question.tell(number, denial(text, [], request[1], node, self.target.user))
         else:
@@ -279,7 +290,8 @@ class _Table:
         self.arrived = threading.Condition()
         self._poll = select.poll()
         self._seated: dict[int, _Seat] = {}
-        self.seats = [_Seat(target, timeout, self) for target in targets]
+        seated = self._poll, self._seated
+        self.seats = [_Seat(target, timeout, self.arrived, seated) for target in targets]
         self._majority = len(targets) // 2 + 1
         self._quick = False
         self._waited = False
@@ -303,6 +315,7 @@ class _Table:
         seats, packed, last = self.seats, b"", None
         if len(self._seated) < len(seats):
             self._connect(end, meanwhile)
+        self._catch_up()
         for number, (node, request) in enumerate(posts):
             seat = seats[node]
             if (seat.owed and not seat.keeps_up(at)) or seat.sock is None:
@@ -311,12 +324,19 @@ class _Table:
             if request is not last:
                 packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
             seat.post(question, number, request, packed, at)
-        if not timeout:
-            return
-        self._read(question, end, meanwhile)
-        if not question.over:
-            for seat in self.seats:
-                seat.give_up(question)
+        for seat in seats:
+            seat.flush()
+        if timeout:
+            self._read(question, end, meanwhile)
+            if not question.over:
+                for seat in seats:
+                    seat.give_up(question)
+
+    def _catch_up(self) -> None:
+        """Read what is there already: who has answered is not to be taken for slow."""
+        if any(seat.owed for seat in self.seats):
+            for number, event in self._poll.poll(0):
+                self._serve(self._seated[number], event)
 
     def drain(self) -> None:
         """Take in what is owed, as far as it comes at once."""
@@ -379,19 +399,6 @@ class _Table:
             seat.flush()
         if event & ~select.POLLOUT and seat.sock is not None:
             seat.receive()
-
-    def seat(self, seat: _Seat) -> None:
-        """Read from the seat from now on."""
-        self._poll.register(seat.sock, select.POLLIN)
-        self._seated[seat.number] = seat
-
-    def unsent(self, seat: _Seat) -> None:
-        """Have the seat flushed when more can be sent."""
-        self._poll.modify(seat.sock, select.POLLIN | select.POLLOUT)
-
-    def unseat(self, number: int) -> None:
-        self._poll.unregister(number)
-        del self._seated[number]
 
 
 class BlockingCrowd:

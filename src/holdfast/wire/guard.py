@@ -10,7 +10,7 @@ may believe in one that was lost (`scripts/guard.lua`, and `_quarantine.lua` in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import NodeUnavailable
 from holdfast.scripts import GUARD
@@ -31,10 +31,19 @@ _NEVER = "0" * 40
 _SERIAL = b"000"
 
 
+class Watched(NamedTuple):
+    """What was found out about a server."""
+
+    left: float
+    """Seconds of a quarantine; 0.0 if there is none."""
+    process: str
+    """Another one for each server, and after each of its starts."""
+
+
 def watch(
     node: str, user: str, longest_ttl: float, overlap: float | None = None
-) -> Greeting[float]:
-    """Say how many seconds of a quarantine are left on the server; 0.0 if there is none.
+) -> Greeting[Watched]:
+    """Find out whether the server has taken another's place, and have nobody get a lock then.
 
     It lasts for `longest_ttl`, and `overlap` more, for which another may still take writes.
 
@@ -55,7 +64,7 @@ def watch(
         f"{facts['run_id']}:{was_replica_of}",
         round(longest_ttl * 1000),
         round((OVERLAP if overlap is None else overlap) * 1000),
-        int(facts["uptime_in_seconds"]) * 1000,
+        max(0, int(facts["uptime_in_seconds"]) - 1) * 1000,  # it counts whole seconds begun
         int(durable),
         int(was_replica_of != _NEVER),
         _SERIAL,
@@ -63,7 +72,7 @@ def watch(
     answer = yield ("EVAL", GUARD.text, 2, HOME, QUARANTINE, *arguments)
     if isinstance(answer, Exception):
         raise _refused(str(answer), node, user)
-    return int(opened(answer, _SERIAL)) / 1000
+    return Watched(int(opened(answer, _SERIAL)) / 1000, facts["run_id"])
 
 
 def _facts(answer: object, node: str, user: str) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError, NodeUnavailable
+from holdfast.errors import HoldfastError
+from holdfast.port import Unconnected
 from holdfast.wire.clock import now
 from holdfast.wire.crowd import AGAIN, GRACE, SERIAL, Question
 from holdfast.wire.multiplexed import Multiplexer, seen
@@ -93,7 +94,7 @@ class LoopCrowd:
 
     def _unavailable(self, node: int) -> HoldfastError:
         name = self.names[node]
-        return self._failures[node] or NodeUnavailable(f"{name} is not connected yet", node=name)
+        return self._failures[node] or Unconnected(f"{name} is not connected yet", node=name)
 
     async def _connect(self, end: float) -> None:
         """Have as many connections as can be had now, and at least wait for a majority."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlparse
 
@@ -118,6 +118,8 @@ class Server:
     prepare: Callable[[], object] | None = None
     silence: float = 0.0
     """Seconds for which it is not connected to when it may have lost what it knew."""
+    processes: dict[str, str] = field(default_factory=dict)
+    """Of several nodes, which server each was found to be."""
     longest_ttl = math.inf
 
     @property
@@ -151,7 +153,13 @@ class Server:
         if self.silence:
             from holdfast.wire import guard  # noqa: PLC0415 - only with several servers
 
-            left = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
+            left, process = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
+            self.processes[self.node] = process
+            twins = [node for node, other in self.processes.items() if other == process]
+            if twins != [self.node]:
+                raise ConfigurationError(
+                    f"{' and '.join(sorted(twins))} are one server, which has one vote: give others"
+                )
             if left:
                 raise NodeUnavailable(
                     f"{self.node} has started, or taken another's place, and may have lost locks: "
@@ -301,7 +309,8 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
         raise ConfigurationError("of several servers each stands alone: give none behind Sentinels")
     if len(targets) > 1:
         silence = max(longest_ttl, LEAST_SILENCE)
-        return [replace(server, silence=silence) for server in servers]
+        processes: dict[str, str] = {}
+        return [replace(server, silence=silence, processes=processes) for server in servers]
     return targets
 
 
