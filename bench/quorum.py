@@ -262,67 +262,6 @@ def votes(client: holdfast.Client) -> bool:
 
 
 def main() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        ready.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    asyncio.run(main())
-
-
-@contextlib.contextmanager
-def delayed(servers: list[Server]) -> Iterator[list[str]]:
-    """The URLs of the servers, with a delay on every answer."""
-    processes, urls = [], []
-    for server in servers:
-        here, there = multiprocessing.Pipe()
-        process = multiprocessing.Process(
-            target=relay, args=((server.host, server.port), there), daemon=True
-        )
-        process.start()
-        processes.append(process)
-        urls.append(f"redis://127.0.0.1:{here.recv()}/0")
-    try:
-        yield urls
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def slow_answers(servers: list[Server]) -> None:
-    """How many round trips an acquire takes when answers are slow."""
-    with delayed(servers) as urls, holdfast.Client(urls, longest_ttl=LONGEST) as client:
-        lock, ping = client.lock("slow", ttl=10), redis.Redis.from_url(urls[0])
-        trips, acquires = [], []
-        for _ in range(60):
-            began = time.perf_counter()
-            ping.ping()
-            trips.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            lease = lock.acquire()
-            acquires.append(time.perf_counter() - began)
-            lease.release()
-        ping.close()
-    trip, acquire = statistics.median(trips[10:]), statistics.median(acquires[10:])
-    print(
-        f"{DELAY * 1000:.0f} ms more an answer: an acquire takes {acquire * 1000:.2f} ms, a round "
-        f"trip {trip * 1000:.2f}: {acquire / trip:.2f} of it (bar 1.3)"
-    )
-
-
-def wait_for_votes(urls: list[str]) -> None:
-    """Return when the servers have run for long enough."""
-    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
-        while True:
-            try:
-                client.lock("first", ttl=LONGEST).acquire().release()
-            except holdfast.NoQuorum:
-                time.sleep(0.5)
-            else:
-                return
-
-
-def main() -> None:
     """Measure everything on servers of its own."""
     program = next(iter(programs().values()))
     with contextlib.ExitStack() as stack:
