@@ -79,7 +79,7 @@ class Server:
         self._frozen_until = 0
         self._inbox: list[Callable[[], object]] = []
         self.down = False
-        self._wiped = False
+        self._gone = self._wiped = False
         self.young_until = 0
         """When it has been up for long enough, after it lost its data."""
         self.cut_off: set[tuple[str, str]] = set()
@@ -151,7 +151,7 @@ class Server:
         self.world.after(microseconds, self._up)
 
     def _up(self) -> None:
-        if self.down:
+        if self.down and not self._gone:
             self.down = False
             self.world.note("up", self.name)
             if self._wiped:
@@ -161,7 +161,7 @@ class Server:
     def end(self) -> list[Server]:
         """Be gone for good; the replicas that were waited for are left."""
         followers = list(self.followers)
-        self.down, self.replica = True, None
+        self.down, self._gone, self.replica = True, True, None
         self.followers.clear()
         self._inbox.clear()
         self.hang_up()
