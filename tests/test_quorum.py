@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import redis
 import valkey
 
 import holdfast
+from holdfast.wire.clock import now
 from kit.homes import settle_in
 from kit.servers import Server, programs
 from kit.waiting import eventually
@@ -51,7 +53,6 @@ def all_five() -> Iterator[list[Server]]:
 def five(all_five: list[Server]) -> Iterator[list[Server]]:
     """Five servers with nothing on them; whoever freezes one has it thawed."""
     for server in all_five:
-        server.command("FLUSHALL")
         settle_in(server)
     yield all_five
     for server in all_five:
@@ -80,6 +81,10 @@ def holders(servers: list[Server]) -> list[bytes | None]:
 
 def nothing_is_left(servers: list[Server]) -> bool:
     return not any(server.command("EXISTS", KEY) for server in servers)
+
+
+def is_later_than(moment: float) -> bool:
+    return now() > moment
 
 
 async def soon(face: Face, check: Callable[[], bool]) -> None:
@@ -111,8 +116,23 @@ async def test_a_lease_is_on_every_node_and_gone_from_all_of_them_when_released(
     face: Face, five: list[Server]
 ) -> None:
     client = face.connect(urls(five))
-    lease = await client.lock("a").acquire()
-    await soon(face, lambda: holders(five) == [lease.token.encode()] * 5)
+    lease: Any = None
+
+    async def all_have_it() -> bool:
+        """Not those that were still being connected to: they have the next one."""
+        nonlocal lease
+        if lease is not None:
+            await lease.release()
+        lease = await client.lock("a").acquire()
+        with contextlib.suppress(AssertionError):
+            await face.eventually(on_each, within=0.5)
+            return True
+        return False
+
+    async def on_each() -> bool:
+        return holders(five) == [lease.token.encode()] * 5
+
+    await face.eventually(all_have_it)
     assert await client.lock("a").try_acquire() is None
     await lease.release()
     await soon(face, lambda: nothing_is_left(five))
@@ -142,7 +162,7 @@ async def test_it_can_be_taken_again_extended_and_handed_to_another_client(
     lease = await lock.acquire()
     await lease.extend(50.0)
     assert lease.remaining() > 40
-    await soon(face, lambda: all(server.command("PTTL", KEY) > 40_000 for server in three))
+    await soon(face, lambda: sum(each.command("PTTL", KEY) > 40_000 for each in three) >= 2)
     adopted = await far.adopt(await lease.export())
     assert adopted.fence == lease.fence
     assert await lock.try_acquire() is None
@@ -377,6 +397,71 @@ async def test_a_node_that_loses_nothing_has_a_vote_as_soon_as_it_is_back(
         assert again.fence > lease.fence
 
 
+# What a review found
+
+
+async def test_an_exported_lease_outlives_connections_that_were_closed_meanwhile(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    async with far.lock("warm"):
+        pass
+    lease = await near.lock("a").acquire()
+    text = await lease.export()
+    for server in three:
+        server.command("CLIENT", "KILL", "TYPE", "normal")
+    adopted = await far.adopt(text)
+    assert await near.lock("a").try_acquire() is None
+    await adopted.release()
+    await soon(face, lambda: nothing_is_left(three))
+
+
+async def test_an_adoption_without_a_majority_leaves_nothing_and_one_with_it_is_the_only_one(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three), command_timeout=0.2)
+    async with far.lock("warm"):
+        pass
+    text = await (await near.lock("a", ttl=60).acquire()).export()
+    three[0].freeze()
+    three[1].freeze()
+    with pytest.raises((holdfast.NodeUnavailable, holdfast.LeaseLost)):
+        await far.adopt(text)
+    three[0].thaw()
+    three[1].thaw()
+    await soon(face, lambda: three[2].command("GET", KEY) is None)
+
+    async def is_over() -> bool:
+        with contextlib.suppress(holdfast.HoldfastError):
+            lease = await far.adopt(text)
+            assert await near.lock("a").try_acquire() is None
+            await lease.release()
+        for server in three:
+            server.command("DEL", KEY)
+        return await near.lock("a").try_acquire() is not None
+
+    await face.eventually(is_over)
+
+
+async def test_answers_that_nobody_has_read_are_no_failure(face: Face, five: list[Server]) -> None:
+    events = Events()
+    client = face.connect(urls(five), command_timeout=0.1, on_event=events)
+    for _ in range(3):
+        async with client.lock("a", ttl=30):
+            pass
+        await soon(face, partial(is_later_than, now() + 0.3))
+    assert not events.of("node_failed")
+
+
+async def test_one_server_under_two_names_has_one_vote(face: Face, three: list[Server]) -> None:
+    again = f"unix://{three[0].unix_path}"
+    client = face.connect([three[0].url, again, three[1].url])
+    with pytest.raises((holdfast.NoQuorum, holdfast.ConfigurationError), match="are one server"):
+        while True:  # whichever of them is connected first has the vote
+            await (await client.lock("a").acquire()).release()
+            three[1].freeze()
+
+
 # Fences
 
 
@@ -416,10 +501,7 @@ async def test_usually_one_round_is_enough(face: Face, three: list[Server]) -> N
     for _ in range(20):
         async with client.lock("a"):
             pass
-    stats = three[0].command("INFO", "commandstats").decode()
-    before = stats.count("evalsha")
-    assert before
-    counts = []
+    counts: list[int] = []
     for server in three:
         server.command("CONFIG", "RESETSTAT")
     for _ in range(50):
@@ -427,8 +509,9 @@ async def test_usually_one_round_is_enough(face: Face, three: list[Server]) -> N
             pass
     for server in three:
         found = server.command("INFO", "commandstats").decode()
-        line = next(each for each in found.splitlines() if each.startswith("cmdstat_evalsha:"))
-        counts.append(int(line.split("calls=")[1].split(",")[0]))
+        calls = [each for each in found.splitlines() if each.startswith("cmdstat_evalsha:")]
+        counts += [int(line.split("calls=")[1].split(",")[0]) for line in calls]
+    assert len(counts) >= 2, "a majority was asked"
     assert all(count <= 110 for count in counts), counts
 
 
@@ -502,11 +585,14 @@ def test_an_acquire_that_is_cancelled_at_any_await_leaves_nothing(three: list[Se
             with contextlib.suppress(asyncio.CancelledError):
                 lease = await task
                 await lease.release()
+            end = now() + 10
+            while not nothing_is_left(three):
+                assert now() < end, f"something is left after {turns} turns"
+                await asyncio.sleep(0.001)
         return done
 
     turns = 0
     while not asyncio.run(story(turns)):
-        eventually(lambda: nothing_is_left(three), what=f"nothing after {turns} turns")
         turns += 1
     assert turns > 1
 

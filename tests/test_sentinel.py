@@ -60,7 +60,6 @@ def shared_service() -> Iterator[Sentinels]:
 def service(shared_service: Sentinels) -> Sentinels:
     """A service whose primary stays; nobody has a lock there."""
     shared_service.settle()
-    shared_service.primary.command("FLUSHALL")
     settle_in(shared_service.primary, LONGEST)
     return shared_service
 

@@ -172,17 +172,20 @@ class _Candidate:
         now = self._port.now()
         too_few = self._quorum.lacks_majority(votes)
         self._failures = self._failures + 1 if too_few else 0
-        if too_few and (self._failures >= TRIES or self._session.closed or now >= self._give_up):
+        if too_few and (self._failures >= TRIES or self._session.closed or now >= self._end):
             raise self._no_quorum(votes)
-        if now >= self._give_up:
+        if now >= self._give_up and not too_few:
             raise self._timed_out(votes)
         pause = self._pause * (0.25 + 0.75 * self._port.jitter())
         told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
         self._pause = min(2 * self._pause, TOLD_LONGEST if told else PAUSE_LONGEST)
-        return min(pause, self._give_up - now)
+        return max(0.0, min(pause, self._give_up - now))
 
     def _no_quorum(self, votes: Tally) -> HoldfastError:
         name, nodes = self._spec.name, self._quorum.outcomes(votes)
+        if self._session.closed:
+            message = f"{name!r} was not acquired: this client was closed"
+            return NodeUnavailable(message, lock=name)
         said = "; ".join(f"{node}: {what}" for node, what in nodes.items())
         never = [e for e in votes.failed.values() if isinstance(e, ConfigurationError)]
         if len(never) >= self._quorum.majority:

@@ -373,6 +373,10 @@ class Quorum:
         fence, votes = await self.elect(request, timeout, lambda: timeout)
         if not fence and votes.refused <= self._spare:
             raise self._unheard(votes)
+        if fence:
+            _, keys, (_, ttl, exported, settings) = request
+            for node in votes.failed:  # it may still be the exporter's there
+                self._see_to(node, (RELEASE, keys, (exported, ttl, "0", settings)))
         return fence
 
     def _see_to(self, node: int, request: Request) -> None:

@@ -58,13 +58,15 @@ SLACK = 1000
 class Cleanup:
     """The taking back of a token whose fate on the server is unknown."""
 
-    __slots__ = ("deadline", "due", "fence", "live", "name", "request")
-
-    patience = 1.0
+    __slots__ = ("deadline", "due", "fence", "forget", "live", "name", "patience", "request")
 
     def __init__(self, name: str, request: Request, *, now: float, fence: int, ttl: float) -> None:
         self.name = name
         self.request = request
+        self.forget: Callable[[], object] | None = None
+        """Called when nothing more is done about it."""
+        # Renewals wait behind it: one node of several is not worth much of their time.
+        self.patience = 1.0 if request[1].node is None else 0.2
         self.fence = fence
         self.live = True
         self.due = now
@@ -107,10 +109,19 @@ class Renewer:
         if due < self._wake_at:
             self._background.rouse(self)
 
-    def clean_up(self, name: str, request: Request, *, fence: int = 0, ttl: float = 0) -> None:
-        """See to it, for as long as it matters, that a token is taken back."""
-        now = self._background.now()
-        self.handed_in[Cleanup(name, request, now=now, fence=fence, ttl=ttl)] = None
+    def clean_up(
+        self,
+        name: str,
+        request: Request,
+        *,
+        fence: int = 0,
+        ttl: float = 0,
+        forget: Callable[[], object] | None = None,
+    ) -> None:
+        """See to it, for as long as it matters, that a token is taken back; then `forget` it."""
+        cleanup = Cleanup(name, request, now=self._background.now(), fence=fence, ttl=ttl)
+        cleanup.forget = forget
+        self.handed_in[cleanup] = None
         self._background.rouse(self)
 
     def look_again(self) -> None:
@@ -218,6 +229,8 @@ class Renewer:
             item.lose(item.overdue())
             return
         item.live = False
+        if item.forget is not None:
+            item.forget()
         detail = "the server could not be told to forget it; it expires by itself"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
@@ -228,8 +241,17 @@ class Renewer:
             self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
         return hold.renewing and not self._closed
 
-    async def _work(self) -> None:
+    def _next_batch(self) -> list[Hold | Cleanup]:
+        """Take what is sent next; what waits for one node of several is sent by itself, later."""
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
+        first = [item for item in batch if isinstance(item, Hold) or item.request[1].node is None]
+        if not first or len(first) == len(batch):
+            return batch
+        self._ready += [item for item in batch if item not in first]
+        return first
+
+    async def _work(self) -> None:
+        batch = self._next_batch()
         # Under way first, looked at second: a release does these two in the other order.
         self.under_way = dict.fromkeys(batch)
         batch = [item for item in batch if item.live]

@@ -7,6 +7,7 @@ that a child never renews, releases or believes in what its parent holds.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -133,8 +134,11 @@ class Session:
             self.renewer.look_again()
 
     def _clean_up(self, request: Request) -> None:
-        name = request[1][0].decode(errors="replace")
-        self.renewer.clean_up(name, request, ttl=int(request[2][1]) / 1000)
+        """For a quorum, take a token back on one node, or leave it to expire there."""
+        name, token = request[1][0].decode(errors="replace"), request[2][0]
+        quorum, ttl = self.quorum, int(request[2][1]) / 1000
+        forget = None if quorum is None else partial(quorum.forget, token)
+        self.renewer.clean_up(name, request, ttl=ttl, forget=forget)
 
     def close(self) -> None:
         """Renew nothing from now on; who waits is told to stop."""

@@ -62,7 +62,8 @@ class Client:
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
-            Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more.
+            Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more; of
+            several servers, one that may have lost its data has no vote for so long.
         on_event: called, in a thread of its own, with each `Event`.
 
     Raises:

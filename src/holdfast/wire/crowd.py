@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 AGAIN = 1.0
 """Seconds after which a node that could not be reached is tried again."""
 
-GRACE = 0.05
+GRACE = 0.2
 """Seconds to wait for the slower nodes when a majority is there: once, at the beginning, and in the
 end."""
 

@@ -125,8 +125,8 @@ class LoopCrowd:
             self._failures[node] = None
         except HoldfastError as error:
             self._failures[node] = error
-        finally:
             self._again_at[node] = now() + AGAIN
+        finally:
             del self._opening[node]
 
     async def drain(self) -> None:
