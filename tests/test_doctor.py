@@ -187,7 +187,7 @@ def test_a_server_that_loads_its_data_is_told(own_server: Server) -> None:
     own_server.command("SAVE")
     own_server._command_line += ["--key-load-delay", "10000"]
     own_server._command_line += ["--loading-process-events-interval-bytes", "1024"]
-    own_server.restart()
+    own_server.restart(ready=False)
     report = examine([own_server.url])
     assert only(report, "loading").level == "error"
     assert not found(report, "access")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from functools import partial
@@ -612,6 +613,29 @@ def test_a_forked_child_holds_nothing_and_has_connections_of_its_own(three: list
         assert os.waitpid(child, 0)[1] == 0
         lease.check()
         lease.release()
+
+
+def test_threads_that_end_leave_no_connection_behind(five: list[Server]) -> None:
+    def connections() -> int:
+        return sum(server.command("CLIENT", "LIST").count(b"\n") for server in five)
+
+    with holdfast.Client(urls(five)) as client:
+
+        def work() -> None:
+            with client.lock("a"):
+                pass
+
+        work()
+        gc.disable()  # nobody is to wait for it
+        try:
+            for _ in range(20):
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+            # Our own, the background's, and the one that asks.
+            eventually(lambda: connections() <= 15, what="the connections of the others are gone")
+        finally:
+            gc.enable()
 
 
 def test_a_release_by_another_thread_leaves_nothing(five: list[Server]) -> None:

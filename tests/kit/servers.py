@@ -139,9 +139,8 @@ class Server:
             raise failure(f"{self._command_line} ended:\n{log}")
         try:
             self.command("PING")
-        except ReplyError as refusal:
-            # It wants a password, say. But it is there, unless it is still reading its data.
-            return "LOADING" not in str(refusal)
+        except ReplyError:
+            return True  # It wants a password, say. But it is there.
         except OSError:
             return False
         return True
@@ -200,10 +199,22 @@ class Server:
         self._child.kill()
         self._wait_for_end()
 
-    def restart(self) -> None:
-        """Kill the process if it still runs, and start an empty one in the same place."""
+    def restart(self, *, ready: bool = True) -> None:
+        """Kill the process if it still runs, and start another in the same place.
+
+        It is empty, unless told to keep its data; `ready` waits until it has read that.
+        """
         self.kill()
         self._launch()
+        if ready:
+            eventually(self._has_loaded, what="the server's data")
+
+    def _has_loaded(self) -> bool:
+        try:
+            self.command("GET", "anything")
+        except ReplyError as refusal:
+            return "LOADING" not in str(refusal)
+        return True
 
     def stop(self) -> None:
         """End the process and leave nothing behind; harmless when done before."""

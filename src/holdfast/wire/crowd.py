@@ -296,6 +296,11 @@ class _Table:
         self._quick = False
         self._waited = False
 
+    def __del__(self) -> None:
+        # Its thread has ended. The seats know each other, and would wait for the collector.
+        for seat in self.seats:
+            seat.hang_up()
+
     def drop(self, why: BaseException | str) -> None:
         """Hang up everywhere."""
         for seat in self.seats:
