@@ -126,7 +126,7 @@ def _main() -> None:
     json.dump(found._asdict(), sys.stdout)
 
 
-SEEDS, CONTROL = 2000, 150
+SEEDS, CONTROL = 2000, 100
 """Worlds in which a mutant has to be caught, and in which the code as it is must not be."""
 
 STORM: Worlds = {}
@@ -324,7 +324,7 @@ QUORUM = [
         "        if young:\n",
         "        if False:\n",
         MANY_WIPED,
-        "S1",
+        "S1 S7",
     ),
     Mutant(
         "an election is within the timeout",
