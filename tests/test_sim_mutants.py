@@ -58,6 +58,7 @@ def test_a_mutant_is_caught(mutant: Mutant, record_property: Callable[[str, obje
     record_property("mutant", row)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("worlds", KINDS.values(), ids=KINDS)
 def test_the_code_as_it_is_survives_the_same_worlds(worlds: Worlds) -> None:
     many = "nodes" in worlds  # which are slower, and swept by themselves

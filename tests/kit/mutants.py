@@ -126,7 +126,7 @@ def _main() -> None:
     json.dump(found._asdict(), sys.stdout)
 
 
-SEEDS, CONTROL = 2000, 100
+SEEDS, CONTROL = 2000, 150
 """Worlds in which a mutant has to be caught, and in which the code as it is must not be."""
 
 STORM: Worlds = {}
