@@ -30,11 +30,11 @@ Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
 
 
-Post: TypeAlias = "tuple[int, Request]"
-"""A request, and the number of the node it is for."""
+Post: TypeAlias = "tuple[Sequence[int], Request]"
+"""A request, and the numbers of the nodes it is for."""
 
-Heard: TypeAlias = "Callable[[int, Reply | HoldfastError], bool]"
-"""Told which post was answered, and how; says whether enough is known."""
+Heard: TypeAlias = "Callable[[int, int, Reply | HoldfastError], bool]"
+"""Told which post was answered by which node, and how; says whether enough is known."""
 
 
 class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
@@ -196,7 +196,7 @@ class Nodes(Protocol):
         heard: Heard,
         meanwhile: Callable[[], float] | None = None,
     ) -> None:
-        """Send every request at once, and tell `heard` what came of each, by its number.
+        """Send every request at once, and tell `heard` what came of each, and by which node.
 
         Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
         passed: then those without an answer are told as `OutcomeUnknown`. What is still to come

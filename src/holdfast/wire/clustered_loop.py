@@ -30,7 +30,7 @@ class NodeMultiplexer(Multiplexer):
         answered: Future[Reply] = Future(loop=self.loop)
         # One after the other, with nothing in between: it counts for the next request only.
         self._ask(ASKS, end).add_done_callback(_seen)
-        self._send(by_text(*request, serial), (answered, at, end, request, serial))
+        self.send(by_text(*request, serial), (answered, at, end, request, serial))
         replicas = needed(request)
         if not replicas:
             return await answered

@@ -48,8 +48,9 @@ LAG = 0.05
 """Seconds by which the loop may be late before it counts as having been blocked."""
 
 Future = asyncio.Future
-Place: TypeAlias = "tuple[Future[Reply], float, float, Request | None, bytes]"
-"""Whose turn it is: the caller, when it asked and gives up, what it asked, and the serial."""
+Place: TypeAlias = "tuple[Any, float, float, Request | None, bytes]"
+"""Whose turn it is: the caller's future (or what stands for it: see `_future`), when it asked and
+gives up, what it asked, and the serial."""
 
 
 class Multiplexer(asyncio.Protocol):
@@ -69,6 +70,7 @@ class Multiplexer(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self.is_open = False
         self._writer: Any = None
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
@@ -80,11 +82,6 @@ class Multiplexer(asyncio.Protocol):
         self._spinning = self._quick = self._lagged = False
 
     # The connection's life
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is connected."""
-        return self._transport is not None
 
     @property
     def owes(self) -> bool:
@@ -119,7 +116,7 @@ class Multiplexer(asyncio.Protocol):
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
         self._seat = seat_of(connection)
-        self._transport = transport
+        self._transport, self.is_open = transport, True
         if self.closed:
             self.close()
 
@@ -132,9 +129,14 @@ class Multiplexer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._begin()
-        for future, *_ in unanswered:
+        for asked, *_ in unanswered:
+            future = self._future(asked)
             if not future.done():
                 future.set_exception(self._unknown(error))
+
+    def _future(self, asked: Any) -> Any:  # noqa: ANN401 - or what is as good as one
+        """The future of who asked."""
+        return asked
 
     def _give_up(self, error: Exception) -> None:
         if self._transport is not None:
@@ -169,7 +171,7 @@ class Multiplexer(asyncio.Protocol):
         """Run a script on the node, once; as `Port.call`."""
         if self._transport is None:
             return self._call_first((script, keys, args), timeout)
-        # The most travelled road of all: `_send`, written out.
+        # The most travelled road of all: `send`, written out.
         future: Future[Reply] = Future(loop=self.loop)
         serial, at, unsent = next(self._serials), now(), self._unsent
         give_up = at + timeout
@@ -182,21 +184,6 @@ class Multiplexer(asyncio.Protocol):
         if give_up < self._look_at:
             self._look(give_up)
         return future
-
-    def post(self, future: Any, request: Request, packed: bytes, give_up: float) -> None:  # noqa: ANN401 - like one
-        """Run a script on the node, once, and have `future` told; only while it `is_open`.
-
-        All but the serial of the request is packed.
-        """
-        serial, unsent = next(self._serials), self._unsent
-        self._unanswered.append((future, now(), give_up, request, serial))
-        if not unsent:
-            self.loop.call_soon(self._flush)
-        unsent.append(b"%b%b\r\n" % (packed, serial))
-        if len(unsent) >= FLUSH:
-            self._flush()
-        if give_up < self._look_at:
-            self._look(give_up)
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
@@ -241,15 +228,17 @@ class Multiplexer(asyncio.Protocol):
     def _ask(self, packed: bytes, give_up: float) -> Future[Any]:
         """Send something whose answer is wanted as it comes."""
         future: Future[Any] = Future(loop=self.loop)
-        self._send(packed, (future, now(), give_up, None, b"bare"))
+        self.send(packed, (future, now(), give_up, None, b"bare"))
         return future
 
-    def _send(self, packed: bytes, place: Place) -> None:
+    def send(self, packed: bytes, place: Place) -> None:
+        """Send a request, and remember whose it is; only while it `is_open`."""
+        unsent = self._unsent
         self._unanswered.append(place)
-        if not self._unsent:
+        if not unsent:
             self.loop.call_soon(self._flush)
-        self._unsent.append(packed)
-        if len(self._unsent) >= FLUSH:
+        unsent.append(packed)
+        if len(unsent) >= FLUSH:
             self._flush()
         if place[2] < self._look_at:
             self._look(place[2])
@@ -279,12 +268,12 @@ class Multiplexer(asyncio.Protocol):
         try:
             while (answer := gets()) is not False:
                 # Taken off last: whoever it is fails with the rest if the answer is not theirs.
-                future, _, give_up, request, serial = unanswered[0]
+                future, _, _, request, serial = unanswered[0]
                 # `opened`, written out for the most of them.
                 if type(answer) is bytes and answer[-3:] == serial:
                     reply = int(answer[:-3])
                 elif isinstance(answer, hiredis.ReplyError) or request is None:
-                    self._answered_oddly(answer, future, give_up, request)
+                    self._answered_oddly(answer, unanswered[0])
                     unanswered.popleft()
                     continue
                 else:
@@ -297,15 +286,14 @@ class Multiplexer(asyncio.Protocol):
             return
         self._quick = CAN_SPIN and now() - self._sent_at < QUICK
 
-    def _answered_oddly(
-        self, answer: object, future: Future[Any], give_up: float, request: Request | None
-    ) -> None:
+    def _answered_oddly(self, answer: object, place: Place) -> None:
         """Deal with an error reply, and with the answer to a probe.
 
         It carries no serial. If nobody answered its request in time, it may be another's: then the
         answers are out of step, and only a new connection helps.
         """
-        text = str(answer)
+        asked, _, give_up, request, _ = place
+        future, text = self._future(asked), str(answer)
         if future.cancelled():
             return
         if future.done():
@@ -314,7 +302,7 @@ class Multiplexer(asyncio.Protocol):
             future.set_result(answer)
         elif text.startswith("NOSCRIPT"):
             serial = next(self._serials)
-            self._send(by_text(*request, serial), (future, now(), give_up, request, serial))
+            self.send(by_text(*request, serial), (asked, now(), give_up, request, serial))
         else:
             self._refused(text, future, give_up, request[1])
 
@@ -363,9 +351,9 @@ class Multiplexer(asyncio.Protocol):
         if at - self._unanswered[0][1] >= self._timeout:
             self._give_up(TimeoutError("no answer in time"))
             return
-        for future, _, give_up, *_ in self._unanswered:
-            if give_up <= at and not future.done():
-                future.set_exception(self._unknown("no answer in time"))
+        for asked, _, give_up, *_ in self._unanswered:
+            if give_up <= at and not self._future(asked).done():
+                self._future(asked).set_exception(self._unknown("no answer in time"))
         waiting = [give_up for _, _, give_up, *_ in self._unanswered if give_up > at]
         self._look(min(waiting, default=at + self._timeout))
 
