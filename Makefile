@@ -13,7 +13,7 @@ COMPUTING = -n $(CORES) -m 'not long' tests/test_sim*.py
 .PHONY: demo test long lint format bench bench-quorum soak clean
 
 demo: $(READY)
-	$(BIN)/python examples/stock.py
+	$(BIN)/holdfast demo
 
 test: $(READY)
 	$(BIN)/python -m pytest $(WAITING) $(ARGS) || [ $$? -eq 5 ]

@@ -1,23 +1,52 @@
-"""The command `holdfast` and its families of commands."""
+"""The command `holdfast`. Each of its commands is a module, imported when it is asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import holdfast
-from holdfast.cli.doctor import doctor
-from holdfast.cli.sim import sim
+
+COMMANDS = {
+    "demo": "holdfast.cli.demo",
+    "doctor": "holdfast.cli.doctor",
+    "sim": "holdfast.cli.sim",
+}
+"""In the order of help. A module has a function of the command's name, or a family of commands."""
+
+
+class Commands(TyperGroup):
+    """The commands, none of which is imported for the sake of another."""
+
+    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002 - typer's
+        """Say which there are."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - typer's
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            alone.command()(found)
+            found = alone
+        command = get_command(found)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
     name="holdfast",
-    add_completion=False,
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(sim, name="sim")
-app.command()(doctor)
 
 
 def _tell_version(*, wanted: bool) -> None:
