@@ -261,8 +261,16 @@ class InterruptAt:
         return line == "with self._mutex:" or entering_exit
 
 
-def _interrupted_everywhere(operation: Callable[[], None], then: Callable[[str], None]) -> int:
-    """Interrupt `operation` at every line in turn, until it runs through; count the lines."""
+at_many_lines = pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(6, id="some")]
+)
+"""Of a long operation, each line in `make long`, and one of six in `make test`."""
+
+
+def _interrupted_everywhere(
+    operation: Callable[[], None], then: Callable[[str], None], every: int = 1
+) -> int:
+    """Interrupt `operation` at one line after the other, until it runs through; count the lines."""
     at = 1
     while True:
         interrupt = InterruptAt(at)
@@ -272,7 +280,7 @@ def _interrupted_everywhere(operation: Callable[[], None], then: Callable[[str],
         except KeyboardInterrupt:
             assert interrupt.struck is not None
             then(interrupt.struck)
-            at += 1
+            at += every
             continue
         assert interrupt.struck is None, f"{interrupt.struck} swallowed KeyboardInterrupt"
         return at
@@ -297,9 +305,10 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
 
 
 @interrupted
+@at_many_lines
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_client(
-    server: Server,
+    server: Server, every: int
 ) -> None:
     clients = [holdfast.Client(server.url)]
 
@@ -318,7 +327,7 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
 
     with holdfast.Client(server.url) as warm:  # so that the server knows the scripts
         warm.lock("b").acquire().release()
-    assert _interrupted_everywhere(acquire, working) > 100
+    assert _interrupted_everywhere(acquire, working, every) > 100
     clients[-1].close()
     server.command("FLUSHALL")
 
