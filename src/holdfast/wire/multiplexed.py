@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import hiredis
 
@@ -32,6 +32,7 @@ from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.sealed import Commands, check_seal, needs_seal, seal, talk_of
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
+    from holdfast.wire.sealed import Step
     from holdfast.wire.target import Seat, Target
 
 FLUSH = 16
@@ -64,6 +66,8 @@ class Multiplexer(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
         self._moves = target.longest_ttl < math.inf
+        self._shunned: set[str] = set()
+        """Commands for which the connection was ended."""
         self._begin()
         target.followed_by(self)
 
@@ -73,6 +77,7 @@ class Multiplexer(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
+        self._commands = Commands(self._shunned)
         self._unanswered: deque[Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
@@ -237,6 +242,54 @@ class Multiplexer(asyncio.Protocol):
             self._doubt(reply)
             raise reply
         return reply
+
+    def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        if needs_seal(script, keys):
+            return self._sealed((script, keys, args), timeout)
+        return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
+
+    async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
+        give_up, commands = now() + timeout, self._commands
+        talk = talk_of(step, commands)
+        command = next(talk)
+        try:
+            while True:
+                command = talk.send(await self._ask_sealed(command, give_up, before))
+        except StopIteration as done:
+            reply = done.value
+        except (OutcomeUnknown, StrayAnswer) as error:
+            if isinstance(error, StrayAnswer):
+                self._give_up(error)
+            node = self._target.node
+            if commands.gave_up():
+                raise NodeUnavailable(
+                    f"{node} does not say what it has: {error}", node=node
+                ) from error
+            raise self._unknown(error) from error
+        if isinstance(reply, hiredis.ReplyError):
+            refused: Future[Reply] = Future(loop=self.loop)
+            self._refused(str(reply), refused, give_up, step[1])
+            return await refused
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+    async def _ask_sealed(
+        self, command: tuple[str | bytes | int, ...], give_up: float, before: bytes
+    ) -> object:
+        # Again with each command: what went before it was refused, and changed nothing.
+        if self._transport is None:
+            await self.open(max(0.0, give_up - now()))
+        serial = next(self._serials)
+        packed = [pack(command), seal(serial)]
+        # One after the other, with nothing in between.
+        asked = [self._ask(each, give_up) for each in ([before, *packed] if before else packed)]
+        *_, answer, sealed = await asyncio.gather(*asked)
+        check_seal(sealed, serial)
+        return answer
 
     def _ask(self, packed: bytes, give_up: float) -> Future[Any]:
         """Send something whose answer is wanted as it comes."""

@@ -34,6 +34,12 @@ _NOT_NOW = {
     "MISCONF": "it cannot save its data and therefore refuses writes",
     "CLUSTERDOWN": "its cluster is down",
 }
+_BEFORE_RUNNING = frozenset(
+    (
+        *("MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "NOAUTH", "NOPERM", "READONLY"),
+        *("OOM", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "MISCONF"),
+    )
+)
 _QUARANTINE = re.compile(r"QUARANTINE (\d+)")
 _DENIED = re.compile(
     r"^NOPERM|ACL failure in script|user executing the script can't"
@@ -76,6 +82,13 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
         if sign in text:
             return NodeUnavailable(f"{node} refused: {advice} ({text})", node=node)
     return NodeUnavailable(f"{node} refused: {text}", node=node)
+
+
+def is_of_server(text: str) -> bool:
+    """Whether an error reply says that a script was not run, rather than how it ended."""
+    if "user_script" in text:
+        return False
+    return text.partition(" ")[0] in _BEFORE_RUNNING or "unknown command" in text
 
 
 def is_denial(text: str) -> bool:
