@@ -107,14 +107,15 @@ class Steps:
         """Add to a counter whose expiry begins with its first use; return what it is now."""
         _check_integer("by", by, LEAST, MOST)
         expiry = "0" if expire is None else _ms("expire", expire)
-        _, value = await self._counted(INCR, key, (str(by), expiry), once)
+        _, value = await self._changed(INCR, _keys(key, once), (str(by), expiry), once)
         return int(value)
 
     async def take(self, key: str | bytes, n: int, floor: int, once: str | None) -> Outcome:
         """Take from a number unless that would bring it below the floor."""
         _check_integer("n", n, 1, MOST)
         _check_integer("floor", floor, LEAST, MOST)
-        done, left = await self._counted(TAKE, key, (str(n), str(floor + n)), once)
+        args = str(n), str(floor + n)
+        done, left = await self._changed(TAKE, _keys(key, once), args, once)
         return Outcome(done == 1, int(left))
 
     async def put(self, key: str | bytes, n: int, ceiling: int | None, once: str | None) -> Outcome:
@@ -123,13 +124,9 @@ class Steps:
         if ceiling is None:
             ceiling = MOST
         _check_integer("ceiling", ceiling, LEAST, MOST)
-        done, left = await self._counted(PUT, key, (str(n), str(ceiling - n)), once)
+        args = str(n), str(ceiling - n)
+        done, left = await self._changed(PUT, _keys(key, once), args, once)
         return Outcome(done == 1, int(left))
-
-    async def _counted(
-        self, script: Script, key: str | bytes, args: tuple[str, ...], once: str | None
-    ) -> Reply:
-        return await self._changed(script, _keys(_encoded("key", key), once), args, once)
 
     # Comparing
 
@@ -144,7 +141,7 @@ class Steps:
         """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
         expected = b"" if old is None else b"=" + _encoded("old", old, empty=True)
         args = expected, _encoded("new", new, empty=True), _expiry(ttl), _ALWAYS
-        keys = _compared(_encoded("key", key), once)
+        keys = _compared(key, once)
         done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
         return bool(done == 1)
 
@@ -153,7 +150,7 @@ class Steps:
     ) -> bool:
         """Delete the key if `old` is there; say whether it was."""
         args = (_encoded("old", old, empty=True),)
-        keys = _compared(_encoded("key", key), once)
+        keys = _compared(key, once)
         done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
         return bool(done == 1)
 
@@ -169,9 +166,9 @@ class Steps:
 
         `change` is the caller's: over threads it may not suspend.
         """
-        name, expiry = _encoded("key", key), _expiry(ttl)
-        keys = _compared(name, once)
-        check_timeout(timeout, lock=_text(name))
+        keys, expiry = _compared(key, once), _expiry(ttl)
+        name = _text(keys[0])
+        check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
         pause = PAUSE_FIRST
         while True:
@@ -188,9 +185,9 @@ class Steps:
             rest = pause * self._port.jitter()
             if self._port.now() + rest >= end:
                 raise Contended(
-                    f"{_text(name)!r} was changed by others, again and again, for {timeout} s: "
-                    "nothing was changed here. Give it more time, or use a lock",
-                    lock=_text(name),
+                    f"{name!r} was changed by others, again and again, for {timeout} s: nothing "
+                    "was changed here. Give it more time, or use a lock",
+                    lock=name,
                 )
             await self._port.sleep(rest)
             pause = min(2 * pause, PAUSE_LONGEST)
@@ -308,13 +305,14 @@ def _used(key: bytes) -> ConfigurationError:
     )
 
 
-def _keys(key: bytes, once: str | None) -> Keys:
-    return Keys((key,) if once is None else (key, _record(key, once)))
+def _keys(key: object, once: str | None) -> Keys:
+    name = _encoded("key", key)
+    return Keys((name,) if once is None else (name, _record(name, once)))
 
 
-def _compared(key: bytes, once: str | None) -> Keys:
+def _compared(key: object, once: str | None) -> Keys:
     keys = _keys(key, once)
-    keys.spare = siblings_of(key) + b":absent"
+    keys.spare = siblings_of(keys[0]) + b":absent"
     return keys
 
 

@@ -10,6 +10,7 @@
 
 local call = redis.call
 local key, serial = KEYS[1], ARGV[#ARGV]
+
 --:include _once
 
 local value = redis.pcall('GET', key)

@@ -13,6 +13,7 @@
 
 local call = redis.call
 local key, expected, new, expiry, serial = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[#ARGV]
+
 --:include _once
 
 local is_there

@@ -16,6 +16,7 @@ local key, expiry, serial = KEYS[1], tonumber(ARGV[2]), ARGV[#ARGV]
 if not expiry or expiry < 0 then
   return redis.error_reply('ERR holdfast: an expiry must be at least 1 ms')
 end
+
 --:include _once
 --:include _integer
 

@@ -8,6 +8,7 @@
 
 local call = redis.call
 local key, serial = KEYS[1], ARGV[#ARGV]
+
 --:include _once
 --:include _integer
 

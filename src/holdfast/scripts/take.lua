@@ -13,6 +13,18 @@
 
 local call = redis.call
 local key, serial = KEYS[1], ARGV[#ARGV]
+
+-- The commonest case first, for what it costs: no id, and numbers that Lua can hold.
+if not KEYS[2] and #ARGV[1] < 16 and #ARGV[2] < 16 then
+  local value = tonumber(redis.pcall('GET', key))
+  if value and value < 2^53 and value >= tonumber(ARGV[2]) then
+    local left = redis.pcall('DECRBY', key, ARGV[1])
+    if type(left) == 'number' then
+      return {1, left, serial}
+    end
+  end
+end
+
 --:include _once
 --:include _integer
 

@@ -32,7 +32,7 @@ from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
-from holdfast.wire.sealed import Commands, check_seal, needs_seal, seal, talk_of
+from holdfast.wire.sealed import Commands, Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.sealed import Step, Talk
+    from holdfast.wire.sealed import Step
     from holdfast.wire.target import Seat, Target
 
 SPIN = 0.0001
@@ -71,7 +71,7 @@ class Link:
         self._timeout = math.nan
         self._reader = hiredis.Reader()
         self.serials = serials()
-        self.commands: Commands | None = None
+        self.commands = Commands(set())
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if CAN_SPIN:
@@ -140,7 +140,7 @@ class Link:
 
         `before` is sent before each, and its answer passed over.
         """
-        command = next(talk)
+        command = talk.begin()
         while True:
             serial = next(self.serials)
             packed = before + pack(command) + seal(serial)
@@ -149,7 +149,7 @@ class Link:
                 answer = self.next_answer()
             check_seal(self.next_answer(), serial)
             try:
-                command = talk.send(answer)
+                command = talk.go_on(answer)
             except StopIteration as done:
                 return done.value
 
@@ -389,20 +389,19 @@ class BlockingWire:
     def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
         end = now() + timeout
         link = self.borrow() or self._fresh(timeout, None)
-        if link.commands is None:
-            link.commands = Commands(self._shunned)
+        link.commands.shunned = self._shunned
+        talk = Talk(step, link.commands)
         try:
-            reply = link.converse(talk_of(step, link.commands), end, before)
+            reply = link.converse(talk, end, before)
             if isinstance(reply, hiredis.ReplyError):
                 request = cast("Request", step)
                 reply = self._refused(link, str(reply), request, max(0.0, end - now()))
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
-            if link.commands.gave_up():
+            if talk.broken_off():
                 node = self._target.node
-                raise NodeUnavailable(
-                    f"{node} does not say what it has: {error}", node=node
-                ) from error
+                message = f"{node} does not say which commands it has: {error}"
+                raise NodeUnavailable(message, node=node) from error
             raise self._unknown(error) from error
         except BaseException:
             link.close()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import select
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -32,7 +33,7 @@ from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
-from holdfast.wire.sealed import Commands, check_seal, needs_seal, seal, talk_of
+from holdfast.wire.sealed import Commands, Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.sealed import Step
+    from holdfast.wire.sealed import Command, Step
     from holdfast.wire.target import Seat, Target
 
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
+
+TURNS = 4
+"""Of the loop, within which it notices that a connection has ended."""
 
 LAG = 0.05
 """Seconds by which the loop may be late before it counts as having been blocked."""
@@ -74,6 +78,7 @@ class Multiplexer(asyncio.Protocol):
     def _begin(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._writer: Any = None
+        self._poll: select.poll | None = None
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
@@ -123,6 +128,9 @@ class Multiplexer(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
+        if CAN_SPIN:
+            self._poll = select.poll()
+            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._seat = seat_of(connection)
         self._transport = transport
         if self.closed:
@@ -247,28 +255,38 @@ class Multiplexer(asyncio.Protocol):
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Awaitable[Reply]:
         """Run a script, or the server's own command for it; as `StepPort.step`."""
+        if self._poll is not None and not self._unanswered and self._poll.poll(0):
+            return self._step_anew((script, keys, args), timeout)
         if needs_seal(script, keys):
             return self._sealed((script, keys, args), timeout)
         return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
+    async def _step_anew(self, step: Step, timeout: float) -> Reply:
+        """Let the loop first read what came although nothing was asked: mostly, it is the end."""
+        end, transport = now() + timeout, self._transport
+        for _ in range(TURNS):
+            if self._transport is not transport:
+                break
+            await asyncio.sleep(0)
+        if needs_seal(*step[:2]):
+            return await self._sealed(step, max(0.0, end - now()))
+        return await self.call(*cast("Request", step), max(0.0, end - now()))
+
     async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
-        give_up, commands = now() + timeout, self._commands
-        talk = talk_of(step, commands)
-        command = next(talk)
+        give_up, node, talk = now() + timeout, self._target.node, Talk(step, self._commands)
+        command = talk.begin()
         try:
             while True:
-                command = talk.send(await self._ask_sealed(command, give_up, before))
+                command = talk.go_on(await self._ask_sealed(command, give_up, before))
         except StopIteration as done:
             reply = done.value
         except (OutcomeUnknown, StrayAnswer) as error:
             if isinstance(error, StrayAnswer):
                 self._give_up(error)
-            node = self._target.node
-            if commands.gave_up():
-                raise NodeUnavailable(
-                    f"{node} does not say what it has: {error}", node=node
-                ) from error
-            raise self._unknown(error) from error
+            if talk.broken_off():
+                message = f"{node} does not say which commands it has: {error}"
+                raise NodeUnavailable(message, node=node) from error
+            raise OutcomeUnknown(str(error), node=node) from error
         if isinstance(reply, hiredis.ReplyError):
             refused: Future[Reply] = Future(loop=self.loop)
             self._refused(str(reply), refused, give_up, step[1])
@@ -277,9 +295,7 @@ class Multiplexer(asyncio.Protocol):
             raise reply
         return reply
 
-    async def _ask_sealed(
-        self, command: tuple[str | bytes | int, ...], give_up: float, before: bytes
-    ) -> object:
+    async def _ask_sealed(self, command: Command, give_up: float, before: bytes) -> object:
         # Again with each command: what went before it was refused, and changed nothing.
         if self._transport is None:
             await self.open(max(0.0, give_up - now()))

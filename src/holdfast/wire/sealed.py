@@ -32,46 +32,69 @@ if TYPE_CHECKING:
     from holdfast.port import Keys, Reply
     from holdfast.scripts import Script
 
-Talk: TypeAlias = "Generator[tuple[str | bytes | int, ...], Any, Reply]"
+Command: TypeAlias = "tuple[str | bytes | int, ...]"
+Said: TypeAlias = "Generator[Command, Any, Reply]"
 Step: TypeAlias = "tuple[Script, Keys, tuple[str | bytes, ...]]"
 
 NATIVE = True
 """Whether commands of the server's own are used. Tests turn it off."""
 
 _INNER = b"000"  # the serial of a script that is sealed anyway
+_NOT_THERE = ("ERR", "NOPERM")
 
 
 class Commands:
-    """What the server at the end of one connection has; `shunned` are not to be tried at all."""
+    """What the server at the end of one connection has, and what is not to be tried at all."""
 
     def __init__(self, shunned: set[str]) -> None:
-        self._shunned = shunned
-        self._has: dict[str, bool] = {}
-        self._trying = ""
+        self.shunned = shunned
+        self.found: dict[str, bool] = {}
 
-    def has(
-        self, name: str, trial: tuple[str | bytes | int, ...], absent: object
-    ) -> Generator[Any, Any, bool]:
-        """Say whether it has a command that, tried like this, answers `absent`."""
-        if name in self._shunned:
+
+class Talk:
+    """What is said for one step, command by command."""
+
+    def __init__(self, step: Step, commands: Commands) -> None:
+        script = step[0]
+        self._commands = commands
+        self._trying = ""
+        self._said = _TALKS[script.name](self, step) if script.serial else _own(step)
+
+    def begin(self) -> Command:
+        """Return the first command to send."""
+        return next(self._said)
+
+    def go_on(self, answer: object) -> Command:
+        """Take in the answer to the last command, and return the next.
+
+        Raises:
+            StopIteration: there is none, and its value is the answer to the step.
+            StrayAnswer: it cannot be the answer to that command.
+        """
+        return self._said.send(answer)
+
+    def broken_off(self) -> bool:
+        """Take in the end of the connection; say whether it came with a trial.
+
+        Then nothing was changed. Such a trial is not made again.
+        """
+        if self._trying:
+            self._commands.shunned.add(self._trying)
+        return bool(self._trying)
+
+    def has(self, name: str, trial: Command, absent: object) -> Generator[Command, Any, bool]:
+        """Say whether the server has a command that, tried like this, answers `absent`."""
+        found = self._commands.found
+        if name in self._commands.shunned:
             return False
-        if name not in self._has:
+        if name not in found:
             self._trying = name
             answer = yield trial
             self._trying = ""
             if isinstance(answer, hiredis.ReplyError) and not str(answer).startswith(_NOT_THERE):
                 return False  # the server cannot tell just now
-            self._has[name] = type(answer) is type(absent) and answer == absent
-        return self._has[name]
-
-    def gave_up(self) -> bool:
-        """Take in the end of the connection; say whether nothing but a trial can be the cause."""
-        if self._trying:
-            self._shunned.add(self._trying)
-        return bool(self._trying)
-
-
-_NOT_THERE = ("ERR", "NOPERM")
+            found[name] = type(answer) is type(absent) and answer == absent
+        return found[name]
 
 
 def seal(serial: bytes) -> bytes:
@@ -101,20 +124,14 @@ def needs_seal(script: Script, keys: Keys) -> bool:
     return not script.serial or (NATIVE and len(keys) == 1 and script.name in _TALKS)
 
 
-def talk_of(step: Step, commands: Commands) -> Talk:
-    """Say what is to be sent, command by command."""
-    script = step[0]
-    return _TALKS[script.name](step, commands) if script.serial else _own(step)
-
-
-def _own(step: Step) -> Talk:
+def _own(step: Step) -> Said:
     answer = yield from _run(step)
     if isinstance(answer, hiredis.ReplyError) and not is_of_server(str(answer)):
         return ScriptFailed(f"the script failed: {answer}")
     return answer
 
 
-def _run(step: Step) -> Talk:
+def _run(step: Step) -> Said:
     script, keys, args = step
     answer = yield ("EVALSHA", script.sha, len(keys), *keys, *args)
     if isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOSCRIPT"):
@@ -122,19 +139,19 @@ def _run(step: Step) -> Talk:
     return answer
 
 
-def _by_script(step: Step) -> Talk:
+def _by_script(step: Step) -> Said:
     script, keys, args = step
     answer = yield from _run((script, keys, (*args, _INNER)))
     return answer if isinstance(answer, hiredis.ReplyError) else opened(answer, _INNER)
 
 
-def _compare_and_set(step: Step, commands: Commands) -> Talk:
+def _compare_and_set(talk: Talk, step: Step) -> Said:
     _, keys, (expected, new, expiry, *_) = step
     key, trial = keys[0], ("SET", keys.spare, "", "IFEQ", "", "PX", 1)
     lasting = ("PX", expiry) if expiry not in ("", "0") else ()
     if not expected:
         answer = yield ("SET", key, new, "NX", *lasting)
-    elif (yield from commands.has("SET IFEQ", trial, None)):
+    elif (yield from talk.has("SET IFEQ", trial, None)):
         keeping = ("KEEPTTL",) if expiry == "" else lasting
         answer = yield ("SET", key, new, "IFEQ", expected[1:], *keeping)
     else:
@@ -144,12 +161,12 @@ def _compare_and_set(step: Step, commands: Commands) -> Talk:
     return (yield from _otherwise(step, answer))
 
 
-def _compare_and_delete(step: Step, commands: Commands) -> Talk:
+def _compare_and_delete(talk: Talk, step: Step) -> Said:
     _, keys, (old, *_) = step
     key, spare = keys[0], keys.spare
-    if (yield from commands.has("DELIFEQ", ("DELIFEQ", spare, ""), 0)):
+    if (yield from talk.has("DELIFEQ", ("DELIFEQ", spare, ""), 0)):
         answer = yield ("DELIFEQ", key, old)
-    elif (yield from commands.has("DELEX", ("DELEX", spare, "IFEQ", ""), 0)):
+    elif (yield from talk.has("DELEX", ("DELEX", spare, "IFEQ", ""), 0)):
         answer = yield ("DELEX", key, "IFEQ", old)
     else:
         return (yield from _by_script(step))
@@ -158,7 +175,7 @@ def _compare_and_delete(step: Step, commands: Commands) -> Talk:
     return (yield from _otherwise(step, answer))
 
 
-def _otherwise(step: Step, answer: object) -> Talk:
+def _otherwise(step: Step, answer: object) -> Said:
     """Go on after an error reply: it says that nothing was changed."""
     if not isinstance(answer, hiredis.ReplyError):
         raise StrayAnswer
