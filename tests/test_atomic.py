@@ -283,9 +283,9 @@ def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> N
     wrong = hiredis.ReplyError("WRONGTYPE Operation against a key")
     unknown = hiredis.ReplyError(f"ERR unknown command, not {name}")
     for answer, meant in ((1, [1, b""]), (0, [0, b""]), (wrong, [b"wrong", str(wrong).encode()])):
-        commands = sealed.Commands(set())
+        found: dict[str, bool] = {}
         for first_time in (True, False):
-            talk = sealed.Talk((COMPARE_AND_DELETE, Keys([b"k"]), (b"old",)), commands)
+            talk = sealed.Talk((COMPARE_AND_DELETE, Keys([b"k"]), (b"old",)), found, set())
             sent = talk.begin()
             while sent[0] != name or sent[1] == b"":  # until it is meant in earnest
                 sent = talk.go_on(0 if sent[0] == name else unknown)
@@ -297,9 +297,7 @@ def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> N
 
 
 def test_a_server_that_takes_conditions_for_nothing_is_not_believed() -> None:
-    talk = sealed.Talk(
-        (COMPARE_AND_SET, Keys([b"k"]), (b"=old", b"new", "", "always")), sealed.Commands(set())
-    )
+    talk = sealed.Talk((COMPARE_AND_SET, Keys([b"k"]), (b"=old", b"new", "", "always")), {}, set())
     assert talk.begin()[:2] == ("SET", b"")
     assert talk.go_on(b"OK")[0] == "EVALSHA"
 
@@ -469,6 +467,8 @@ async def test_a_script_with_an_id_runs_once_whatever_it_answers(
         with pytest.raises(holdfast.ScriptFailed, match="WRONGTYPE"):
             await failing(keys=["tried"], once="id")
     assert server.command("GET", "tried") == b"1"
+    with pytest.raises(holdfast.ScriptFailed, match="compiling"):
+        await atomic.script("this is not Lua")(keys=["tried"], once="another")
 
 
 # An id: done once
@@ -535,7 +535,7 @@ async def test_an_id_that_cannot_be_kept_changes_nothing(face: Face, own_server:
     with pytest.raises(holdfast.ConfigurationError, match=r"\+set"):
         await atomic.take("n", once="id")
     own_server.command("ACL", "SETUSER", "ann", "+set", "-decrby")
-    with pytest.raises(holdfast.ConfigurationError, match="ACL SETUSER ann"):
+    with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+decrby "):
         await atomic.take("n", once="id")
     own_server.command("ACL", "SETUSER", "ann", "+decrby")
     assert await atomic.take("n", once="id") == (True, 3)
@@ -591,6 +591,7 @@ async def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(fa
         atomic.script("return 1")(keys=[""]),
         atomic.script("return 1")(keys=["a"], args=[None]),
         atomic.script("return 1")(once="id"),
+        atomic.script("#!lua\nreturn 1")(keys=["a"], once="id"),
     ):
         with pytest.raises(refused):
             await wrong
@@ -695,13 +696,13 @@ def _all_at_once(processes: list[Process]) -> list[str]:
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_a_stock_is_sold_by_eight_processes_to_the_last_unit_and_no_further(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
-        sell_out(server, 10_000)
+        sell_out(server, 5000)
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_no_update_of_eight_processes_is_lost(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
-        count_together(server, 1600)
+        count_together(server, 800)
 
 
 @pytest.mark.long

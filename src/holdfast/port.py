@@ -44,7 +44,11 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     slot = -1  # of a cluster, once the wire has looked
     replicas = 0  # that must have what acquire, renew and adopt write, before it counts
     node: int | None = None  # the only node to be asked, of several that keep the lock
-    spare = b""  # a key of the same slot that nobody uses, to try commands on
+
+    @property
+    def spare(self) -> bytes:
+        """Of an atomic operation, a key of the same slot that nobody uses, to try commands on."""
+        return b""
 
     def at(self, node: int) -> Keys:
         """The same keys, on one node."""

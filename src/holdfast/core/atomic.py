@@ -141,7 +141,7 @@ class Steps:
         """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
         expected = b"" if old is None else b"=" + _encoded("old", old, empty=True)
         args = expected, _encoded("new", new, empty=True), _expiry(ttl), _ALWAYS
-        keys = _compared(key, once)
+        keys = _keys(key, once)
         done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
         return bool(done == 1)
 
@@ -150,7 +150,7 @@ class Steps:
     ) -> bool:
         """Delete the key if `old` is there; say whether it was."""
         args = (_encoded("old", old, empty=True),)
-        keys = _compared(key, once)
+        keys = _keys(key, once)
         done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
         return bool(done == 1)
 
@@ -166,7 +166,7 @@ class Steps:
 
         `change` is the caller's: over threads it may not suspend.
         """
-        keys, expiry = _compared(key, once), _expiry(ttl)
+        keys, expiry = _keys(key, once), _expiry(ttl)
         name = _text(keys[0])
         check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
@@ -223,14 +223,19 @@ class Steps:
         names = tuple(_encoded("keys", key) for key in _listed("keys", keys))
         values = tuple(_argument(arg) for arg in _listed("args", args))
         if once is None:
-            return await self._sent(script.plain, Keys(names), values, again=False, tries=1)
+            own_keys = _StepKeys(names)
+            return await self._sent(script.plain, own_keys, values, again=False, tries=1)
         if not names:
             raise ConfigurationError(
                 "an id is kept beside the first key: name the keys, or drop once"
             )
+        if script.plain.text.startswith(b"#!"):
+            raise ConfigurationError(
+                "a script that begins with #! runs as it is: drop that, or once"
+            )
         digest = _digest(script.once, (script.plain.sha, *names, *values))
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
-        own_keys = Keys((*names, _record(names[0], once)))
+        own_keys = _StepKeys((*names, _record(names[0], once)))
         reply = await self._sent(script.once, own_keys, sent, again=True)
         done, answer = _accepted(reply, names[0])
         if done != 1:
@@ -305,15 +310,18 @@ def _used(key: bytes) -> ConfigurationError:
     )
 
 
+class _StepKeys(Keys):
+    """The key of an operation, and the record of its id; or the keys of a user's script."""
+
+    @property
+    def spare(self) -> bytes:
+        """A key of the same slot that nobody uses."""
+        return siblings_of(self[0] if self else b"") + b":absent"
+
+
 def _keys(key: object, once: str | None) -> Keys:
     name = _encoded("key", key)
-    return Keys((name,) if once is None else (name, _record(name, once)))
-
-
-def _compared(key: object, once: str | None) -> Keys:
-    keys = _keys(key, once)
-    keys.spare = siblings_of(keys[0]) + b":absent"
-    return keys
+    return _StepKeys((name,) if once is None else (name, _record(name, once)))
 
 
 def _record(key: bytes, once: str) -> bytes:

@@ -55,7 +55,7 @@ def own(text: bytes) -> Script:
 
 def own_once(text: bytes) -> Script:
     """Make the same for whoever has an id: it is carried out once; see own.lua."""
-    return _made("own once", _read("own").replace(_OWN, text))
+    return own(_read("own").replace(_OWN, text))
 
 
 ACQUIRE = _load("acquire")

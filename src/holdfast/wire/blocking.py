@@ -31,8 +31,8 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
-from holdfast.wire.sealed import Commands, Talk, check_seal, needs_seal, seal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
+from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Link:
         self._timeout = math.nan
         self._reader = hiredis.Reader()
         self.serials = serials()
-        self.commands = Commands(set())
+        self.commands: dict[str, bool] = {}
+        """Which of its own the server was found to have."""
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if CAN_SPIN:
@@ -135,7 +136,7 @@ class Link:
             return bool(select.select([self._sock], [], [], 0)[0])
         return bool(self._poll.poll(0))
 
-    def converse(self, talk: Talk, end: float, before: bytes = b"") -> Any:  # noqa: ANN401 - any answer
+    def converse(self, talk: Talk, end: float, before: bytes, asking: Sequence[None]) -> Any:  # noqa: ANN401 - any answer
         """Send what `talk` says, each command with a seal behind it; return what it makes of that.
 
         `before` is sent before each, and its answer passed over.
@@ -144,7 +145,7 @@ class Link:
         while True:
             serial = next(self.serials)
             packed = before + pack(command) + seal(serial)
-            answer = self.exchange(packed, max(0.0, end - now()))
+            answer = self.exchange(packed, max(0.0, end - now()), asking)
             if before:
                 answer = self.next_answer()
             check_seal(self.next_answer(), serial)
@@ -389,10 +390,14 @@ class BlockingWire:
     def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
         end = now() + timeout
         link = self.borrow() or self._fresh(timeout, None)
-        link.commands.shunned = self._shunned
-        talk = Talk(step, link.commands)
+        talk = Talk(step, link.commands, self._shunned)
+        asking = self._asking
         try:
-            reply = link.converse(talk, end, before)
+            asking.append(None)
+            try:
+                reply = link.converse(talk, end, before, asking)
+            finally:
+                asking.pop()
             if isinstance(reply, hiredis.ReplyError):
                 request = cast("Request", step)
                 reply = self._refused(link, str(reply), request, max(0.0, end - now()))
@@ -451,7 +456,8 @@ class BlockingWire:
         if not is_denial(text):
             return self._target.refusal(text)
         keys = request[1]
-        answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
+        which = probes_of_step if keys.spare else probes
+        answers = [link.exchange(pack(probe), timeout) for probe in which(keys)]
         return denial(text, answers, keys, node, user)
 
     def call_many(

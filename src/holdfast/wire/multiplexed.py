@@ -32,8 +32,8 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
-from holdfast.wire.sealed import Commands, Talk, check_seal, needs_seal, seal
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
+from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Multiplexer(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
-        self._commands = Commands(self._shunned)
+        self._commands: dict[str, bool] = {}
         self._unanswered: deque[Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
@@ -273,7 +273,8 @@ class Multiplexer(asyncio.Protocol):
         return await self.call(*cast("Request", step), max(0.0, end - now()))
 
     async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
-        give_up, node, talk = now() + timeout, self._target.node, Talk(step, self._commands)
+        give_up, node = now() + timeout, self._target.node
+        talk = Talk(step, self._commands, self._shunned)
         command = talk.begin()
         try:
             while True:
@@ -403,7 +404,8 @@ class Multiplexer(asyncio.Protocol):
             self.loop.call_soon(self._leave_for, None)
 
     async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
-        asked = [self._ask(pack(probe), give_up) for probe in probes(keys)]
+        which = probes_of_step if keys.spare else probes
+        asked = [self._ask(pack(probe), give_up) for probe in which(keys)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user

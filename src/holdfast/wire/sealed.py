@@ -43,20 +43,17 @@ _INNER = b"000"  # the serial of a script that is sealed anyway
 _NOT_THERE = ("ERR", "NOPERM")
 
 
-class Commands:
-    """What the server at the end of one connection has, and what is not to be tried at all."""
-
-    def __init__(self, shunned: set[str]) -> None:
-        self.shunned = shunned
-        self.found: dict[str, bool] = {}
-
-
 class Talk:
-    """What is said for one step, command by command."""
+    """What is said for one step, command by command.
 
-    def __init__(self, step: Step, commands: Commands) -> None:
+    `found` is what is known of the server at the end of this connection: which commands it has.
+    `shunned` are those that are not to be tried, on any connection of this client.
+    """
+
+    def __init__(self, step: Step, found: dict[str, bool], shunned: set[str]) -> None:
         script = step[0]
-        self._commands = commands
+        self._found = found
+        self._shunned = shunned
         self._trying = ""
         self._said = _TALKS[script.name](self, step) if script.serial else _own(step)
 
@@ -79,13 +76,13 @@ class Talk:
         Then nothing was changed. Such a trial is not made again.
         """
         if self._trying:
-            self._commands.shunned.add(self._trying)
+            self._shunned.add(self._trying)
         return bool(self._trying)
 
     def has(self, name: str, trial: Command, absent: object) -> Generator[Command, Any, bool]:
         """Say whether the server has a command that, tried like this, answers `absent`."""
-        found = self._commands.found
-        if name in self._commands.shunned:
+        found = self._found
+        if name in self._shunned:
             return False
         if name not in found:
             self._trying = name
