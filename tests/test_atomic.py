@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -276,6 +277,28 @@ async def test_a_user_who_may_not_use_them_is_served_by_scripts(
     own_server.command("ACL", "SETUSER", "ann", "-ping")
     with pytest.raises(holdfast.ConfigurationError, match=r"\+ping"):
         await atomic.script("return 1")()
+
+
+async def test_the_rights_that_the_guarantees_name_are_enough(
+    face: Face, own_server: Server
+) -> None:
+    page = (Path(__file__).parents[1] / "docs/guarantees.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| atomic operations"))
+    rules = [word for word in row.replace("`", " ").split() if word.startswith("+")]
+    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~shop:*", "~holdfast:*", *rules)
+    atomic = face.connect(own_server.url.replace("//", "//ann:pw@")).atomic
+    for once in (None, "id"):
+        assert await atomic.put("shop:stock", 5, once=once)
+        assert await atomic.take("shop:stock", once=once and "taken")
+        assert await atomic.incr("shop:hits", expire=9, once=once)
+        assert await atomic.compare_and_set(f"shop:{once}", None, "1", ttl=9, once=once)
+        assert await atomic.update(f"shop:{once}", lambda value: value + 1, once="other")
+        assert await atomic.compare_and_delete(f"shop:{once}", "2", once="another")
+        assert await atomic.script("return redis.call('INCRBY', KEYS[1], 1)")(
+            keys=["shop:own"], once=once
+        )
+    with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann ~other ~holdfast:\*"):
+        await atomic.incr("other")
 
 
 @pytest.mark.parametrize("name", ["DELIFEQ", "DELEX"])

@@ -128,9 +128,10 @@ class Multiplexer(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
-        if CAN_SPIN:
+        sock = transport.get_extra_info("socket")
+        if CAN_SPIN and sock is not None:
             self._poll = select.poll()
-            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._poll.register(sock.fileno(), select.POLLIN)
         self._seat = seat_of(connection)
         self._transport = transport
         if self.closed:
