@@ -36,6 +36,7 @@ bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/speed.py
 	PYTHONPATH=tests $(BIN)/python bench/handover.py
 	PYTHONPATH=tests $(BIN)/python bench/waiters.py
+	PYTHONPATH=tests $(BIN)/python bench/atomic.py
 	PYTHONPATH=tests $(BIN)/python bench/renewals.py
 	PYTHONPATH=tests $(BIN)/python bench/memory.py
 	$(BIN)/python bench/imports.py

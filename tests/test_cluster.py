@@ -680,3 +680,82 @@ def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
             check_exclusion(holds)
             check_fences(holds)
             check_updates(holds, left=int(counts.command("GET", COUNTER)))
+
+
+# Atomic operations
+
+
+async def test_atomic_steps_are_taken_by_the_nodes_that_serve_their_keys(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    used = set()
+    for key in ("{", "a}b", "{a}b", *(f"stock:{number}" for number in range(9))):
+        node = cluster.primary_of(key)
+        used.add(node.port)
+        assert await atomic.put(key, 5) == (True, 5)
+        assert await atomic.take(key, 2, once="order") == (True, 3)
+        assert await atomic.take(key, 2, once="order") == (True, 3)
+        assert await atomic.compare_and_set(key, "3", "4")
+        assert await atomic.update(key, lambda value: value + 1, once="id") == 5
+        assert await atomic.script("return redis.call('GET', KEYS[1])")(keys=[key]) == b"5"
+        assert node.command("GET", key) == b"5"
+        assert await atomic.compare_and_delete(key, "5")
+    assert len(used) == 3
+
+
+async def test_keys_of_a_script_that_have_no_common_node_are_refused_before_it_is_sent(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    script = atomic.script("return #KEYS")
+    assert await script(keys=["{cart}:a", "{cart}:b"]) == 2
+    for node in cluster.nodes:
+        node.reset_stats()
+    with pytest.raises(holdfast.ConfigurationError, match=r"'a', 'b'.*braces"):
+        await script(keys=["a", "b"])
+    with pytest.raises(holdfast.ConfigurationError, match=r"'a', 'b'"):
+        await script(keys=["a", "b"], once="id")
+    with pytest.raises(holdfast.ConfigurationError, match="keys"):
+        await script()
+    for node in cluster.nodes:
+        assert not {"eval", "evalsha"} & set(commands_processed(node))
+
+
+async def test_atomic_steps_go_on_while_their_slot_moves(cluster: Cluster, face: Face) -> None:
+    atomic = face.connect(cluster.url).atomic
+    source = cluster.primary_of("lock")
+    target = cluster.other_primary(source)
+    count = atomic.script("return redis.call('INCR', KEYS[1])")
+    keys = ["{lock}here", "{lock}moved"]
+    for key in keys:
+        assert await atomic.incr(key) == 1
+    with cluster.moving("lock", target) as move:
+        move.take(keys[1])
+        for key in (*keys, "{lock}new"):
+            before = 0 if key == "{lock}new" else 1
+            assert await atomic.put(key) == (True, before + 1)
+            assert await atomic.compare_and_set(key, str(before + 1), "7")
+            assert await count(keys=[key]) == 8
+            assert await atomic.update(key, lambda value: value + 1) == 9
+        assert await atomic.compare_and_set("{lock}newer", None, "1")
+        assert await atomic.compare_and_delete("{lock}newer", "1")
+        assert source.command("GET", keys[0]) == b"9"
+    assert cluster.primary_of("lock") is target
+    for key in keys:
+        assert await atomic.take(key, once="order") == (True, 8)
+        assert target.command("GET", key) == b"8"
+
+
+async def test_an_atomic_step_with_an_id_counts_once_across_a_failover(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    assert await atomic.put("lock", 9) == (True, 9)
+    assert await atomic.take("lock", once="a") == (True, 8)
+    old = cluster.primary_of("lock")
+    cluster.catch_up(cluster.replica_of(old))
+    new = cluster.fail_over(old)
+    assert await atomic.take("lock", once="a") == (True, 8)
+    assert await atomic.take("lock", once="b") == (True, 7)
+    assert new.command("GET", "lock") == b"7"

@@ -45,6 +45,11 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     replicas = 0  # that must have what acquire, renew and adopt write, before it counts
     node: int | None = None  # the only node to be asked, of several that keep the lock
 
+    @property
+    def spare(self) -> bytes:
+        """Of an atomic operation, a key of the same slot that nobody uses, to try commands on."""
+        return b""
+
     def at(self, node: int) -> Keys:
         """The same keys, on one node."""
         keys = Keys(self)
@@ -179,6 +184,29 @@ class Port(Protocol):
         Raises:
             NodeUnavailable: it cannot be had now.
             ConfigurationError: the server will never allow it.
+        """
+
+
+class StepPort(Port, Protocol):
+    """What an operation may ask for that is one atomic step on one server."""
+
+    def step(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for the same, once, where its keys are.
+
+        As `call`, but for those who cannot simply ask again: it goes out on a connection that was
+        alive just before. A script of the user's is answered by what it answers.
+
+        Raises:
+            NodeUnavailable: nothing was carried out.
+            OutcomeUnknown: it was sent and not answered within `timeout`.
+            ScriptFailed: a script of the user's ended with an error.
+            ConfigurationError: the server will never accept this.
         """
 
 

@@ -29,8 +29,9 @@ _AWAITED = {
     "extend",
     "release",
     "close",
+    *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
 }
-_LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
+_LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic)
 
 
 class Lifted:
@@ -49,7 +50,9 @@ class Lifted:
             return awaited
         if name == "lock":
             return lambda *args, **kwargs: _lift(value(*args, **kwargs))
-        return value
+        if name == "script":
+            return lambda text: _awaitable(value(text))
+        return _lift(value)
 
     async def __aenter__(self) -> object:
         return _lift(self.inner.__enter__())
@@ -67,6 +70,13 @@ class Lifted:
             return locked(*args)
 
         return awaited
+
+
+def _awaitable(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
+    async def awaited(**kwargs: object) -> object:
+        return function(**kwargs)
+
+    return awaited
 
 
 def _lift(value: object) -> object:

@@ -168,16 +168,18 @@ def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool =
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
     """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
-    if not tag_of(lock_key):
-        siblings = b"holdfast:key:{%b}" % lock_key
-        if b"}" in lock_key:  # which would end the tag too soon
-            siblings = b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(lock_key)), lock_key)
-    elif lock_key.startswith(b"holdfast:{"):
-        siblings = lock_key
-    else:
-        siblings = b"holdfast:tag:" + lock_key
+    siblings = siblings_of(lock_key)
     names = (b":fence", b":queue", b":holds") if holds else (b":fence", b":queue")
     return Keys((lock_key, *(siblings + name for name in names)))
+
+
+def siblings_of(key: bytes) -> bytes:
+    """How keys begin that belong to this one, and share its hash slot."""
+    if not tag_of(key):
+        if b"}" in key:  # which would end the tag too soon
+            return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
+        return b"holdfast:key:{%b}" % key
+    return key if key.startswith(b"holdfast:{") else b"holdfast:tag:" + key
 
 
 def validity_of(ttl: float) -> float:

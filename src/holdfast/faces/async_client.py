@@ -26,6 +26,7 @@ from holdfast.faces.facts import (
     Unset,
     checked_command_timeout,
     checked_longest_ttl,
+    checked_port,
     checked_seconds,
     checked_wait,
     generator_advice,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
+    from holdfast.faces.async_atomic import AsyncAtomic
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
@@ -150,6 +152,18 @@ class AsyncClient:
             quorum=self._session.quorum is not None,
         )
         return AsyncLock(self, spec)
+
+    @functools.cached_property
+    def atomic(self) -> AsyncAtomic:
+        """Operations that are one step on the server, so that no lock is needed.
+
+        Raises:
+            ConfigurationError: this client has several servers, which cannot do anything in one
+                step.
+        """
+        from holdfast.faces.async_atomic import AsyncAtomic  # noqa: PLC0415 - who only locks pays nothing
+
+        return AsyncAtomic(checked_port(self._deployment.port), self._command_timeout)
 
     async def adopt(self, text: str) -> AsyncLease:
         """Carry on a lease that another process exported, with its settings and its fence.

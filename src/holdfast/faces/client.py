@@ -26,6 +26,7 @@ from holdfast.faces.facts import (
     Unset,
     checked_command_timeout,
     checked_longest_ttl,
+    checked_port,
     checked_seconds,
     checked_wait,
     generator_advice,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
+    from holdfast.faces.atomic import Atomic
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
@@ -149,6 +151,18 @@ class Client:
             quorum=self._session.quorum is not None,
         )
         return Lock(self, spec)
+
+    @functools.cached_property
+    def atomic(self) -> Atomic:
+        """Operations that are one step on the server, so that no lock is needed.
+
+        Raises:
+            ConfigurationError: this client has several servers, which cannot do anything in one
+                step.
+        """
+        from holdfast.faces.atomic import Atomic  # noqa: PLC0415 - who only locks pays nothing
+
+        return Atomic(checked_port(self._deployment.port), self._command_timeout)
 
     def adopt(self, text: str) -> Lease:
         """Carry on a lease that another process exported, with its settings and its fence.

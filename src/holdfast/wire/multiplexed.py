@@ -20,8 +20,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import select
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import hiredis
 
@@ -31,7 +32,8 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
+from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -39,10 +41,14 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
+    from holdfast.wire.sealed import Command, Step
     from holdfast.wire.target import Seat, Target
 
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
+
+TURNS = 4
+"""Of the loop, within which it notices that a connection has ended."""
 
 LAG = 0.05
 """Seconds by which the loop may be late before it counts as having been blocked."""
@@ -65,6 +71,8 @@ class Multiplexer(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
         self._moves = target.longest_ttl < math.inf
+        self._shunned: set[str] = set()
+        """Commands for which the connection was ended."""
         self._begin()
         target.followed_by(self)
 
@@ -72,9 +80,11 @@ class Multiplexer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.is_open = False
         self._writer: Any = None
+        self._poll: select.poll | None = None
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
+        self._commands: dict[str, bool] = {}
         self._unanswered: deque[Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
@@ -115,6 +125,10 @@ class Multiplexer(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
+        sock = transport.get_extra_info("socket")
+        if CAN_SPIN and sock is not None:
+            self._poll = select.poll()
+            self._poll.register(sock.fileno(), select.POLLIN)
         self._seat = seat_of(connection)
         self._transport, self.is_open = transport, True
         if self.closed:
@@ -225,6 +239,63 @@ class Multiplexer(asyncio.Protocol):
             raise reply
         return reply
 
+    def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        if self._poll is not None and not self._unanswered and self._poll.poll(0):
+            return self._step_anew((script, keys, args), timeout)
+        if needs_seal(script, keys):
+            return self._sealed((script, keys, args), timeout)
+        return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
+
+    async def _step_anew(self, step: Step, timeout: float) -> Reply:
+        """Let the loop first read what came although nothing was asked: mostly, it is the end."""
+        end, transport = now() + timeout, self._transport
+        for _ in range(TURNS):
+            if self._transport is not transport:
+                break
+            await asyncio.sleep(0)
+        if needs_seal(*step[:2]):
+            return await self._sealed(step, max(0.0, end - now()))
+        return await self.call(*cast("Request", step), max(0.0, end - now()))
+
+    async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
+        give_up, node = now() + timeout, self._target.node
+        talk = Talk(step, self._commands, self._shunned)
+        command = talk.begin()
+        try:
+            while True:
+                command = talk.go_on(await self._ask_sealed(command, give_up, before))
+        except StopIteration as done:
+            reply = done.value
+        except (OutcomeUnknown, StrayAnswer) as error:
+            if isinstance(error, StrayAnswer):
+                self._give_up(error)
+            if talk.broken_off():
+                message = f"{node} does not say which commands it has: {error}"
+                raise NodeUnavailable(message, node=node) from error
+            raise OutcomeUnknown(str(error), node=node) from error
+        if isinstance(reply, hiredis.ReplyError):
+            refused: Future[Reply] = Future(loop=self.loop)
+            self._refused(str(reply), refused, give_up, step[1])
+            return await refused
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+    async def _ask_sealed(self, command: Command, give_up: float, before: bytes) -> object:
+        # Again with each command: what went before it was refused, and changed nothing.
+        if self._transport is None:
+            await self.open(max(0.0, give_up - now()))
+        serial = next(self._serials)
+        packed = [pack(command), seal(serial)]
+        # One after the other, with nothing in between.
+        asked = [self._ask(each, give_up) for each in ([before, *packed] if before else packed)]
+        *_, answer, sealed = await asyncio.gather(*asked)
+        check_seal(sealed, serial)
+        return answer
+
     def _ask(self, packed: bytes, give_up: float) -> Future[Any]:
         """Send something whose answer is wanted as it comes."""
         future: Future[Any] = Future(loop=self.loop)
@@ -322,7 +393,8 @@ class Multiplexer(asyncio.Protocol):
             self.loop.call_soon(self._leave_for, None)
 
     async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
-        asked = [self._ask(pack(probe), give_up) for probe in probes(keys)]
+        which = probes_of_step if keys.spare else probes
+        asked = [self._ask(pack(probe), give_up) for probe in which(keys)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user
