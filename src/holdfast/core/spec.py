@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 from typing import TypeGuard
 
-from holdfast.core.token import encode
+from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 
@@ -55,7 +55,7 @@ class LockSpec:
     label: str | None
 
     keys: Keys  # of every script: lock, fence, queue, and an owner's holds
-    suffix: str  # the end of every token: the label, and the owner
+    suffix: str  # the end of every token: the label, the lock delay, and the owner
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
     validity: float
@@ -123,6 +123,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     keys = keys_of(lock_key, holds=owner is not None)
     keys.replicas = replicas
     group = "" if owner is None else f"&{encode(owner)}"
+    delay_ms = int(to_ms(lock_delay))
     validity = validity_of(ttl)
     if not _is_number(min_validity) or not 0 <= min_validity < validity:
         raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
@@ -139,9 +140,9 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         replicas=replicas,
         label=label,
         keys=keys,
-        suffix=encode(label or "") + (group and f":{group}"),
+        suffix=suffix_of(label, delay_ms, group),
         settings=settings_of(
-            int(to_ms(lock_delay)),
+            delay_ms,
             group,
             fair=fair and not quorum,
             guarded=longest_ttl < math.inf and not quorum,
