@@ -6,6 +6,7 @@ What can be computed once a lock is computed here, so that acquiring computes no
 from __future__ import annotations
 
 import math
+import re
 from binascii import crc_hqx
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -36,6 +37,16 @@ NAME_MAX_BYTES = 1024
 SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
 REPLICAS_MAX = 1000
+_NAMED, _KEYED, _TAGGED, _ODD = (
+    re.compile(form, re.DOTALL)
+    for form in (
+        rb"(holdfast:\{.*)",
+        rb"holdfast:key:\{(.*)\}",
+        rb"holdfast:tag:(.*)",
+        rb"holdfast:odd:\{\d+\}:(.*)",
+    )
+)
+_NAME = re.compile(rb"holdfast:\{(.+)\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,26 @@ def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
         siblings = b"holdfast:tag:" + lock_key
     names = (b":fence", b":queue", b":holds") if holds else (b":fence", b":queue")
     return Keys((lock_key, *(siblings + name for name in names)))
+
+
+def lock_key_in(key: bytes) -> bytes | None:
+    """The lock that a key under `holdfast:` belongs to, by the lock's key; None if it is of none.
+
+    `keys_of` the other way round: from the lock's own key, its counter, its queue or its holds.
+    """
+    siblings, colon, kind = key.rpartition(b":")
+    if colon and kind in (b"fence", b"queue", b"holds"):
+        for form in (_NAMED, _KEYED, _TAGGED, _ODD):
+            found = form.fullmatch(siblings)
+            if found and keys_of(found[1])[1] == siblings + b":fence":
+                return found[1]
+    return key if key.startswith(b"holdfast:{") else None
+
+
+def name_in(lock_key: bytes) -> str | None:
+    """The name of the lock with this key; None if it was given the key itself."""
+    found = _NAME.fullmatch(lock_key)
+    return found[1].decode("utf-8", "surrogateescape") if found else None
 
 
 def validity_of(ttl: float) -> float:
