@@ -110,7 +110,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     Raises:
         ConfigurationError: at the first setting that cannot work, saying what to write instead.
     """
-    name_bytes = _name("name", name)
+    lock_key = lock_key_of(name, key)
     check_ttl(ttl, lock=name, longest=longest_ttl)
     check_timeout(timeout, lock=name)
     if max_hold is not None:
@@ -130,7 +130,6 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
     if quorum and replicas:
         raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
-    lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
     keys = keys_of(lock_key, holds=owner is not None)
     keys.replicas = replicas
     group = "" if owner is None else f"&{encode(owner)}"
@@ -176,6 +175,16 @@ def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool =
     if fair and not delay_ms and not group and not guarded:
         return ""
     return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {group}"
+
+
+def lock_key_of(name: str, key: str | None = None) -> bytes:
+    """The key of the lock with this name, unless it is given its `key`.
+
+    Raises:
+        ConfigurationError: it is no name, or no key, saying what to give instead.
+    """
+    named = b"holdfast:{%b}" % _name("name", name)
+    return named if key is None else _name("key", key)
 
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:

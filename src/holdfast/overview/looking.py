@@ -17,7 +17,7 @@ import hiredis
 from holdfast import embedded
 from holdfast.core.spec import SLOTS, keys_of, lock_key_in
 from holdfast.errors import HoldfastError, NodeUnavailable, NoQuorum
-from holdfast.overview.views import LockView, Sight, Survey, view_of
+from holdfast.overview.views import NOTHING, LockView, Sight, Survey, view_of
 from holdfast.port import Keys
 from holdfast.scripts import OVERVIEW
 from holdfast.wire.at_once import at_once
@@ -73,6 +73,8 @@ class Lookout:
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the server will never tell.
         """
+        if self.target.longest_ttl < math.inf:
+            self.close()  # another may have taken its place, and this one need not say so
         seen: set[bytes] = set()
         sights: dict[bytes, Sight] = {}
         cursor = b"0"
@@ -102,7 +104,7 @@ class Lookout:
             sights |= {
                 lock[0]: sight
                 for (_, lock, _), sight in zip(page, self._run(page), strict=True)
-                if sight is not None and (sight.token or sight.waiting)
+                if sight is not None and (sight.there or sight.waiting)
             }
         return sights
 
@@ -114,7 +116,7 @@ class Lookout:
             ConfigurationError: the key is in use for something else, or it will never tell.
         """
         if not self._is_there():
-            return Sight(b"", -2, b"", 0.0, (), 0, ())
+            return NOTHING
         answer = self._answers([(OVERVIEW, keys, (str(ALL),))])[0]
         if isinstance(answer, hiredis.ReplyError):
             raise self._refusal(str(answer), keys)
@@ -133,6 +135,8 @@ class Lookout:
     def _ask(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
         try:
             answer = self._connected().exchange(pack(words), ANSWER)
+        except HoldfastError:
+            raise
         except (OSError, hiredis.HiredisError) as error:
             raise self._silence(error) from error
         if isinstance(answer, hiredis.ReplyError):
@@ -163,6 +167,8 @@ class Lookout:
     def _send(self, requests: list[Request], packer: Packer) -> list[Any]:
         try:
             answers = self._connected().call_many(requests, ANSWER, lambda: math.inf, packer)
+        except HoldfastError:
+            raise
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             raise self._silence(error) from error
         if len(answers) < len(requests):
@@ -283,9 +289,8 @@ def _tried(
 
 def _merged(heard: list[dict[bytes, Sight]], majority: int) -> tuple[LockView, ...]:
     """Put together what several servers say, each of which may not know of a lock."""
-    nothing = Sight(b"", -2, b"", 0.0, (), 0, ())
     keys = dict.fromkeys(key for each in heard for key in each)
-    return tuple(view_of(key, [each.get(key, nothing) for each in heard], majority) for key in keys)
+    return tuple(view_of(key, [each.get(key, NOTHING) for each in heard], majority) for key in keys)
 
 
 def _lock_to_look_at(key: bytes) -> bytes | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PARTS = re.compile(r"\\(.)|\[(\^?)((?:\\.|[^\]\\])*)\]|(\*+)|(\?)|(.)", re.DOTALL)
+_PARTS = re.compile(r"\\(.)|\[(\^?)((?:\\.|[^\]\\])*)(?:\]|$)|(\*+)|(\?)|(.)", re.DOTALL)
 _IN_BRACKETS = re.compile(r"(?:\\(.)|(.))(?:-(?:\\(.)|(.)))?", re.DOTALL)
 
 

@@ -24,6 +24,10 @@ State: TypeAlias = Literal["held", "delayed", "contested", "free"]
 which no majority has the same holder; nobody's."""
 
 
+GONE = -2
+"""What PTTL says of a key that does not exist."""
+
+
 class Sight(NamedTuple):
     """What one server answered to `overview.lua`."""
 
@@ -34,6 +38,14 @@ class Sight(NamedTuple):
     holds: tuple[tuple[bytes, float], ...]  # with the moments they expire at, ms
     waiting: int
     waiters: tuple[tuple[bytes, float], ...]  # with their tickets, µs
+
+    @property
+    def there(self) -> bool:
+        """Whether the lock's key is; its value may be any, if it is another client's."""
+        return self.left_ms != GONE
+
+
+NOTHING = Sight(b"", GONE, b"", 0.0, (), 0, ())
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,8 @@ class WaiterView:
 class LockView:
     """A lock: who holds it and who waits, first come first.
 
-    `name` is None for a lock that was given its `key`. `token` is the exact one in its key, "" if
-    there is none. `holders` are several if it has an owner; of a delayed lock, who was lost.
+    `name` is None for a lock that was given its `key`. `token` is the exact one in its key, if
+    there are holders. `holders` are several if it has an owner; of a delayed lock, who was lost.
     `age` and `remaining` are in seconds, None if not known or endless; of a delayed lock
     `remaining` is what is left of the delay. `waiters` may be fewer than are `waiting`. `nodes`
     is how many of the servers have this holder, and how many were heard.
@@ -120,7 +132,7 @@ class Survey:
 
 def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
     """Put together what the servers that were heard say of a lock."""
-    tokens = Counter(sight.token for sight in sights if sight.token)
+    tokens = Counter(sight.token for sight in sights if sight.there)
     token, have = tokens.most_common(1)[0] if tokens else (b"", 0)
     waiters = _waiters(sights)
     waiting = max(len(waiters), *(sight.waiting for sight in sights))
@@ -129,7 +141,7 @@ def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
     if have < majority:
         return replace(blank, state="contested") if have else blank
     blank = replace(blank, token=token.decode("utf-8", "surrogateescape"))
-    having = [sight for sight in sights if sight.token == token]
+    having = [sight for sight in sights if sight.there and sight.token == token]
     # It is held until it is gone from so many servers that no majority is left.
     lefts = sorted(math.inf if sight.left_ms < 0 else sight.left_ms for sight in having)
     left = lefts[-majority]
