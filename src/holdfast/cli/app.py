@@ -8,6 +8,7 @@ import typer
 
 import holdfast
 from holdfast.cli.doctor import doctor
+from holdfast.cli.locks import break_, ls, show
 from holdfast.cli.sim import sim
 
 app = typer.Typer(
@@ -17,6 +18,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(sim, name="sim")
+app.command()(ls)
+app.command()(show)
+app.command("break")(break_)
 app.command()(doctor)
 
 
