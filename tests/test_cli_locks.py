@@ -326,23 +326,22 @@ def test_it_asks_somebody_in_front_of_a_terminal(server: Server, client: holdfas
 # ---- all of them
 
 
-def test_colours_are_for_terminals_and_names_stay_in_them(
-    server: Server, client: holdfast.Client
-) -> None:
-    client.lock("\x1b[31mred").acquire()
-    server.command("ZADD", "holdfast:{free}:queue", 1, "hf1:x:1:me@here:1:t:")
-    with Terminal(*HOLDFAST, "ls", width=60, HOLDFAST_URL=server.url) as terminal:
-        terminal.shows("\\e[31mred", "free")
-        assert terminal.ends() == 0
-        assert b"\x1b[33m" in terminal.written  # nobody's, in yellow
-        assert b"\x1b[31mred" not in terminal.written
-    with Terminal(*HOLDFAST, "ls", NO_COLOR="1", HOLDFAST_URL=server.url) as terminal:
-        terminal.shows("\\e[31mred")
-        assert terminal.ends() == 0
-        assert b"\x1b[33m" not in terminal.written
-    piped = subprocess.run(
-        [*HOLDFAST, "ls"], env=environment(HOLDFAST_URL=server.url), capture_output=True, check=True
-    )
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_colours_are_for_terminals_and_names_stay_in_them(kind: str) -> None:
+    with Server.start(programs()[kind]) as server:
+        server.command("SET", "holdfast:{\x1b[31mred}", "somebody")
+        server.command("ZADD", "holdfast:{free}:queue", 1, "hf1:x:1:me@here:1:t:")
+        with Terminal(*HOLDFAST, "ls", width=60, HOLDFAST_URL=server.url) as terminal:
+            terminal.shows("\\e[31mred", "free")
+            assert terminal.ends() == 0
+            assert b"\x1b[33m" in terminal.written  # nobody's, in yellow
+            assert b"\x1b[31mred" not in terminal.written
+        with Terminal(*HOLDFAST, "ls", NO_COLOR="1", HOLDFAST_URL=server.url) as terminal:
+            terminal.shows("\\e[31mred")
+            assert terminal.ends() == 0
+            assert b"\x1b[33m" not in terminal.written
+        variables = environment(HOLDFAST_URL=server.url)
+        piped = subprocess.run([*HOLDFAST, "ls"], env=variables, capture_output=True, check=True)
     assert b"\x1b" not in piped.stdout
     assert b"fence" in piped.stdout  # there is room for everything
 
@@ -395,7 +394,7 @@ def test_where_no_server_runs_there_are_no_locks_and_none_is_started(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "break"])
+@pytest.mark.parametrize("command", ["ls", "show", "break", "top"])
 def test_every_help_has_an_example(command: str) -> None:
     ended = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert ended.exit_code == 0

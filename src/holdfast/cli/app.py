@@ -10,6 +10,7 @@ import holdfast
 from holdfast.cli.doctor import doctor
 from holdfast.cli.locks import break_, ls, show
 from holdfast.cli.sim import sim
+from holdfast.cli.top import top
 
 app = typer.Typer(
     name="holdfast",
@@ -21,6 +22,7 @@ app.add_typer(sim, name="sim")
 app.command()(ls)
 app.command()(show)
 app.command("break")(break_)
+app.command()(top)
 app.command()(doctor)
 
 
