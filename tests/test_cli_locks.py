@@ -394,7 +394,7 @@ def test_where_no_server_runs_there_are_no_locks_and_none_is_started(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "break", "top"])
+@pytest.mark.parametrize("command", ["ls", "show", "break", "top", "server"])
 def test_every_help_has_an_example(command: str) -> None:
     ended = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert ended.exit_code == 0

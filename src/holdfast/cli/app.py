@@ -9,6 +9,7 @@ import typer
 import holdfast
 from holdfast.cli.doctor import doctor
 from holdfast.cli.locks import break_, ls, show
+from holdfast.cli.server import server
 from holdfast.cli.sim import sim
 from holdfast.cli.top import top
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(sim, name="sim")
+app.add_typer(server, name="server")
 app.command()(ls)
 app.command()(show)
 app.command("break")(break_)
