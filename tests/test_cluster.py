@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.core import acquire
+from holdfast.overview.looking import Overview
 from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
 from holdfast.wire.cluster import Cluster as TheirCluster
 from holdfast.wire.cluster import Redirected, cluster_of
@@ -759,3 +760,26 @@ async def test_an_atomic_step_with_an_id_counts_once_across_a_failover(
     assert await atomic.take("lock", once="a") == (True, 8)
     assert await atomic.take("lock", once="b") == (True, 7)
     assert new.command("GET", "lock") == b"7"
+
+
+# For operators
+
+
+async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster: Cluster) -> None:
+    client = face.connect(cluster.url)
+    names = [
+        cluster.name_on(node) for node in cluster.nodes if node.command("ROLE")[0] == b"master"
+    ]
+    leases = [await client.lock(name).acquire() for name in names]
+    overview = Overview(cluster.url)
+    try:
+        assert {lock.name for lock in overview.survey(lambda _: True).locks} == set(names)
+        for name, lease in zip(names, leases, strict=True):
+            seen = overview.look(b"holdfast:{%b}" % name.encode())
+            assert (seen.token, seen.fence) == (lease.token, lease.fence)
+            assert await client.lock(name).evict(await client.lock(name).holder())
+            with pytest.raises(holdfast.LeaseLost):
+                await lease.release()
+        assert overview.survey(lambda _: True).locks == ()
+    finally:
+        overview.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _AWAITED = {
     "acquire",
     "adopt",
+    "evict",
     "export",
     "try_acquire",
     "locked",

@@ -12,11 +12,16 @@ from typer.main import get_command
 import holdfast
 
 COMMANDS = {
-    "demo": "holdfast.cli.demo",
-    "doctor": "holdfast.cli.doctor",
-    "sim": "holdfast.cli.sim",
+    "ls": "holdfast.cli.locks:ls",
+    "show": "holdfast.cli.locks:show",
+    "break": "holdfast.cli.locks:break_",
+    "top": "holdfast.cli.top:top",
+    "doctor": "holdfast.cli.doctor:doctor",
+    "server": "holdfast.cli.server:server",
+    "demo": "holdfast.cli.demo:demo",
+    "sim": "holdfast.cli.sim:sim",
 }
-"""In the order of help. A module has a function of the command's name, or a family of commands."""
+"""In the order of help: where each is, a function or a family of commands."""
 
 
 class Commands(TyperGroup):
@@ -30,7 +35,8 @@ class Commands(TyperGroup):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        found = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             alone.command()(found)

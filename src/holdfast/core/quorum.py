@@ -28,7 +28,7 @@ from holdfast.core.events import Event
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.port import Unconnected
-from holdfast.scripts import ADOPT, CONFIRM, INSPECT, RELEASE, RENEW
+from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -467,6 +467,8 @@ class Quorum:
         if script is INSPECT:
             return self._holder(tally)
         given = tally.given
+        if script is EVICT and len(given) + tally.refused >= self.majority:
+            return max(given.values(), default=0)  # they have no majority any more
         if len(given) >= self.majority:
             return max(given.values())
         if self._missing(tally) > self._spare:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell
 from holdfast.core.acquire import acquire
+from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
@@ -256,6 +257,27 @@ class AsyncLock(LockFacts):
             NodeUnavailable: the server does not answer.
         """
         return await holder(self._session, self._spec)
+
+    async def evict(self, holder: Holder) -> bool:
+        """Take the lock from `holder`, and hand it to whoever is next in line: for operators.
+
+        `holder` is whom `holder()` told of; who got the lock since is left alone. They are not
+        stopped: they learn of it when they renew or release, as `LeaseLost`, and until then two
+        may believe that they hold it. Let the resource look at fences. All holds of an owner end.
+        If its holder gave the lock a `lock_delay`, that begins, and nobody gets it meanwhile;
+        where it has begun already, it ends.
+
+        Cancelled, it may have been done or not; it may be tried again.
+
+        Returns:
+            True if it was theirs, False if it was not any more.
+
+        Raises:
+            OutcomeUnknown: the server did not answer.
+            NodeUnavailable: the server cannot be reached, or refuses to work.
+            ConfigurationError: the server will never do this.
+        """
+        return await evict(self._session, self._spec, holder)
 
     async def __aenter__(self) -> AsyncLease:
         lease = await self.acquire()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.threads import run
 from holdfast.core.acquire import acquire
+from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
@@ -265,6 +266,27 @@ class Lock(LockFacts):
             NodeUnavailable: the server does not answer.
         """
         return run(holder(self._session, self._spec))
+
+    def evict(self, holder: Holder) -> bool:
+        """Take the lock from `holder`, and hand it to whoever is next in line: for operators.
+
+        `holder` is whom `holder()` told of; who got the lock since is left alone. They are not
+        stopped: they learn of it when they renew or release, as `LeaseLost`, and until then two
+        may believe that they hold it. Let the resource look at fences. All holds of an owner end.
+        If its holder gave the lock a `lock_delay`, that begins, and nobody gets it meanwhile;
+        where it has begun already, it ends.
+
+        Interrupted, it may have been done or not; it may be tried again.
+
+        Returns:
+            True if it was theirs, False if it was not any more.
+
+        Raises:
+            OutcomeUnknown: the server did not answer.
+            NodeUnavailable: the server cannot be reached, or refuses to work.
+            ConfigurationError: the server will never do this.
+        """
+        return run(evict(self._session, self._spec, holder))
 
     def __enter__(self) -> Lease:
         lease = Lease(self._client)
