@@ -8,6 +8,7 @@ import typer
 
 import holdfast
 from holdfast.cli.doctor import doctor
+from holdfast.cli.run import run
 from holdfast.cli.sim import sim
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(sim, name="sim")
 app.command()(doctor)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _tell_version(*, wanted: bool) -> None:
