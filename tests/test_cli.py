@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.app import COMMANDS, app
+from kit.terminal import HOLDFAST, SOURCE, environment
 
-SOURCE = Path(__file__).parents[1] / "src"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *args],
+        [*HOLDFAST, *args],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
+        env=environment(SOURCE, **variables),
     )
 
 
@@ -47,8 +45,9 @@ def test_the_version_is_told_without_any_command_being_imported() -> None:
 def test_help_teaches_by_an_example(command: str) -> None:
     told = CliRunner().invoke(app, [command, "--help"], terminal_width=100)
     assert told.exit_code == 0
-    assert "Example" in told.output
-    assert f"holdfast {command}" in told.output.split("Example", 1)[1]
+    _, example, told_then = told.output.lower().partition("example")
+    assert example
+    assert f"holdfast {command}" in told_then
 
 
 def test_a_command_that_does_not_exist_is_refused() -> None:

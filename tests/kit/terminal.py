@@ -1,7 +1,7 @@
-"""A terminal with somebody in front of it: what they type, and what is on their screen.
+"""The command line as people use it: as a process of its own, with and without a terminal.
 
-It owns a pseudo-terminal and the process on it. `screen` is what a person would see, drawn by pyte;
-`written` is every byte, for what cannot be seen.
+`Terminal` is for programs that draw: what a person would see is drawn by pyte. `Screen` is for
+those that write lines, and for what a shell does with its jobs.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
+import time
+from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +28,12 @@ import pyte
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from typing_extensions import Self
 
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 20.0
+PATIENCE = 30.0
 """Seconds for a process to start, on a machine that has much else to do."""
 
 # The process makes the terminal its own, so that Ctrl-C and Ctrl-Z reach it.
@@ -37,16 +43,17 @@ _OWN_TERMINAL = (
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 HOLDFAST = (sys.executable, "-m", "holdfast.cli")
+CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
     """What a process is given: little, so that nothing of this machine's matters."""
     kept = {
         name: os.environ[name]
         for name in ("PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR")
         if name in os.environ
     }
-    return {**kept, "PYTHONPATH": str(SOURCE), "PYTHONUTF8": "1", "TERM": "xterm", **more}
+    return {**kept, "PYTHONPATH": str(source), "PYTHONUTF8": "1", "TERM": "xterm", **more}
 
 
 class Terminal:
@@ -61,7 +68,7 @@ class Terminal:
             stdin=self.theirs,
             stdout=self.theirs,
             stderr=self.theirs,
-            env=environment(**variables),
+            env=environment(SOURCE, **variables),
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -127,3 +134,73 @@ class Terminal:
         os.close(self.theirs)
         os.close(self._mine)
         self._reader.join(PATIENCE)
+
+
+class Screen:
+    """A terminal, and what was written to it so far."""
+
+    def __init__(self, terminal: int, process: subprocess.Popen[bytes]) -> None:
+        self._terminal = terminal
+        self.process = process
+        self.text = ""
+        self._seen = 0
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Wait until it shows something, behind what was waited for before."""
+        give_up_at = time.monotonic() + PATIENCE
+        while (found := re.compile(pattern).search(self.text, self._seen)) is None:
+            assert self._read(give_up_at), f"ended without {pattern!r}: {self.text}"
+        self._seen = found.end()
+        return found
+
+    def to_the_end(self) -> int:
+        """Wait until nobody has the terminal open any more; return the status."""
+        give_up_at = time.monotonic() + PATIENCE
+        while self._read(give_up_at):
+            pass
+        return self.process.wait(PATIENCE)
+
+    def press(self, keys: bytes) -> None:
+        """Have keys pressed."""
+        os.write(self._terminal, keys)
+
+    def enter(self, line: str) -> None:
+        """Have a line typed."""
+        self.press(f"{line}\n".encode())
+
+    def hand_to_a_job(self) -> None:
+        """Wait until a job of the shell has the terminal, and with it Ctrl-C."""
+        eventually(lambda: os.tcgetpgrp(self._terminal) != self.process.pid, within=PATIENCE)
+
+    def _read(self, give_up_at: float) -> bool:
+        left = give_up_at - time.monotonic()
+        assert select.select([self._terminal], [], [], max(left, 0))[0], f"stuck: {self.text}"
+        try:
+            received = os.read(self._terminal, 65536)
+        except OSError:  # what Linux says at the end
+            return False
+        self.text += received.decode(errors="replace")
+        return bool(received)
+
+
+@contextmanager
+def on_a_terminal(command: Sequence[str], *, cwd: Path, env: dict[str, str]) -> Iterator[Screen]:
+    """Start a command on a terminal of its own, as its controlling one."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", _OWN_TERMINAL, *command],
+        cwd=cwd,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Screen(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -12,6 +12,7 @@ from typer.main import get_command
 import holdfast
 
 COMMANDS = {
+    "run": "holdfast.cli.run:run",
     "ls": "holdfast.cli.locks:ls",
     "show": "holdfast.cli.locks:show",
     "break": "holdfast.cli.locks:break_",
@@ -22,6 +23,9 @@ COMMANDS = {
     "sim": "holdfast.cli.sim:sim",
 }
 """In the order of help: where each is, a function or a family of commands."""
+
+TAKES_A_COMMAND = {"run"}
+"""What begins with a dash after the first word is not for us."""
 
 
 class Commands(TyperGroup):
@@ -39,7 +43,8 @@ class Commands(TyperGroup):
         found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            alone.command()(found)
+            settings = {"allow_interspersed_args": cmd_name not in TAKES_A_COMMAND}
+            alone.command(context_settings=settings)(found)
             found = alone
         command = get_command(found)
         command.name = cmd_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -22,13 +23,14 @@ _STRANGE = re.compile(
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\e"}
 
 
-def plain(text: str) -> str:
+def plain(text: str, most: int | None = None) -> str:
     r"""Show text of others as what it is: nothing in it moves the cursor, or hides.
 
     Controls, marks of direction and the like are escaped, as \n or \u202e; a byte that is not
-    UTF-8 as \xe9.
+    UTF-8 as \xe9. With `most`, it is cut to so many characters.
     """
-    return _STRANGE.sub(_escaped, text)
+    shown = _STRANGE.sub(_escaped, text)
+    return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -56,3 +58,14 @@ def open_wide_console() -> Console:
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = ENDLESS
     return console
+
+
+def say(text: str) -> None:
+    """Tell the user something, in one line, where it does not mix with a command's output.
+
+    Nothing is made of it if nobody can hear it.
+    """
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"holdfast: {plain(text)}\n")
+            sys.stderr.flush()

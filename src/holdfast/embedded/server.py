@@ -49,7 +49,7 @@ class Server(Conversation):
             try:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-                _die_with(guardian)
+                die_with(guardian)
                 os.execv(self.program, self._command())  # noqa: S606 - no shell is wanted
             except OSError as error:
                 os.write(2, f"it cannot be run: {error}\n".encode(errors="replace"))
@@ -134,11 +134,11 @@ class Server(Conversation):
         return not self.pid
 
 
-def _die_with(guardian: int) -> None:
-    """Have the kernel kill this process when its guardian dies; only Linux can."""
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; only Linux can."""
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415 - slow to import, and of no use elsewhere
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != guardian:
+        if os.getppid() != parent:
             os._exit(127)
