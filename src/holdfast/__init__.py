@@ -28,18 +28,25 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         WouldDeadlock,
     )
-    from holdfast.faces.async_client import AsyncClient, AsyncLease, AsyncLock
-    from holdfast.faces.client import Client, Lease, Lock
+    from holdfast.faces.async_client import AsyncCached, AsyncClient, AsyncLease, AsyncLock
+    from holdfast.faces.client import Cached, Client, Lease, Lock
+    from holdfast.faces.codecs import JSON, PICKLE, RAW, Codec
     from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
     from holdfast.holder import Holder
 
 __all__ = [
+    "JSON",
+    "PICKLE",
+    "RAW",
     "AcquireTimeout",
+    "AsyncCached",
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
     "AsyncRedisLock",
+    "Cached",
     "Client",
+    "Codec",
     "ConfigurationError",
     "Event",
     "Holder",
@@ -56,15 +63,21 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncCached": "holdfast.faces.async_client",
     "AsyncClient": "holdfast.faces.async_client",
     "AsyncLease": "holdfast.faces.async_client",
     "AsyncLock": "holdfast.faces.async_client",
     "AsyncRedisLock": "holdfast.faces.redis_lock",
+    "Cached": "holdfast.faces.client",
     "Client": "holdfast.faces.client",
+    "Codec": "holdfast.faces.codecs",
     "Event": "holdfast.core.events",
     "Holder": "holdfast.holder",
+    "JSON": "holdfast.faces.codecs",
     "Lease": "holdfast.faces.client",
     "Lock": "holdfast.faces.client",
+    "PICKLE": "holdfast.faces.codecs",
+    "RAW": "holdfast.faces.codecs",
     "RedisLock": "holdfast.faces.redis_lock",
 }
 

@@ -6,16 +6,20 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Protocol, TypeVar, cast
 
+from holdfast.adapters.aside import AsideThreads
 from holdfast.adapters.threads import run
 from holdfast.core.acquire import acquire
+from holdfast.core.cache import Cache, describe_cache, get, invalidate, refresh
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, describe
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.faces.caching import Recipe
+from holdfast.faces.codecs import JSON
 from holdfast.faces.deployments import over_threads
 from holdfast.faces.entered import Entered
 from holdfast.faces.events import Herald, in_a_thread
@@ -37,12 +41,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from holdfast.core.cache import Wanted
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
+    from holdfast.faces.caching import Key
+    from holdfast.faces.codecs import Codec
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Client:
@@ -90,6 +98,8 @@ class Client:
             polls=checked_wait(wait),
         )
         self._session = self._deployment.session
+        self._aside = AsideThreads()
+        self._cache = Cache(self._session, self._aside.begin)
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -150,6 +160,88 @@ class Client:
         )
         return Lock(self, spec)
 
+    def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
+        self,
+        ttl: float,
+        *,
+        key: Key = None,
+        stale: float | None = None,
+        early: float | None = None,
+        codec: Codec = JSON,
+        lock_ttl: float = 10.0,
+        timeout: float | None = None,
+    ) -> Callable[[Callable[P, R]], Cached[P, R]]:
+        """Keep what a function returns, for all who call it with the same arguments, anywhere.
+
+        When there is no value, or it has expired, one caller computes it, under a lock; the others
+        wait for it, and are told when it is there. All get it as it was written and read again.
+        What the function raises is passed on to those who waited in its process, and is not kept;
+        those of other processes then try it themselves, one after the other. While the server
+        cannot be reached, values are computed, in each process one at a time, and kept by nobody.
+
+        With `stale` and `early` the function also runs in the background, in a thread of its own:
+        its arguments must be fit for that.
+
+        Args:
+            ttl: seconds for which a value is served.
+            key: names the value: a format string over the arguments, such as "user:{user_id}", or
+                a function of them that returns a text. By default the function's name and all its
+                arguments. Functions with the same key share their values.
+            stale: seconds after the ttl for which an old value is served while a new one is
+                computed in the background.
+            early: how eagerly values are computed anew in the background before they expire, so
+                that those which are asked for often never do: 1.0 is usual, more is sooner.
+            codec: how a value is written and read: `JSON`, `PICKLE`, `RAW`, or your own.
+            lock_ttl: seconds after which others take over when the one who computes has died.
+            timeout: seconds to wait for somebody else's computation; None for ever.
+
+        Raises:
+            ConfigurationError: a setting cannot work, and the message says what to write.
+        """
+        spec = describe_cache(
+            ttl=ttl,
+            stale=stale,
+            early=early,
+            lock_ttl=lock_ttl,
+            timeout=timeout,
+            command_timeout=self._command_timeout,
+            quorum=self._session.quorum is not None,
+        )
+
+        def decorate(function: Callable[P, R]) -> Cached[P, R]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigurationError(
+                    f"{function.__name__} is a coroutine function: let a holdfast.AsyncClient "
+                    "cache it"
+                )
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise ConfigurationError(
+                    f"{function.__name__} is a generator function: return a list, and cache that"
+                )
+            recipe = Recipe(function, spec, key, codec)
+
+            def wanted(*args: P.args, **kwargs: P.kwargs) -> Wanted:
+                async def compute() -> R:
+                    return function(*args, **kwargs)
+
+                return recipe.wanted(compute, args, kwargs)
+
+            @functools.wraps(function)
+            def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", run(get(self._cache, wanted(*args, **kwargs))))
+
+            def forget(*args: P.args, **kwargs: P.kwargs) -> None:
+                run(invalidate(self._cache, wanted(*args, **kwargs)))
+
+            def anew(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", run(refresh(self._cache, wanted(*args, **kwargs))))
+
+            made = cast("Cached[P, R]", cached)
+            made.invalidate, made.refresh = forget, anew  # type: ignore[method-assign]
+            return made
+
+        return decorate
+
     def adopt(self, text: str) -> Lease:
         """Carry on a lease that another process exported, with its settings and its fence.
 
@@ -172,8 +264,10 @@ class Client:
     def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost.
+        A lease that is still held is not released: it runs out, and is reported lost. Cached values
+        that are being computed in the background are waited for, but no longer than for a command.
         """
+        self._aside.close(self._command_timeout)
         for end in self._deployment.ends:
             end()
 
@@ -393,3 +487,39 @@ class Lease(LeaseFacts):
         except BaseException:
             self._abandon()
             raise
+
+
+class Cached(Protocol[P, R_co]):
+    """A function whose values are kept: what `client.cached(...)` makes of it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Return the value, kept or computed.
+
+        Interrupted, it leaves nothing locked, and the next who waits takes over.
+
+        Raises:
+            AcquireTimeout: others computed it for longer than `timeout`.
+            WouldDeadlock: the function asks for the very value that it is to compute.
+            ConfigurationError: the arguments do not name a value, or it cannot be written.
+        """
+
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Forget the value for these arguments, also the one that is being computed just now.
+
+        Nobody who calls after this has returned, in any process, is given an older one.
+
+        Raises:
+            OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
+            NodeUnavailable: the server cannot be reached.
+        """
+
+    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Compute the value for these arguments now, whatever is kept, keep it and return it.
+
+        Interrupted, it leaves nothing locked, and what was kept is kept.
+
+        Raises:
+            AcquireTimeout: others computed it for longer than `timeout`.
+            OutcomeUnknown: the server did not answer; the new value may be kept, or not.
+            NodeUnavailable: the server cannot be reached.
+        """

@@ -1,0 +1,521 @@
+"""Caching: what many want is computed by one, under a lock, and kept on the server for all.
+
+What it keeps to:
+
+- **One computes.** Who finds nothing claims the lock of the value (`scripts/claim.lua`): an
+  ordinary lock, taken by a script that first looks whether the value has come meanwhile. Who does
+  not get it stands in line, and is told by the storing of the value, all at once.
+- **One asks for all of its process.** A caller either leads a flight, from the look at the server
+  to the end, or waits for the one that is under way.
+- **Nobody is given what is older than an invalidation that had returned when they called.** An
+  invalidation makes the lock's counter go on, and a value is stored only if its lease's fence is
+  still the last one. A flight says of which moment its outcome is: those who came later go on to
+  the next. So invalidating needs to know nothing of who computes, here or elsewhere.
+- **What need not be waited for is done aside**: a value that is past its ttl but within `stale`, or
+  that is about to expire, is returned, and computed anew in the background.
+- **Without the server there is no cache, but there are values**: they are computed, by one of the
+  process at a time, and kept by nobody. Nothing that was kept is believed in then.
+
+All times are the server's: how long a value is left is what its key has left, as the server says
+together with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from holdfast.core.acquire import TRIES, NotNeeded, acquire
+from holdfast.core.events import Event
+from holdfast.core.hold import Grip
+from holdfast.core.release import release
+from holdfast.core.renewer import taking_back
+from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.errors import (
+    AcquireTimeout,
+    ConfigurationError,
+    HoldfastError,
+    NodeUnavailable,
+    OutcomeUnknown,
+    WouldDeadlock,
+)
+from holdfast.port import Keys
+from holdfast.scripts import ACQUIRE, CLAIM, INVALIDATE, LOOK, STORE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from holdfast.core.hold import Hold
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+    from holdfast.port import Reply, Signal
+    from holdfast.scripts import Script
+
+AWAY_FOR = 2.0
+"""Seconds for which a server that did not answer is not asked again."""
+
+AGAIN_AFTER = 1.0
+"""Seconds after a failed computation in the background before this process tries it again."""
+
+NAME_MAX_BYTES = 300
+"""What is longer is named by its beginning and a digest."""
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The settings of a cached function."""
+
+    lock: LockSpec  # of every value, but for its name and its keys
+    stale: float
+    early: float
+    life_ms: str
+    stale_ms: str
+
+
+def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the user gives them
+    *,
+    ttl: float,
+    stale: float | None,
+    early: float | None,
+    lock_ttl: float,
+    timeout: float | None,
+    command_timeout: float,
+    quorum: bool,
+) -> CacheSpec:
+    """Check a cached function's settings and work out what follows from them.
+
+    Raises:
+        ConfigurationError: at the first setting that cannot work, saying what to write instead.
+    """
+    if quorum:
+        raise ConfigurationError(
+            "values are kept by one server, a primary and its replicas, or a cluster: for them, "
+            "give a client of one of these instead of a list of servers"
+        )
+    check_ttl(ttl, lock="")
+    check_timeout(timeout, lock="")
+    for name, given in (("stale", stale), ("early", early)):
+        if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
+            raise ConfigurationError(f"{name}={given!r}: give a number, or None for none")
+        if not 0 <= (given or 0) < math.inf:
+            raise ConfigurationError(f"{name}={given!r}: give a number that is not below 0")
+    lock = describe(
+        "cached",
+        ttl=lock_ttl,
+        timeout=timeout,
+        renew=True,
+        max_hold=None,
+        reentrant=False,
+        owner=None,
+        fair=True,
+        lock_delay=0.0,
+        key=None,
+        label="cached",
+        command_timeout=command_timeout,
+        # No quarantine where a server takes another's place: a second computation does no harm.
+        longest_ttl=math.inf,
+    )
+    life, old = ttl + (stale or 0.0), stale or 0.0
+    return CacheSpec(lock, float(old), float(early or 0.0), to_ms(life), to_ms(old))
+
+
+class Wanted:
+    """A value that somebody asks for: its name, and how it is computed, written and read."""
+
+    __slots__ = ("_key", "compute", "dumps", "keys", "loads", "name", "spec")
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        name: str,
+        compute: Callable[[], Awaitable[Any]],
+        dumps: Callable[[Any], bytes],
+        loads: Callable[[bytes], Any],
+    ) -> None:
+        self.spec = spec
+        self.name = name
+        self.compute = compute
+        self.dumps = dumps
+        self.loads = loads
+        self._key = b"holdfast:{%b}:cache" % _encoded(name)
+        self.keys = Keys((self._key + b":value",))
+        """Of looking: just the value's."""
+
+    def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:
+        """The lock under which it is computed, whose last key is the value's."""
+        keys = Keys((*keys_of(self._key), *self.keys))
+        return replace(self.spec.lock, name=self.name, keys=keys, taking=taking, asked=asked)
+
+
+def _encoded(name: str) -> bytes:
+    """Make a name fit to be the hash tag of a key."""
+    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) <= NAME_MAX_BYTES:
+        return encoded
+    digest = sha256(encoded).hexdigest().encode()
+    return encoded[: NAME_MAX_BYTES - len(digest)] + digest
+
+
+class Kept(NamedTuple):
+    """What the server has of a value."""
+
+    fence: int
+    left: float
+    """Seconds until its ttl is over; below zero, it is stale."""
+    cost: float
+    """Seconds that it took to compute."""
+    payload: bytes
+
+
+def read_kept(reply: Reply) -> Kept | None:
+    """Read what `look` and `claim` answer; None if there is nothing, or nothing of ours."""
+    if not reply:
+        return None
+    value, left_ms = reply
+    head, _, payload = value.partition(b"\n")
+    try:
+        fence, stale_ms, cost_ms = map(int, head.split())
+    except ValueError:
+        return None
+    return Kept(fence, (left_ms - stale_ms) / 1000, cost_ms / 1000, payload)
+
+
+def is_due(kept: Kept, early: float, jitter: float) -> bool:
+    """Whether a value is to be computed anew although it is there.
+
+    That is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch): the
+    dearer it is, and the nearer its end, the more likely. It begins by the cost sooner than with
+    them: it is done aside, and has to be over before anybody finds the value gone.
+    """
+    if kept.left <= 0:
+        return True
+    return early > 0 and kept.left <= kept.cost * (1 - early * math.log(1 - jitter))
+
+
+class Flight:
+    """One caller's asking for a value, on behalf of all in its process who want it meanwhile."""
+
+    __slots__ = ("actor", "as_of", "done", "error", "payload", "waiting")
+
+    def __init__(self, actor: object) -> None:
+        self.actor = actor
+        self.payload: bytes | None = None
+        self.as_of = 0.0
+        """The payload is for those who came before this moment; infinite: for all."""
+        self.error: Exception | None = None
+        """What computing raised."""
+        self.done = False
+        self.waiting: list[Signal] = []
+
+    def land(self) -> None:
+        """Have all who wait look. Said first, told second: who joins does these the other way."""
+        self.done = True
+        while self.waiting:
+            self.waiting.pop().set()
+
+
+class Cache:
+    """What one client knows, in one process, of the values that are wanted just now."""
+
+    def __init__(
+        self, session: Session, aside: Callable[[Coroutine[Any, Any, None]], bool]
+    ) -> None:
+        self.session = session
+        self._aside = aside
+        """Has an operation done in the background; False: there are too many."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = self.session.port.process()
+        self.moments = count(1)
+        """What came before what, in this process."""
+        self.flights: dict[str, Flight] = {}
+        self._refreshing: dict[str, object] = {}
+        self._away_until = -math.inf
+
+    def begin_in_this_process(self) -> None:
+        """In a forked child, know of nobody who is under way."""
+        if self._process != self.session.port.process():
+            self._begin()
+
+    @property
+    def away(self) -> bool:
+        """The server did not answer just now."""
+        return self.session.port.now() < self._away_until
+
+    def answered(self) -> None:
+        """Take in that the server is there."""
+        self._away_until = -math.inf
+
+    def unanswered(self, wanted: Wanted, error: HoldfastError) -> None:
+        """Take in that the server is away; raise it if it is we who are."""
+        if self.session.closed:
+            raise error
+        first = self._away_until == -math.inf
+        self._away_until = self.session.port.now() + AWAY_FOR
+        if first:
+            detail = f"values are computed, and not kept: {error}"
+            self.session.report(Event("uncached", wanted.name, 0, detail))
+
+    def refresh_aside(self, wanted: Wanted, seen: int) -> None:
+        """Have a value computed anew in the background, if nobody here does so already."""
+        mark = object()
+        if self._refreshing.setdefault(wanted.name, mark) is not mark:
+            return
+        operation = self._refresh(wanted, seen)
+        if not self._aside(operation):
+            operation.close()
+            self._refreshing.pop(wanted.name, None)
+
+    async def _refresh(self, wanted: Wanted, seen: int) -> None:
+        # In line behind others who compute it, if need be, so that nobody else of this process
+        # asks for it meanwhile.
+        flight, failure = Flight(self.session.port.actor()), None
+        try:
+            await compute(self, wanted, flight, wanted.lock(CLAIM, str(seen)), None)
+        except NotNeeded:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever the user's function may raise
+            failure = error
+        finally:
+            if failure is None or self.session.closed:
+                self._refreshing.pop(wanted.name, None)
+        if failure is not None and not self.session.closed:
+            detail = f"it is tried again as long as the old one may be used: {failure!r}"
+            self.session.report(Event("refresh_failed", wanted.name, 0, detail))
+            self.session.renewer.later(AGAIN_AFTER, lambda: self._may_refresh(wanted.name))
+
+    def _may_refresh(self, name: str) -> None:
+        self._refreshing.pop(name, None)
+
+
+async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever was computed
+    """Return the value, from the server or computed; waits for whoever computes it already.
+
+    Interrupted, it leaves nothing held, and the next who waits takes over.
+
+    Raises:
+        AcquireTimeout: others computed it for longer than the caller was ready to wait.
+        WouldDeadlock: the computation asks for the very value that it is to compute.
+        ConfigurationError: the server will never allow it, or the value cannot be written.
+    """
+    cache.begin_in_this_process()
+    port, timeout = cache.session.port, wanted.spec.lock.timeout
+    give_up = math.inf if timeout is None else port.now() + timeout
+    arrived, actor = next(cache.moments), port.actor()
+    while True:
+        flight = Flight(actor)
+        try:
+            other = cache.flights.setdefault(wanted.name, flight)
+            if other is flight:
+                return await _lead(cache, wanted, flight, give_up)
+        finally:
+            # Only its leader takes a flight out: gone first, so that nobody joins once it is done.
+            try:
+                if cache.flights.get(wanted.name) is flight:
+                    del cache.flights[wanted.name]
+            finally:
+                flight.land()
+        if other.actor is actor:
+            raise WouldDeadlock(
+                f"{wanted.name!r} is asked for by its own computation, which would wait for "
+                "itself: give another key, or do not call the cached function there",
+                lock=wanted.name,
+            )
+        await _join(cache, wanted, other, give_up)
+        if other.error is not None:
+            raise other.error
+        if other.payload is not None and arrived < other.as_of:
+            return wanted.loads(other.payload)
+
+
+async def _join(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> None:
+    """Wait until the flight is over."""
+    port, signal = cache.session.port, cache.session.port.signal()
+    flight.waiting.append(signal)
+    while not flight.done:
+        left = give_up - port.now()
+        if left <= 0:
+            message = f"{wanted.name!r} was not computed within {wanted.spec.lock.timeout} s"
+            raise AcquireTimeout(message, lock=wanted.name)
+        # An interrupt that strikes just as a flight ends may leave some untold.
+        await port.wait(signal, min(left, wanted.spec.lock.ttl))
+    if cache.flights.get(wanted.name) is flight:  # or left it here
+        cache.flights.pop(wanted.name, None)
+
+
+async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> Any:  # noqa: ANN401 - as `get`
+    spec, port = wanted.spec, cache.session.port
+    kept = None
+    flight.as_of = next(cache.moments)
+    try:
+        if cache.away:
+            return wanted.loads((await _make(cache, wanted, flight))[0])
+        reply = await _ask(cache, LOOK, wanted.keys, (), spec.lock.command_timeout)
+        kept = read_kept(reply)
+        if kept is not None and kept.left > -spec.stale:
+            value = _loaded(wanted, flight, kept)
+            if value is not _UNREADABLE:
+                if is_due(kept, spec.early, port.jitter()):
+                    cache.refresh_aside(wanted, kept.fence)
+                return value
+        seen = 0 if kept is None else kept.fence
+        flight.as_of = next(cache.moments)
+        timeout = None if give_up == math.inf else max(0.0, give_up - port.now())
+        payload = await compute(cache, wanted, flight, wanted.lock(CLAIM, str(seen)), timeout)
+        return wanted.loads(payload)
+    except NotNeeded as found:
+        kept = read_kept(found.reply)
+        value = _UNREADABLE if kept is None else _loaded(wanted, flight, kept)
+        if value is not _UNREADABLE:
+            return value
+    except (NodeUnavailable, OutcomeUnknown) as error:
+        if error is flight.error:  # the function's own
+            raise
+        cache.unanswered(wanted, error)
+    return wanted.loads((await _make(cache, wanted, flight))[0])
+
+
+_UNREADABLE = object()
+
+
+def _loaded(wanted: Wanted, flight: Flight, kept: Kept) -> Any:  # noqa: ANN401 - as `get`
+    """Read what is kept; another version of the program may have written it in another way."""
+    try:
+        value = wanted.loads(kept.payload)
+    except Exception:  # noqa: BLE001 - whatever a codec may raise
+        return _UNREADABLE
+    flight.payload = kept.payload
+    return value
+
+
+async def compute(  # noqa: PLR0913 - what is computed, for whom, and under what
+    cache: Cache,
+    wanted: Wanted,
+    flight: Flight,
+    lock: LockSpec,
+    timeout: float | None,
+    *,
+    insist: bool = False,
+) -> bytes:
+    """Take the lock, compute the value and store it; `insist`: nothing less will do.
+
+    Interrupted, or if computing raises, it gives the lock back and stores nothing.
+
+    Raises:
+        NotNeeded: the value is there.
+        AcquireTimeout, WouldDeadlock, NodeUnavailable, ConfigurationError: as `acquire`.
+        OutcomeUnknown, NodeUnavailable: if it insists: it could not be stored.
+        Exception: whatever computing it raises.
+    """
+    session, grip = cache.session, Grip()
+    try:
+        await acquire(session, lock, timeout, grip)
+        payload, cost = await _make(cache, wanted, flight)
+        hold = grip._hold
+        if hold is not None and hold.alive(session.port.now(), session.port.process()):
+            try:
+                if await _store(cache, wanted, hold, payload, cost):
+                    flight.as_of = math.inf
+            except (NodeUnavailable, OutcomeUnknown) as error:
+                _abandon(session, hold)
+                if insist:
+                    raise
+                cache.unanswered(wanted, error)
+        await _let_go(session, grip)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        await session.port.shielded(_let_go(session, grip))
+        raise
+    return payload
+
+
+async def refresh(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - as `get`
+    """Compute the value now, whatever is kept, store it, and return it.
+
+    Raises:
+        AcquireTimeout, WouldDeadlock, NodeUnavailable, ConfigurationError: as `acquire`.
+        OutcomeUnknown, NodeUnavailable: it could not be stored.
+        Exception: whatever computing it raises.
+    """
+    cache.begin_in_this_process()
+    flight, lock = Flight(cache.session.port.actor()), wanted.lock()
+    return wanted.loads(
+        await compute(cache, wanted, flight, lock, wanted.spec.lock.timeout, insist=True)
+    )
+
+
+async def invalidate(cache: Cache, wanted: Wanted) -> None:
+    """Forget the value, and whatever is being computed of it.
+
+    Raises:
+        OutcomeUnknown, NodeUnavailable: the server was not heard.
+        ConfigurationError: it will never allow it.
+    """
+    lock = wanted.lock()
+    await _ask(cache, INVALIDATE, lock.keys, (lock.ttl_ms,), lock.command_timeout, TRIES)
+
+
+async def _make(cache: Cache, wanted: Wanted, flight: Flight) -> tuple[bytes, float]:
+    """Compute the value; return it as it is written, and the seconds it took."""
+    port = cache.session.port
+    flight.as_of, began = next(cache.moments), port.now()
+    try:
+        flight.payload = payload = wanted.dumps(await wanted.compute())
+    except Exception as error:
+        flight.error = error
+        raise
+    return payload, port.now() - began
+
+
+async def _store(cache: Cache, wanted: Wanted, hold: Hold, payload: bytes, cost: float) -> bool:
+    spec = wanted.spec
+    head = f"{spec.stale_ms} {to_ms(cost)}"
+    written = cast("str", payload)  # bytes go out as they are
+    args = hold.token, str(hold.fence), spec.life_ms, head, written
+    return bool(await _ask(cache, STORE, hold.spec.keys, args, spec.lock.command_timeout))
+
+
+async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
+    cache: Cache,
+    script: Script,
+    keys: Keys,
+    args: tuple[str, ...],
+    timeout: float,
+    patience: int = 1,
+) -> Reply:
+    """Ask until there is an answer, for so many timeouts; all these scripts may be run twice."""
+    port = cache.session.port
+    end = port.now() + timeout * patience
+    for left in reversed(range(TRIES)):
+        try:
+            limit = min(timeout, max(0.0, end - port.now()))
+            reply = await port.call(script, keys, args, limit)
+            break
+        except (OutcomeUnknown, NodeUnavailable):
+            if not left or port.now() >= end:
+                raise
+    cache.answered()
+    return reply
+
+
+def _abandon(session: Session, hold: Hold) -> None:
+    """Leave a lock to the background: the server does not answer."""
+    session.disown(hold)
+    if hold.waiter is not None:
+        hold.waiter.forget()
+    request = taking_back(hold.spec, hold.token)
+    session.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
+
+
+async def _let_go(session: Session, grip: Grip) -> None:
+    """Give the lock back; that it was lost is reported, and no concern of who wants the value."""
+    try:
+        await release(session, grip)
+    except HoldfastError:
+        return
