@@ -24,6 +24,7 @@ class Process:
         head = f"import holdfast, time, sys, os\nclient = holdfast.Client({server.url!r})\n"
         self._child = subprocess.Popen(
             [sys.executable, "-c", head + textwrap.dedent(text)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -34,6 +35,12 @@ class Process:
         line = self._child.stdout.readline().decode().strip()
         assert line, self._child.communicate()[1].decode()
         return line
+
+    def hears(self, line: str) -> None:
+        """Have it read a line."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{line}\n".encode())
+        self._child.stdin.flush()
 
     def stop(self) -> None:
         """Stop it in its tracks, with its connections open."""

@@ -6,7 +6,17 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from holdfast.adapters.tasks import AsideTasks, tell
 from holdfast.core.acquire import acquire
@@ -49,7 +59,9 @@ if TYPE_CHECKING:
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -479,6 +491,14 @@ class AsyncCached(Protocol[P, R_co]):
             OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
             NodeUnavailable: the server cannot be reached.
         """
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> AsyncCached[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: AsyncCached[Concatenate[S, Q], R], instance: S, owner: type, /
+    ) -> Callable[Q, Coroutine[Any, Any, R]]: ...
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute the value for these arguments now, whatever is kept, keep it and return it.

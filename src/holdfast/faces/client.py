@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from holdfast.adapters.aside import AsideThreads
 from holdfast.adapters.threads import run
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -512,6 +514,14 @@ class Cached(Protocol[P, R_co]):
             OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
             NodeUnavailable: the server cannot be reached.
         """
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Cached[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Cached[Concatenate[S, Q], R], instance: S, owner: type, /
+    ) -> Callable[Q, R]: ...
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute the value for these arguments now, whatever is kept, keep it and return it.
