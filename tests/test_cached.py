@@ -26,7 +26,7 @@ from holdfast.faces.caching import Recipe
 from holdfast.scripts import CLAIM, INVALIDATE, LOOK, RELEASE, STORE
 from kit.contention import waiters
 from kit.processes import Process
-from kit.servers import commands_processed
+from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
 from test_processes import forking, in_child
 
@@ -291,6 +291,7 @@ async def test_an_error_is_told_to_all_who_waited_together_and_not_kept(
     work.outcomes = [ZeroDivisionError("of the first"), ZeroDivisionError("of the second")]
     work.block()
     callers = [face.start(function()) for _ in range(3)]
+    await until_calls(face, work, 1)
     await until_waiting(face, client, 2)
     other = face.start(elsewhere())
     await until_in_line(face, server)
@@ -715,6 +716,7 @@ STAMPEDE = {
 
 
 @pytest.mark.parametrize("kind", list(STAMPEDE))
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
     kind: str, server: Server
 ) -> None:

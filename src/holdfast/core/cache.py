@@ -196,6 +196,15 @@ def is_due(kept: Kept, early: float, jitter: float) -> bool:
     return early > 0 and kept.left <= kept.cost * (1 - early * math.log(1 - jitter))
 
 
+class Unstored(Exception):  # noqa: N818 - that is what it says
+    """A value was computed, and the server did not answer when it was to be stored."""
+
+    def __init__(self, payload: bytes, error: HoldfastError) -> None:
+        super().__init__()
+        self.payload = payload
+        self.error = error
+
+
 class Flight:
     """One caller's asking for a value, on behalf of all in its process who want it meanwhile."""
 
@@ -214,8 +223,8 @@ class Flight:
     def land(self) -> None:
         """Have all who wait look. Said first, told second: who joins does these the other way."""
         self.done = True
-        while self.waiting:
-            self.waiting.pop().set()
+        for signal in self.waiting:
+            signal.set()
 
 
 class Cache:
@@ -245,40 +254,49 @@ class Cache:
     @property
     def away(self) -> bool:
         """The server did not answer just now."""
-        return self.session.port.now() < self._away_until
+        return self.session.port.now() < self._away_until and not self.session.closed
 
     def answered(self) -> None:
         """Take in that the server is there."""
         self._away_until = -math.inf
 
     def unanswered(self, wanted: Wanted, error: HoldfastError) -> None:
-        """Take in that the server is away; raise it if it is we who are."""
-        if self.session.closed:
-            raise error
+        """Take in that the server is away."""
         first = self._away_until == -math.inf
         self._away_until = self.session.port.now() + AWAY_FOR
         if first:
             detail = f"values are computed, and not kept: {error}"
             self.session.report(Event("uncached", wanted.name, 0, detail))
 
+    def end(self, name: str, flight: Flight) -> None:
+        """End a flight; only its leader does. Gone first, so that nobody joins once it is over."""
+        if self.flights.get(name) is flight:
+            del self.flights[name]
+        flight.land()
+
     def refresh_aside(self, wanted: Wanted, seen: int) -> None:
         """Have a value computed anew in the background, if nobody here does so already."""
-        mark = object()
+        mark, begun = object(), False
         if self._refreshing.setdefault(wanted.name, mark) is not mark:
             return
         operation = self._refresh(wanted, seen)
-        if not self._aside(operation):
-            operation.close()
-            self._refreshing.pop(wanted.name, None)
+        try:
+            begun = self._aside(operation)
+        finally:
+            if not begun:
+                operation.close()
+                self._refreshing.pop(wanted.name, None)
 
     async def _refresh(self, wanted: Wanted, seen: int) -> None:
         # In line behind others who compute it, if need be, so that nobody else of this process
         # asks for it meanwhile.
-        flight, failure = Flight(self.session.port.actor()), None
+        flight, failure = Flight(self.session.port.actor()), cast("Exception | None", None)
         try:
             await compute(self, wanted, flight, wanted.lock(CLAIM, str(seen)), None)
         except NotNeeded:
             pass
+        except Unstored as computed:
+            failure = computed.error
         except Exception as error:  # noqa: BLE001 - whatever the user's function may raise
             failure = error
         finally:
@@ -310,16 +328,14 @@ async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever w
     while True:
         flight = Flight(actor)
         try:
-            other = cache.flights.setdefault(wanted.name, flight)
-            if other is flight:
-                return await _lead(cache, wanted, flight, give_up)
-        finally:
-            # Only its leader takes a flight out: gone first, so that nobody joins once it is done.
             try:
-                if cache.flights.get(wanted.name) is flight:
-                    del cache.flights[wanted.name]
+                other = cache.flights.setdefault(wanted.name, flight)
+                if other is flight:
+                    return await _lead(cache, wanted, flight, give_up)
             finally:
-                flight.land()
+                cache.end(wanted.name, flight)
+        finally:
+            cache.end(wanted.name, flight)  # an interrupt may have struck as it was about to
         if other.actor is actor:
             raise WouldDeadlock(
                 f"{wanted.name!r} is asked for by its own computation, which would wait for "
@@ -342,10 +358,7 @@ async def _join(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
         if left <= 0:
             message = f"{wanted.name!r} was not computed within {wanted.spec.lock.timeout} s"
             raise AcquireTimeout(message, lock=wanted.name)
-        # An interrupt that strikes just as a flight ends may leave some untold.
-        await port.wait(signal, min(left, wanted.spec.lock.ttl))
-    if cache.flights.get(wanted.name) is flight:  # or left it here
-        cache.flights.pop(wanted.name, None)
+        await port.wait(signal, left)
 
 
 async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> Any:  # noqa: ANN401 - as `get`
@@ -373,8 +386,11 @@ async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
         value = _UNREADABLE if kept is None else _loaded(wanted, flight, kept)
         if value is not _UNREADABLE:
             return value
+    except Unstored as computed:
+        cache.unanswered(wanted, computed.error)
+        return wanted.loads(computed.payload)
     except (NodeUnavailable, OutcomeUnknown) as error:
-        if error is flight.error:  # the function's own
+        if error is flight.error or cache.session.closed:  # the function's own, or our own doing
             raise
         cache.unanswered(wanted, error)
     return wanted.loads((await _make(cache, wanted, flight))[0])
@@ -393,45 +409,48 @@ def _loaded(wanted: Wanted, flight: Flight, kept: Kept) -> Any:  # noqa: ANN401 
     return value
 
 
-async def compute(  # noqa: PLR0913 - what is computed, for whom, and under what
-    cache: Cache,
-    wanted: Wanted,
-    flight: Flight,
-    lock: LockSpec,
-    timeout: float | None,
-    *,
-    insist: bool = False,
+async def compute(
+    cache: Cache, wanted: Wanted, flight: Flight, lock: LockSpec, timeout: float | None
 ) -> bytes:
-    """Take the lock, compute the value and store it; `insist`: nothing less will do.
+    """Take the lock, compute the value, and store it if it can be stored.
 
     Interrupted, or if computing raises, it gives the lock back and stores nothing.
 
     Raises:
         NotNeeded: the value is there.
         AcquireTimeout, WouldDeadlock, NodeUnavailable, ConfigurationError: as `acquire`.
-        OutcomeUnknown, NodeUnavailable: if it insists: it could not be stored.
+        Unstored: the server did not answer when it was to be stored.
         Exception: whatever computing it raises.
     """
     session, grip = cache.session, Grip()
     try:
-        await acquire(session, lock, timeout, grip)
-        payload, cost = await _make(cache, wanted, flight)
-        hold = grip._hold
-        if hold is not None and hold.alive(session.port.now(), session.port.process()):
-            try:
-                if await _store(cache, wanted, hold, payload, cost):
-                    flight.as_of = math.inf
-            except (NodeUnavailable, OutcomeUnknown) as error:
-                _abandon(session, hold)
-                if insist:
-                    raise
-                cache.unanswered(wanted, error)
-        await _let_go(session, grip)
+        return await _under_lock(cache, wanted, flight, (lock, timeout, grip))
     except GeneratorExit:
         raise
     except BaseException:
         await session.port.shielded(_let_go(session, grip))
         raise
+
+
+async def _under_lock(
+    cache: Cache, wanted: Wanted, flight: Flight, taking: tuple[LockSpec, float | None, Grip]
+) -> bytes:
+    session, grip = cache.session, taking[2]
+    await acquire(session, *taking)
+    try:
+        payload, cost = await _make(cache, wanted, flight)
+    except Exception:
+        await _let_go(session, grip)
+        raise
+    hold = grip._hold
+    if hold is not None and hold.alive(session.port.now(), session.port.process()):
+        try:
+            if await _store(cache, wanted, hold, payload, cost):
+                flight.as_of = math.inf
+        except (NodeUnavailable, OutcomeUnknown) as error:
+            _abandon(session, hold)
+            raise Unstored(payload, error) from error
+    await _let_go(session, grip)
     return payload
 
 
@@ -445,9 +464,10 @@ async def refresh(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - as `ge
     """
     cache.begin_in_this_process()
     flight, lock = Flight(cache.session.port.actor()), wanted.lock()
-    return wanted.loads(
-        await compute(cache, wanted, flight, lock, wanted.spec.lock.timeout, insist=True)
-    )
+    try:
+        return wanted.loads(await compute(cache, wanted, flight, lock, lock.timeout))
+    except Unstored as computed:
+        raise computed.error from None
 
 
 async def invalidate(cache: Cache, wanted: Wanted) -> None:
