@@ -23,35 +23,33 @@ together with it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.acquire import TRIES, NotNeeded, acquire
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip
 from holdfast.core.release import release
 from holdfast.core.renewer import taking_back
-from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.core.spec import to_ms
+from holdfast.core.value import is_due, read_kept
 from holdfast.errors import (
     AcquireTimeout,
-    ConfigurationError,
     HoldfastError,
     NodeUnavailable,
     OutcomeUnknown,
     WouldDeadlock,
 )
-from holdfast.port import Keys
-from holdfast.scripts import ACQUIRE, CLAIM, INVALIDATE, LOOK, STORE
+from holdfast.scripts import CLAIM, INVALIDATE, LOOK, STORE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Reply, Signal
+    from holdfast.core.value import Kept, Wanted
+    from holdfast.port import Keys, Reply, Signal
     from holdfast.scripts import Script
 
 AWAY_FOR = 2.0
@@ -59,141 +57,6 @@ AWAY_FOR = 2.0
 
 AGAIN_AFTER = 1.0
 """Seconds after a failed computation in the background before this process tries it again."""
-
-NAME_MAX_BYTES = 300
-"""What is longer is named by its beginning and a digest."""
-
-
-@dataclass(frozen=True)
-class CacheSpec:
-    """The settings of a cached function."""
-
-    lock: LockSpec  # of every value, but for its name and its keys
-    stale: float
-    early: float
-    life_ms: str
-    stale_ms: str
-
-
-def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the user gives them
-    *,
-    ttl: float,
-    stale: float | None,
-    early: float | None,
-    lock_ttl: float,
-    timeout: float | None,
-    command_timeout: float,
-    quorum: bool,
-) -> CacheSpec:
-    """Check a cached function's settings and work out what follows from them.
-
-    Raises:
-        ConfigurationError: at the first setting that cannot work, saying what to write instead.
-    """
-    if quorum:
-        raise ConfigurationError(
-            "values are kept by one server, a primary and its replicas, or a cluster: for them, "
-            "give a client of one of these instead of a list of servers"
-        )
-    check_ttl(ttl, lock="")
-    check_timeout(timeout, lock="")
-    for name, given in (("stale", stale), ("early", early)):
-        if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
-            raise ConfigurationError(f"{name}={given!r}: give a number, or None for none")
-        if not 0 <= (given or 0) < math.inf:
-            raise ConfigurationError(f"{name}={given!r}: give a number that is not below 0")
-    lock = describe(
-        "cached",
-        ttl=lock_ttl,
-        timeout=timeout,
-        renew=True,
-        max_hold=None,
-        reentrant=False,
-        owner=None,
-        fair=True,
-        lock_delay=0.0,
-        key=None,
-        label="cached",
-        command_timeout=command_timeout,
-        # No quarantine where a server takes another's place: a second computation does no harm.
-        longest_ttl=math.inf,
-    )
-    life, old = ttl + (stale or 0.0), stale or 0.0
-    return CacheSpec(lock, float(old), float(early or 0.0), to_ms(life), to_ms(old))
-
-
-class Wanted:
-    """A value that somebody asks for: its name, and how it is computed, written and read."""
-
-    __slots__ = ("_key", "compute", "dumps", "keys", "loads", "name", "spec")
-
-    def __init__(
-        self,
-        spec: CacheSpec,
-        name: str,
-        compute: Callable[[], Awaitable[Any]],
-        dumps: Callable[[Any], bytes],
-        loads: Callable[[bytes], Any],
-    ) -> None:
-        self.spec = spec
-        self.name = name
-        self.compute = compute
-        self.dumps = dumps
-        self.loads = loads
-        self._key = b"holdfast:{%b}:cache" % _encoded(name)
-        self.keys = Keys((self._key + b":value",))
-        """Of looking: just the value's."""
-
-    def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:
-        """The lock under which it is computed, whose last key is the value's."""
-        keys = Keys((*keys_of(self._key), *self.keys))
-        return replace(self.spec.lock, name=self.name, keys=keys, taking=taking, asked=asked)
-
-
-def _encoded(name: str) -> bytes:
-    """Make a name fit to be the hash tag of a key."""
-    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    encoded = text.encode("utf-8", "surrogateescape")
-    if len(encoded) <= NAME_MAX_BYTES:
-        return encoded
-    digest = sha256(encoded).hexdigest().encode()
-    return encoded[: NAME_MAX_BYTES - len(digest)] + digest
-
-
-class Kept(NamedTuple):
-    """What the server has of a value."""
-
-    fence: int
-    left: float
-    """Seconds until its ttl is over; below zero, it is stale."""
-    cost: float
-    """Seconds that it took to compute."""
-    payload: bytes
-
-
-def read_kept(reply: Reply) -> Kept | None:
-    """Read what `look` and `claim` answer; None if there is nothing, or nothing of ours."""
-    if not reply:
-        return None
-    value, left_ms = reply
-    head, _, payload = value.partition(b"\n")
-    try:
-        fence, stale_ms, cost_ms = map(int, head.split())
-    except ValueError:
-        return None
-    return Kept(fence, (left_ms - stale_ms) / 1000, cost_ms / 1000, payload)
-
-
-def is_due(kept: Kept, early: float, jitter: float) -> bool:
-    """Whether a value is to be computed anew although it is there.
-
-    That is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch): the
-    dearer it is, and the nearer its end, the more likely. It begins by the cost sooner than with
-    them: it is done aside, and has to be over before anybody finds the value gone.
-    """
-    if kept.left <= 0:
-        return True
-    return early > 0 and kept.left <= kept.cost * (1 - early * math.log(1 - jitter))
 
 
 class Unstored(Exception):  # noqa: N818 - that is what it says
@@ -213,8 +76,8 @@ class Flight:
     def __init__(self, actor: object) -> None:
         self.actor = actor
         self.payload: bytes | None = None
-        self.as_of = 0.0
-        """The payload is for those who came before this moment; infinite: for all."""
+        self.as_of = 0
+        """The payload is for those who came before this moment."""
         self.error: Exception | None = None
         """What computing raised."""
         self.done = False
@@ -373,7 +236,7 @@ async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
         if kept is not None and kept.left > -spec.stale:
             value = _loaded(wanted, flight, kept)
             if value is not _UNREADABLE:
-                if is_due(kept, spec.early, port.jitter()):
+                if is_due(kept, spec, port.jitter()):
                     cache.refresh_aside(wanted, kept.fence)
                 return value
         seen = 0 if kept is None else kept.fence
@@ -445,8 +308,10 @@ async def _under_lock(
     hold = grip._hold
     if hold is not None and hold.alive(session.port.now(), session.port.process()):
         try:
+            # Who comes after this may know of an invalidation that came after the storing.
+            moment = next(cache.moments)
             if await _store(cache, wanted, hold, payload, cost):
-                flight.as_of = math.inf
+                flight.as_of = moment
         except (NodeUnavailable, OutcomeUnknown) as error:
             _abandon(session, hold)
             raise Unstored(payload, error) from error

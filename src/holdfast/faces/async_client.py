@@ -20,12 +20,13 @@ from typing import (
 
 from holdfast.adapters.tasks import AsideTasks, tell
 from holdfast.core.acquire import acquire
-from holdfast.core.cache import Cache, describe_cache, get, invalidate, refresh
+from holdfast.core.cache import Cache, get, invalidate, refresh
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, describe
+from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.caching import Recipe
 from holdfast.faces.codecs import JSON
@@ -50,10 +51,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from holdfast.core.cache import Wanted
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
+    from holdfast.core.value import Wanted
     from holdfast.faces.caching import Key
     from holdfast.faces.codecs import Codec
     from holdfast.holder import Holder

@@ -12,13 +12,13 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from holdfast.core.cache import Wanted
+from holdfast.core.value import Wanted
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.core.cache import CacheSpec
+    from holdfast.core.value import CacheSpec
     from holdfast.faces.codecs import Codec
 
 Key: TypeAlias = "str | Callable[..., str] | None"

@@ -6,10 +6,11 @@
 -- Returns  1 .. serial
 --
 -- The counter goes on, as if the lock had been granted: whoever computes under an earlier fence finds
--- that it may not store (see store).
+-- that it may not store (see store), also when the counter has expired by then.
 
 local call, ttl = redis.call, tonumber(ARGV[1])
 --:include _new_fence
 new_fence()
+call('PEXPIRE', KEYS[2], 60000)
 call('DEL', KEYS[4])
 return '1' .. ARGV[2]

@@ -10,7 +10,8 @@
 --                       gone on, because the value was invalidated. Nothing was changed
 --
 -- Those in line are not granted the lock one after the other: they do not want it any more. All are
--- taken out and told to ask, which finds the value.
+-- taken out and told to ask, which finds the value. The counter is not needed for long: a lock has it
+-- for an hour, but there may be many values.
 
 local call = redis.call
 local lock, queue, token, fence, serial = KEYS[1], KEYS[3], ARGV[1], ARGV[2], ARGV[6]
@@ -18,6 +19,7 @@ if call('GET', lock) ~= token or call('GET', KEYS[2]) ~= fence then
   return '0' .. serial
 end
 call('SET', KEYS[4], fence .. ' ' .. ARGV[4] .. '\n' .. ARGV[5], 'PX', ARGV[3])
+call('PEXPIRE', KEYS[2], 60000)
 
 local delay, quiet = 0, true
 --:include _tell
