@@ -466,6 +466,25 @@ async def test_the_background_ends_with_the_client(face: Face, server: Server, w
         await function()
 
 
+async def test_what_is_too_much_for_the_background_is_served_stale_and_computed_later(
+    face: Face, client: Any, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("aside", "tasks"):
+        monkeypatch.setattr(f"holdfast.adapters.{module}.MOST", 1)
+    one, other = cached(client, work, stale=30), cached(client, work, stale=30, key="other")
+    assert (await one(), await other()) == (1, 2)
+    for key in ("a", "other"):
+        server.command("PEXPIRE", f"holdfast:{{{key}}}:cache:value", 20_000)
+    work.block()
+    assert await one() == 1
+    assert await face.wait(work.begun, 20)
+    assert [await other() for _ in range(3)] == [2, 2, 2]
+    assert work.calls == 3
+    work.go.set()
+    await until_value(face, one, 3)
+    await until_value(face, other, 4)
+
+
 def test_the_background_runs_in_the_context_of_its_caller(server: Server) -> None:
     import contextvars  # noqa: PLC0415 - of this story only
 
@@ -571,6 +590,57 @@ async def test_a_computation_that_lost_its_lease_does_not_replace_a_newer_value(
     assert kept(server) == b"2"
 
 
+async def test_whatever_happens_nobody_is_given_anything_older_than_a_known_invalidation(
+    face: Face, server: Server
+) -> None:
+    """Three clients read what three writers change and invalidate, while leases are lost."""
+    source = list[None]()  # its length is what is read
+    known = reads = 0
+    over = False
+
+    async def compute() -> int:
+        found = len(source)
+        await _a_moment(face)
+        return found
+
+    settings: dict[str, Any] = {"ttl": 0.05, "key": "a", "stale": 0.05, "early": 1.0}
+    functions = [face.connect(server.url).cached(**settings)(compute) for _ in range(3)]
+
+    async def write(number: int) -> None:
+        nonlocal known
+        for turn in range(25):
+            source.append(None)
+            written = len(source)
+            await functions[number].invalidate()
+            known = max(known, written)
+            if turn % 5 == 0:
+                server.command("DEL", LOCK)
+            await _a_moment(face)
+
+    async def read(number: int) -> None:
+        nonlocal reads
+        while not over:
+            at_least = known
+            found = await functions[number]()
+            assert found >= at_least, f"{found}, although {at_least} was known to be invalid"
+            reads += 1
+
+    async def writers() -> None:
+        nonlocal over
+        try:
+            await face.together(*(write(number) for number in range(3)))
+        finally:
+            over = True
+
+    await face.together(writers(), *(read(number) for number in range(3) for _ in range(3)))
+    assert reads > 50
+
+
+async def _a_moment(face: Face) -> None:
+    """Let others run for some milliseconds."""
+    await face.wait(face.event(), 0.005)
+
+
 # The server, and the network
 
 SCRIPTS = (LOOK, CLAIM, STORE, INVALIDATE, RELEASE)
@@ -611,6 +681,18 @@ async def test_s9_whatever_is_lost_or_doubled_values_are_right_and_nothing_stays
         eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
     assert proxy.rules_left == 0
     assert [await function(), await function()] == [REQUESTS + 1] * 2
+
+
+async def test_a_value_that_is_stored_too_late_is_not_kept(
+    far: Any, proxy: Proxy, server: Server, work: Work
+) -> None:
+    late = proxy.hold_request(1, matching=lambda args: STORE.sha.encode() in args)
+    assert await cached(far, work)() == 1
+    eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
+    server.reset_stats()
+    late.release()
+    eventually(lambda: commands_processed(server).get("evalsha"), what="it arrives")
+    assert kept(server) is None
 
 
 async def test_while_the_server_is_away_values_are_computed_and_not_kept(

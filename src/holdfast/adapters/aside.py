@@ -49,16 +49,24 @@ class AsideThreads:
         if self._generation != generation():  # the threads stayed behind
             self._begin()
         with self._mutex:
-            if self._closed or self._busy >= MOST:
+            if self._closed or self._busy >= MOST or not self._has_a_thread():
                 return False
             self._busy += 1
             self._all_done.clear()
             self._jobs.put((copy_context(), operation))
-            if len(self._threads) < self._busy:
-                thread = threading.Thread(target=self._work, name="holdfast-aside", daemon=True)
-                self._threads.add(thread)
-                thread.start()
             return True
+
+    def _has_a_thread(self) -> bool:
+        """See that there is one more thread than operations; False if none is to be had."""
+        if len(self._threads) > self._busy:
+            return True
+        thread = threading.Thread(target=self._work, name="holdfast-aside", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._threads.add(thread)
+        return True
 
     def _work(self) -> None:
         while True:
