@@ -7,20 +7,20 @@ READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Most tests wait most of the time: there may be more of them than cores. Simulated worlds only
 # compute, and would keep the others from being woken in time: they come by themselves.
-WAITING = -n $(shell expr $(CORES) + 2) --ignore-glob='tests/test_sim*'
+WAITING = -n $(shell expr $(CORES) + 2) -m 'not long' --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) -m 'not long' tests/test_sim*.py
 
 .PHONY: demo test long lint format bench bench-quorum bench-cached soak clean
 
 demo: $(READY)
-	$(BIN)/python examples/stock.py
+	$(BIN)/holdfast demo
 
 test: $(READY)
 	$(BIN)/python -m pytest $(WAITING) $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest $(COMPUTING) $(ARGS) || [ $$? -eq 5 ]
 
 long: $(READY)
-	$(BIN)/python -m pytest -n $(CORES) -m long tests/test_sim*.py $(ARGS)
+	$(BIN)/python -m pytest -n $(CORES) -m long $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -36,6 +36,7 @@ bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/speed.py
 	PYTHONPATH=tests $(BIN)/python bench/handover.py
 	PYTHONPATH=tests $(BIN)/python bench/waiters.py
+	PYTHONPATH=tests $(BIN)/python bench/atomic.py
 	PYTHONPATH=tests $(BIN)/python bench/renewals.py
 	PYTHONPATH=tests $(BIN)/python bench/memory.py
 	$(BIN)/python bench/imports.py

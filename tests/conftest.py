@@ -9,10 +9,12 @@ import pytest
 
 from kit.faces import Face, Tasks, Threads
 from kit.proxy import Proxy
+from kit.runtimes import runtime_folder
 from kit.servers import Server, programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 PROGRAMS = programs()
 if not PROGRAMS:
@@ -89,3 +91,13 @@ def proxy(server: Server) -> Iterator[Proxy]:
 def key_of() -> Callable[[str], str]:
     """The key of a lock, by its name."""
     return lambda name: f"holdfast:{{{name}}}"
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for an embedded server of the test's own, with the settings that nobody made."""
+    with runtime_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        for name in ("HOLDFAST_SERVER", "HOLDFAST_SERVER_IDLE"):
+            monkeypatch.delenv(name, raising=False)
+        yield folder

@@ -21,6 +21,7 @@ import pytest
 from redis.crc import key_slot
 
 import holdfast
+from holdfast.core.spec import lock_key_in
 from holdfast.core.value import Kept, Wanted, describe_cache, is_due
 from holdfast.faces.caching import Recipe
 from holdfast.scripts import CLAIM, INVALIDATE, LOOK, RELEASE, STORE
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 LOCK = "holdfast:{a}:cache"
-VALUE, FENCE, QUEUE = f"{LOCK}:value", f"{LOCK}:fence", f"{LOCK}:queue"
+VALUE, FENCE, QUEUE = "holdfast:value:{a}", f"{LOCK}:fence", f"{LOCK}:queue"
 
 SENT = {"evalsha", "eval", "subscribe", "ping", "hello", "auth", "client|setname", "client|setinfo"}
 """What clients send; the rest runs inside the scripts."""
@@ -474,7 +475,7 @@ async def test_what_is_too_much_for_the_background_is_served_stale_and_computed_
     one, other = cached(client, work, stale=30), cached(client, work, stale=30, key="other")
     assert (await one(), await other()) == (1, 2)
     for key in ("a", "other"):
-        server.command("PEXPIRE", f"holdfast:{{{key}}}:cache:value", 20_000)
+        server.command("PEXPIRE", f"holdfast:value:{{{key}}}", 20_000)
     work.block()
     assert await one() == 1
     assert await face.wait(work.begun, 20)
@@ -825,7 +826,7 @@ def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
             assert process.says() == "ready"
         server.reset_stats()
         for process in processes:
-            process.hears("go")
+            process.tell()
         told = [process.says() for process in processes]
         commands = {k: n for k, n in commands_processed(server).items() if k in SENT}
     calls = [int(line.split()[0]) for line in told]
@@ -1072,6 +1073,7 @@ def test_all_keys_of_a_value_are_in_one_slot(name: str) -> None:
     wanted = Wanted(_spec(), name, _nothing, repr, len)  # type: ignore[arg-type]
     keys = wanted.lock().keys
     assert wanted.keys == (keys[3],)
+    assert [lock_key_in(key) for key in keys] == [keys[0]] * 3 + [None]
     assert len({key_slot(key) for key in keys}) == 1
     assert len(set(keys)) == 4
     assert all(len(key) < 400 for key in keys)

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.core import acquire
+from holdfast.overview.looking import Overview
 from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
 from holdfast.wire.cluster import Cluster as TheirCluster
 from holdfast.wire.cluster import Redirected, cluster_of
@@ -686,7 +687,7 @@ async def test_a_value_is_computed_once_and_found_also_while_its_slot_moves(
     primary = cluster.primary_of("lock")
     with cluster.moving("lock", cluster.other_primary(primary)) as move:
         assert await functions[1]("lock") == "value of lock"
-        move.take("holdfast:{lock}:cache:value")
+        move.take("holdfast:value:{lock}")
         assert await functions[1]("lock") == "value of lock"
     assert await functions[0]("lock") == "value of lock"
     for name in ("{", "}", "a}b", "other"):
@@ -716,3 +717,105 @@ def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
             check_exclusion(holds)
             check_fences(holds)
             check_updates(holds, left=int(counts.command("GET", COUNTER)))
+
+
+# Atomic operations
+
+
+async def test_atomic_steps_are_taken_by_the_nodes_that_serve_their_keys(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    used = set()
+    for key in ("{", "a}b", "{a}b", *(f"stock:{number}" for number in range(9))):
+        node = cluster.primary_of(key)
+        used.add(node.port)
+        assert await atomic.put(key, 5) == (True, 5)
+        assert await atomic.take(key, 2, once="order") == (True, 3)
+        assert await atomic.take(key, 2, once="order") == (True, 3)
+        assert await atomic.compare_and_set(key, "3", "4")
+        assert await atomic.update(key, lambda value: value + 1, once="id") == 5
+        assert await atomic.script("return redis.call('GET', KEYS[1])")(keys=[key]) == b"5"
+        assert node.command("GET", key) == b"5"
+        assert await atomic.compare_and_delete(key, "5")
+    assert len(used) == 3
+
+
+async def test_keys_of_a_script_that_have_no_common_node_are_refused_before_it_is_sent(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    script = atomic.script("return #KEYS")
+    assert await script(keys=["{cart}:a", "{cart}:b"]) == 2
+    for node in cluster.nodes:
+        node.reset_stats()
+    with pytest.raises(holdfast.ConfigurationError, match=r"'a', 'b'.*braces"):
+        await script(keys=["a", "b"])
+    with pytest.raises(holdfast.ConfigurationError, match=r"'a', 'b'"):
+        await script(keys=["a", "b"], once="id")
+    with pytest.raises(holdfast.ConfigurationError, match="keys"):
+        await script()
+    for node in cluster.nodes:
+        assert not {"eval", "evalsha"} & set(commands_processed(node))
+
+
+async def test_atomic_steps_go_on_while_their_slot_moves(cluster: Cluster, face: Face) -> None:
+    atomic = face.connect(cluster.url).atomic
+    source = cluster.primary_of("lock")
+    target = cluster.other_primary(source)
+    count = atomic.script("return redis.call('INCR', KEYS[1])")
+    keys = ["{lock}here", "{lock}moved"]
+    for key in keys:
+        assert await atomic.incr(key) == 1
+    with cluster.moving("lock", target) as move:
+        move.take(keys[1])
+        for key in (*keys, "{lock}new"):
+            before = 0 if key == "{lock}new" else 1
+            assert await atomic.put(key) == (True, before + 1)
+            assert await atomic.compare_and_set(key, str(before + 1), "7")
+            assert await count(keys=[key]) == 8
+            assert await atomic.update(key, lambda value: value + 1) == 9
+        assert await atomic.compare_and_set("{lock}newer", None, "1")
+        assert await atomic.compare_and_delete("{lock}newer", "1")
+        assert source.command("GET", keys[0]) == b"9"
+    assert cluster.primary_of("lock") is target
+    for key in keys:
+        assert await atomic.take(key, once="order") == (True, 8)
+        assert target.command("GET", key) == b"8"
+
+
+async def test_an_atomic_step_with_an_id_counts_once_across_a_failover(
+    cluster: Cluster, face: Face
+) -> None:
+    atomic = face.connect(cluster.url).atomic
+    assert await atomic.put("lock", 9) == (True, 9)
+    assert await atomic.take("lock", once="a") == (True, 8)
+    old = cluster.primary_of("lock")
+    cluster.catch_up(cluster.replica_of(old))
+    new = cluster.fail_over(old)
+    assert await atomic.take("lock", once="a") == (True, 8)
+    assert await atomic.take("lock", once="b") == (True, 7)
+    assert new.command("GET", "lock") == b"7"
+
+
+# For operators
+
+
+async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster: Cluster) -> None:
+    client = face.connect(cluster.url)
+    names = [
+        cluster.name_on(node) for node in cluster.nodes if node.command("ROLE")[0] == b"master"
+    ]
+    leases = [await client.lock(name).acquire() for name in names]
+    overview = Overview(cluster.url)
+    try:
+        assert {lock.name for lock in overview.survey(lambda _: True).locks} == set(names)
+        for name, lease in zip(names, leases, strict=True):
+            seen = overview.look(b"holdfast:{%b}" % name.encode())
+            assert (seen.token, seen.fence) == (lease.token, lease.fence)
+            assert await client.lock(name).evict(await client.lock(name).holder())
+            with pytest.raises(holdfast.LeaseLost):
+                await lease.release()
+        assert overview.survey(lambda _: True).locks == ()
+    finally:
+        overview.close()

@@ -29,6 +29,7 @@ import pytest
 from holdfast import embedded
 from holdfast.embedded import flock, launching, programs, starting
 from holdfast.errors import ConfigurationError, NodeUnavailable
+from kit.runtimes import listed_processes, living_processes_of
 from kit.servers import programs as installed_servers
 from kit.waiting import eventually
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Found now, because some tests change PATH.
-PS = shutil.which("ps") or "/bin/ps"
 ENSURE = "from holdfast import embedded; print(embedded.ensure(), flush=True)"
 # More than the guardian looks at in one go.
 SET_MANY_FENCES = "MSET " + " ".join(f"job-{number}:fence {number}" for number in range(2500))
@@ -92,45 +92,9 @@ def is_gone(pid: int) -> bool:
     return state.startswith("Z")
 
 
-def listed_processes() -> dict[int, tuple[str, str]]:
-    """Return the state and the command line of every process, by its id."""
-    listing = subprocess.run(
-        [PS, "-axww", "-o", "pid=,stat=,command="],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=True,
-    )
-    rows = (line.split(None, 2) for line in listing.stdout.splitlines())
-    return {int(pid): (state, "".join(command)) for pid, state, *command in rows}
-
-
-def living_processes_of(runtime: Path) -> list[int]:
-    return [
-        pid
-        for pid, (state, command) in listed_processes().items()
-        if f"{runtime}/" in command and not state.startswith("Z")
-    ]
-
-
 def guardians_of(runtime: Path) -> list[int]:
     commands = listed_processes()
     return [pid for pid in living_processes_of(runtime) if "guardian.py" in commands[pid][1]]
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short XDG_RUNTIME_DIR, from which everything is gone afterwards, processes too."""
-    folder = Path(tempfile.mkdtemp(prefix="hf"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    for name in ("HOLDFAST_SERVER", "HOLDFAST_SERVER_IDLE"):
-        monkeypatch.delenv(name, raising=False)
-    yield folder
-    for pid in living_processes_of(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not living_processes_of(folder), what="the end of every process")
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(params=sorted(installed_servers()))

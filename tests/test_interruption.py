@@ -234,7 +234,7 @@ def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(serve
                 return "value"
 
             async def call() -> None:
-                server.command("DEL", f"{CACHE}:value")
+                server.command("DEL", "holdfast:value:{a}")
                 assert await function() == "value"
 
             async def nothing() -> None:
@@ -289,10 +289,19 @@ class InterruptAt:
         return line == "with self._mutex:" or entering_exit
 
 
+at_many_lines = pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(6, id="some")]
+)
+"""Of a long operation, each line in `make long`, and one of six in `make test`."""
+
+
 def _interrupted_everywhere(
-    operation: Callable[[], None], then: Callable[[str], None], within: tuple[str, ...] = ("",)
+    operation: Callable[[], None],
+    then: Callable[[str], None],
+    every: int = 1,
+    within: tuple[str, ...] = ("",),
 ) -> int:
-    """Interrupt `operation` at every line in turn, until it runs through; count the lines."""
+    """Interrupt `operation` at one line after the other, until it runs through; count the lines."""
     at = 1
     while True:
         interrupt = InterruptAt(at, within)
@@ -302,7 +311,7 @@ def _interrupted_everywhere(
         except KeyboardInterrupt:
             assert interrupt.struck is not None
             then(interrupt.struck)
-            at += 1
+            at += every
             continue
         assert interrupt.struck is None, f"{interrupt.struck} swallowed KeyboardInterrupt"
         return at
@@ -341,7 +350,7 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
             return "value"
 
         def call() -> None:
-            server.command("DEL", f"{CACHE}:value")
+            server.command("DEL", "holdfast:value:{a}")
             with contextlib.suppress(ZeroDivisionError):
                 assert function() == "value"
 
@@ -352,13 +361,14 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
         call()
         # What it does with a lock is interrupted elsewhere.
         parts = os.path.join("core", "cache.py"), "faces"  # noqa: PTH118 - compared, not opened
-        assert _interrupted_everywhere(call, nothing, parts) > 50
+        assert _interrupted_everywhere(call, nothing, within=parts) > 50
 
 
 @interrupted
+@at_many_lines
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_client(
-    server: Server,
+    server: Server, every: int
 ) -> None:
     clients = [holdfast.Client(server.url)]
 
@@ -377,7 +387,7 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
 
     with holdfast.Client(server.url) as warm:  # so that the server knows the scripts
         warm.lock("b").acquire().release()
-    assert _interrupted_everywhere(acquire, working) > 100
+    assert _interrupted_everywhere(acquire, working, every) > 100
     clients[-1].close()
     server.command("FLUSHALL")
 

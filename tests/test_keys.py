@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from holdfast.core.line import channel_of
-from holdfast.core.spec import LockSpec, describe
+from holdfast.core.spec import LockSpec, describe, lock_key_in, name_in
 
 TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
 ODD = ["}", "}a", "a}b", "{}", "{}a", "{}{a}", "a{", "{", "{{a}}", "{a}{b}", "a{b}c", "}{", "}{a}"]
@@ -73,3 +73,18 @@ def test_all_of_a_lock_is_in_one_slot_and_nothing_of_another_lock(one: str, othe
 )
 def test_keys_are_named_as_ever(given: dict[str, str], fence: bytes) -> None:
     assert lock(**given).keys[1] == fence
+
+
+@settings(max_examples=500, derandomize=True, database=None, deadline=None)
+@given(TEXTS)
+def test_each_of_its_keys_tells_which_lock_it_is_of(text: str) -> None:
+    for spec, name in ((lock(text, owner="us"), text), (lock(key=text, owner="us"), None)):
+        own, *others = spec.keys
+        assert {lock_key_in(key) for key in others} == {own}
+        assert name_in(own) == name
+        assert lock_key_in(own) == (own if name else None)
+
+
+def test_what_else_is_there_is_of_no_lock() -> None:
+    for key in (b"holdfast:home", b"holdfast:quarantine", b"holdfast:odd:{1}:a:fence", b"a:fence"):
+        assert lock_key_in(key) is None

@@ -15,6 +15,8 @@ import redis
 import valkey
 
 import holdfast
+from holdfast.overview import looking
+from holdfast.overview.looking import Overview
 from holdfast.wire.clock import now
 from kit.homes import settle_in
 from kit.servers import Server, programs
@@ -687,3 +689,62 @@ def test_what_makes_no_majority_is_refused(make: Callable[[Any], Any]) -> None:
         make(["redis://a", "redis://b", "redis://a:6379/0"])
     with pytest.raises(holdfast.ConfigurationError, match="owner"):
         make(["redis://a", "redis://b", "redis://c"]).lock("x", owner="me")
+
+
+# For operators
+
+
+async def test_one_who_has_a_majority_is_seen_and_can_be_evicted_from_all_nodes(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a").acquire()
+    await soon(face, lambda: all(holders(three)))
+    three[0].command("SET", KEY, "another")  # they differ, but a majority does not
+    waiting = face.start(face.connect(urls(three)).lock("a").acquire())
+    await soon(face, lambda: all(server.command("EXISTS", QUEUE) for server in three))
+    overview = Overview(urls(three))
+    (lock,) = overview.survey(lambda _: True).locks
+    assert overview.look(KEY.encode()).nodes == lock.nodes
+    overview.close()
+    assert (lock.name, lock.state, lock.nodes, lock.waiting) == ("a", "held", (2, 3), 1)
+    assert (lock.token, lock.fence) == (lease.token, lease.fence)
+    three[0].command("DEL", KEY)
+    operator = face.connect(urls(three)).lock("a")
+    assert await operator.evict(await operator.holder())
+    with pytest.raises(holdfast.LeaseLost):
+        await lease.extend(10)
+    next_one = await waiting.result()
+    assert next_one.fence > lease.fence
+    await next_one.release()
+
+
+def test_what_no_majority_has_is_nobodys(
+    three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "ANSWER", 0.2)
+    for server, value in zip(three, ["one", "two", "three"], strict=True):
+        server.command("SET", KEY, value)
+    overview = Overview(urls(three))
+    try:
+        (lock,) = overview.survey(lambda _: True).locks
+        assert (lock.state, lock.holders, lock.nodes) == ("contested", (), (1, 3))
+        three[0].freeze()
+        survey = overview.survey(lambda _: True)
+        assert survey.complete
+        assert "did not answer" in survey.failures[three[0].url]
+        three[1].freeze()
+        assert not overview.survey(lambda _: True).complete
+        with pytest.raises(holdfast.NoQuorum):
+            overview.look(KEY.encode())
+    finally:
+        overview.close()
+
+
+def test_looking_does_not_make_a_node_believe_that_it_was_used() -> None:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(server) for server in start(3, "--save", "")]
+        overview = Overview(urls(servers))
+        stack.callback(overview.close)
+        assert overview.survey(lambda _: True).complete
+        assert [server.command("DBSIZE") for server in servers] == [0, 0, 0]

@@ -19,6 +19,7 @@ import redis.sentinel
 import valkey.sentinel
 
 import holdfast
+from holdfast.overview.looking import Overview
 from holdfast.scripts import ACQUIRE, RENEW
 from holdfast.wire import guard
 from holdfast.wire.clock import now
@@ -573,3 +574,46 @@ def _holds_each(logs: list[Any], count: int, since: float = 0.0) -> None:
         within=40,
         what="so many turns",
     )
+
+
+# Atomic operations
+
+
+async def test_atomic_steps_follow_the_primary(face: Face, own_service: Sentinels) -> None:
+    atomic = _of(own_service, face).atomic
+    assert await atomic.put("stock", 9) == (True, 9)
+    assert await atomic.take("stock", once="a") == (True, 8)
+    assert await atomic.compare_and_set("v", None, "1")
+    own_service.settle()
+    own_service.fail_over()
+
+    async def again() -> bool:
+        with contextlib.suppress(holdfast.NodeUnavailable, holdfast.OutcomeUnknown):
+            return bool(await atomic.take("stock", once="b") == (True, 7))
+        return False
+
+    await face.eventually(again, within=20)
+    assert await atomic.take("stock", once="a") == (True, 8)
+    assert await atomic.take("stock", once="b") == (True, 7)
+    assert await atomic.compare_and_set("v", "1", "2")
+    assert own_service.primary.command("MGET", "stock", "v") == [b"7", b"2"]
+
+
+# For operators
+
+
+async def test_looking_leaves_no_mark_and_evicting_is_guarded(
+    face: Face, service: Sentinels
+) -> None:
+    lease = await _of(service, face).lock("a", ttl=2).acquire()
+    home = service.primary.command("GET", guard.HOME)
+    overview = Overview(service.url)
+    try:
+        (lock,) = overview.survey(lambda _: True).locks
+        assert lock.token == overview.look(KEY.encode()).token == lease.token
+    finally:
+        overview.close()
+    assert service.primary.command("GET", guard.HOME) == home
+    operator = _of(service, face).lock("a", ttl=2)
+    assert await operator.evict(await operator.holder())
+    assert not service.primary.command("EXISTS", KEY)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from contextlib import contextmanager
-from fcntl import ioctl
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -26,19 +17,11 @@ from holdfast.sim.checks import REACHED
 from holdfast.sim.hazards import GALLERY
 from holdfast.sim.settings import CALM
 from holdfast.sim.sweep import Found
+from kit.terminal import HOLDFAST, PATIENCE, SOURCE, Screen, environment, on_a_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SOURCE = Path(__file__).parents[1] / "src"
-PATIENCE = 30.0
-"""Seconds for a process to start, on a machine that has much else to do."""
-
-OWN_TERMINAL = (
-    "import fcntl, os, sys, termios;"
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "os.execv(sys.executable, [sys.executable, '-m', 'holdfast.cli', *sys.argv[1:]])"
-)
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 WITHOUT = """
 import sys
@@ -64,15 +47,14 @@ class Ended(NamedTuple):
         return " ".join(re.sub("[│╭╮╰╯─]", " ", self.out + self.err).split())
 
 
-def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": str(source), "PYTHONUTF8": "1", "TERM": "xterm", **more}
+def on_screen(*words: str, cwd: Path) -> AbstractContextManager[Screen]:
+    return on_a_terminal([*HOLDFAST, *words], cwd=cwd, env=environment())
 
 
 def holdfast(*words: str | Path, cwd: Path, source: Path = SOURCE, width: int = 80) -> Ended:
     """Run the command without a terminal, to its end."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *map(str, words)],
+        [*HOLDFAST, *map(str, words)],
         cwd=cwd,
         env=environment(source, COLUMNS=str(width)),
         stdin=subprocess.DEVNULL,
@@ -94,64 +76,6 @@ def in_this_process(capsys: pytest.CaptureFixture[str], *words: str | Path) -> E
     status = ended.value.code
     assert isinstance(status, int)
     return Ended(status, *capsys.readouterr())
-
-
-class Screen:
-    """A terminal, and what a process wrote to it so far."""
-
-    def __init__(self, terminal: int, process: subprocess.Popen[bytes]) -> None:
-        self._terminal = terminal
-        self.process = process
-        self.text = ""
-
-    def until(self, pattern: str) -> None:
-        """Wait until it shows something."""
-        give_up_at = time.monotonic() + PATIENCE
-        while not re.search(pattern, self.text):
-            assert self._read(give_up_at), f"ended without {pattern!r}: {self.text}"
-
-    def to_the_end(self) -> int:
-        """Wait until nobody has the terminal open any more; return the status."""
-        give_up_at = time.monotonic() + PATIENCE
-        while self._read(give_up_at):
-            pass
-        return self.process.wait(PATIENCE)
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._terminal, keys)
-
-    def _read(self, give_up_at: float) -> bool:
-        left = give_up_at - time.monotonic()
-        assert select.select([self._terminal], [], [], max(left, 0))[0], f"stuck: {self.text}"
-        try:
-            received = os.read(self._terminal, 65536)
-        except OSError:  # what Linux says at the end
-            return False
-        self.text += received.decode(errors="replace")
-        return bool(received)
-
-
-@contextmanager
-def on_a_terminal(*words: str, cwd: Path) -> Iterator[Screen]:
-    """Start the command on a terminal of its own, as its controlling one."""
-    ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWN_TERMINAL, *words],
-        cwd=cwd,
-        env=environment(),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Screen(ours, process)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
 
 
 @pytest.fixture(scope="module")
@@ -433,7 +357,7 @@ def test_garbage_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
-    with on_a_terminal("sim", "run", "--seeds", "60", "--jobs", "2", cwd=tmp_path) as screen:
+    with on_screen("sim", "run", "--seeds", "60", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("━.* [0-9]+ worlds in .* a second")
         assert screen.to_the_end() == 0
     assert "\x1b[" in screen.text
@@ -441,7 +365,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_a_run_and_its_workers(tmp_path: Path) -> None:
-    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+    with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("[1-9][0-9]* worlds in ")
         screen.press(b"\x03")
         assert screen.to_the_end() == 130
@@ -450,7 +374,7 @@ def test_ctrl_c_ends_a_run_and_its_workers(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_workers_start_is_as_silent(tmp_path: Path) -> None:
-    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+    with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("running worlds")
         screen.press(b"\x03")
         assert screen.to_the_end() == 130
@@ -458,7 +382,7 @@ def test_ctrl_c_while_workers_start_is_as_silent(tmp_path: Path) -> None:
 
 
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
-    with on_a_terminal("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
+    with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("[1-9][0-9]* worlds in ")
         screen.process.kill()
         assert screen.to_the_end() == -signal.SIGKILL

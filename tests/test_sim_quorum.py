@@ -118,7 +118,7 @@ def _world() -> tuple[Play, QuorumChecks]:
 
 def _hold(world: Play, client: int, fence: int) -> Hold:
     owner = world.clients[client]
-    token = f"hf1:{owner.machine.name}:1:sim:1:t:"
+    token = f"hf1:{owner.machine.name}:1:sim@sim:1:t:"
     return Hold(world.spec, token, fence, owner.now(), None, owner.session, Grip())
 
 

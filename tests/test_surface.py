@@ -18,6 +18,8 @@ TWINS = [
     (holdfast.Lock, holdfast.AsyncLock),
     (holdfast.Lease, holdfast.AsyncLease),
     (holdfast.Cached, holdfast.AsyncCached),
+    (holdfast.Atomic, holdfast.AsyncAtomic),
+    (holdfast.AtomicScript, holdfast.AsyncAtomicScript),
 ]
 # Where callbacks run, and what can be decorated, differs in the world and so in words.
 OWN_WORDS = {"on_lost", "__call__"}
@@ -37,14 +39,19 @@ def test_the_exported_names_are_these() -> None:
     assert set(holdfast.__all__) == {
         "AcquireTimeout",
         "AsyncCached",
+        "AsyncAtomic",
+        "AsyncAtomicScript",
         "AsyncClient",
         "AsyncLease",
         "AsyncLock",
         "AsyncRedisLock",
         "Cached",
+        "Atomic",
+        "AtomicScript",
         "Client",
         "Codec",
         "ConfigurationError",
+        "Contended",
         "Event",
         "Holder",
         "HoldfastError",
@@ -55,11 +62,14 @@ def test_the_exported_names_are_these() -> None:
         "NoQuorum",
         "NodeUnavailable",
         "NotHeld",
+        "Outcome",
         "OutcomeUnknown",
         "PICKLE",
         "RAW",
         "RedisLock",
+        "ScriptFailed",
         "WouldDeadlock",
+        "WrongValue",
     }
     for name in holdfast.__all__:
         assert getattr(holdfast, name).__name__ == name
@@ -120,7 +130,7 @@ def test_every_optional_argument_is_by_keyword_and_typed(kind: type) -> None:
         if not inspect.isfunction(method):
             continue
         for parameter in inspect.signature(method).parameters.values():
-            if parameter.name in ("self", "target"):
+            if parameter.name in ("self", "target", "by", "n"):
                 continue
             assert parameter.annotation is not parameter.empty, f"{name}({parameter.name})"
             if parameter.default is not parameter.empty:

@@ -25,7 +25,12 @@ from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
 from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
-from test_interruption import _cancelled_everywhere, _interrupted_everywhere, interrupted
+from test_interruption import (
+    _cancelled_everywhere,
+    _interrupted_everywhere,
+    at_many_lines,
+    interrupted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1021,9 +1026,10 @@ def test_a_waiter_cancelled_twice_is_forgotten_by_its_client(server: Server) -> 
 
 
 @interrupted
+@at_many_lines
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_wait(
-    server: Server,
+    server: Server, every: int
 ) -> None:
     bad: list[str] = []
     with Contended(server) as contended:
@@ -1040,7 +1046,7 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
             client = clients[-1]
             finish.append(contended.handing_over(third=False))
             try:
-                client.lock("a", ttl=60).acquire(timeout=0.7).release()
+                client.lock("a", ttl=60).acquire(timeout=5).release()
             except holdfast.AcquireTimeout:
                 bad.append(f"{where}: never hears that it is its turn")
             finish[-1](where)
@@ -1050,7 +1056,7 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
             clients.append(holdfast.Client(server.url))
             finish.append(contended.handing_over(third=False))
 
-        assert _interrupted_everywhere(wait, can_wait) > 150
+        assert _interrupted_everywhere(wait, can_wait, every) > 150
         finish[-1]("the end")
         clients[-1].close()
     gc.collect()  # so that what was interrupted warns here, where it is expected to
@@ -1058,8 +1064,11 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
 
 
 @interrupted
+@at_many_lines
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(server: Server) -> None:
+def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(
+    server: Server, every: int
+) -> None:
     with Contended(server) as contended, holdfast.Client(server.url) as client:
         with contextlib.suppress(holdfast.AcquireTimeout), contended.client.lock("a"):
             client.lock("a").acquire(timeout=0.01)
@@ -1074,7 +1083,7 @@ def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(server: Server
             finish[-1](where)
             finish.append(contended.handing_over(third=True))
 
-        assert _interrupted_everywhere(wait, passed_on) > 60
+        assert _interrupted_everywhere(wait, passed_on, every) > 60
         finish[-1]("the end")
     gc.collect()  # so that what was interrupted warns here, where it is expected to
 

@@ -16,19 +16,25 @@ TYPE_CHECKING = False  # what type checkers take for true; importing typing woul
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from holdfast.core.atomic import Outcome
     from holdfast.core.events import Event
     from holdfast.errors import (
         AcquireTimeout,
         ConfigurationError,
+        Contended,
         HoldfastError,
         LeaseLost,
         NodeUnavailable,
         NoQuorum,
         NotHeld,
         OutcomeUnknown,
+        ScriptFailed,
         WouldDeadlock,
+        WrongValue,
     )
+    from holdfast.faces.async_atomic import AsyncAtomic, AsyncAtomicScript
     from holdfast.faces.async_client import AsyncCached, AsyncClient, AsyncLease, AsyncLock
+    from holdfast.faces.atomic import Atomic, AtomicScript
     from holdfast.faces.client import Cached, Client, Lease, Lock
     from holdfast.faces.codecs import JSON, PICKLE, RAW, Codec
     from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
@@ -39,15 +45,20 @@ __all__ = [
     "PICKLE",
     "RAW",
     "AcquireTimeout",
+    "AsyncAtomic",
+    "AsyncAtomicScript",
     "AsyncCached",
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
     "AsyncRedisLock",
+    "Atomic",
+    "AtomicScript",
     "Cached",
     "Client",
     "Codec",
     "ConfigurationError",
+    "Contended",
     "Event",
     "Holder",
     "HoldfastError",
@@ -57,18 +68,25 @@ __all__ = [
     "NoQuorum",
     "NodeUnavailable",
     "NotHeld",
+    "Outcome",
     "OutcomeUnknown",
     "RedisLock",
+    "ScriptFailed",
     "WouldDeadlock",
+    "WrongValue",
 ]
 
 _HOMES = {
     "AsyncCached": "holdfast.faces.async_client",
+    "AsyncAtomic": "holdfast.faces.async_atomic",
+    "AsyncAtomicScript": "holdfast.faces.async_atomic",
     "AsyncClient": "holdfast.faces.async_client",
     "AsyncLease": "holdfast.faces.async_client",
     "AsyncLock": "holdfast.faces.async_client",
     "AsyncRedisLock": "holdfast.faces.redis_lock",
     "Cached": "holdfast.faces.client",
+    "Atomic": "holdfast.faces.atomic",
+    "AtomicScript": "holdfast.faces.atomic",
     "Client": "holdfast.faces.client",
     "Codec": "holdfast.faces.codecs",
     "Event": "holdfast.core.events",
@@ -76,6 +94,7 @@ _HOMES = {
     "JSON": "holdfast.faces.codecs",
     "Lease": "holdfast.faces.client",
     "Lock": "holdfast.faces.client",
+    "Outcome": "holdfast.core.atomic",
     "PICKLE": "holdfast.faces.codecs",
     "RAW": "holdfast.faces.codecs",
     "RedisLock": "holdfast.faces.redis_lock",

@@ -1,9 +1,9 @@
 """Every way an operation can end badly, each with its own type.
 
-An error carries the name of the lock it is about, is also the built-in error its readers already
-catch (`TimeoutError`, `ConnectionError`, `ValueError`), and survives pickling. The split follows
-who must act: `ConfigurationError` is for whoever wrote the call, `NodeUnavailable` for whoever runs
-the server, `AcquireTimeout` and `LeaseLost` for the program itself.
+An error carries the name of the lock or key it is about, is also the built-in error its readers
+already catch (`TimeoutError`, `ConnectionError`, `ValueError`), and survives pickling. The split
+follows who must act: `ConfigurationError` is for whoever wrote the call, `NodeUnavailable` for
+whoever runs the server, `AcquireTimeout` and `LeaseLost` for the program itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LossReason = Literal["expired", "taken", "unreachable"]
 
 
 class HoldfastError(Exception):
-    """The root of every error raised by holdfast; `lock` is the name of the lock concerned."""
+    """The root of every error raised by holdfast; `lock` is the lock concerned, or the key."""
 
     def __init__(self, message: str, *, lock: str = "") -> None:
         super().__init__(message)
@@ -92,6 +92,24 @@ class OutcomeUnknown(HoldfastError):
     def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
         super().__init__(message, lock=lock)
         self.node = node
+
+
+class WrongValue(HoldfastError, ValueError):
+    """What the key holds cannot be worked with, and was left as it is.
+
+    It is no string, no integer of 64 bits where one is needed, or nothing that the codec can read.
+    """
+
+
+class Contended(HoldfastError, TimeoutError):
+    """Others changed the value between our reading and our writing it, for a whole timeout.
+
+    Nothing was changed.
+    """
+
+
+class ScriptFailed(HoldfastError, RuntimeError):
+    """A script of the user's ended with an error. What it wrote before that stays written."""
 
 
 class ConfigurationError(HoldfastError, ValueError):

@@ -10,8 +10,9 @@ class Holder:
     """Who holds a lock, as read from the server just now.
 
     A holder that is no client of holdfast (another library on the same key) is known by `token`
-    and `remaining` alone. `since` is the server's time in seconds; `remaining` is None for a key
-    that never expires.
+    and `remaining` alone; bytes in it that are not UTF-8 are lone surrogates, as in file names.
+    `since` is the server's time in seconds; `remaining` is None for a key that never expires.
+    `user` is who the process runs as; `owner`, if the lock has one, is whose other holds may join.
     """
 
     host: str | None
@@ -22,9 +23,12 @@ class Holder:
     remaining: float | None
     thread: str | None
     token: str
+    user: str | None = None
+    owner: str | None = None
 
     def __str__(self) -> str:
-        who = "another client" if self.pid is None else f"{self.host}, pid {self.pid}"
+        place = self.host if self.user is None else f"{self.user}@{self.host}"
+        who = "another client" if self.pid is None else f"{place}, pid {self.pid}"
         if self.label:
             who += f" ({self.label})"
         if self.remaining is None:

@@ -30,11 +30,11 @@ Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
 
 
-Post: TypeAlias = "tuple[int, Request]"
-"""A request, and the number of the node it is for."""
+Post: TypeAlias = "tuple[Sequence[int], Request]"
+"""A request, and the numbers of the nodes it is for."""
 
-Heard: TypeAlias = "Callable[[int, Reply | HoldfastError], bool]"
-"""Told which post was answered, and how; says whether enough is known."""
+Heard: TypeAlias = "Callable[[int, int, Reply | HoldfastError], bool]"
+"""Told which post was answered by which node, and how; says whether enough is known."""
 
 
 class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
@@ -44,6 +44,11 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
     slot = -1  # of a cluster, once the wire has looked
     replicas = 0  # that must have what acquire, renew and adopt write, before it counts
     node: int | None = None  # the only node to be asked, of several that keep the lock
+
+    @property
+    def spare(self) -> bytes:
+        """Of an atomic operation, a key of the same slot that nobody uses, to try commands on."""
+        return b""
 
     def at(self, node: int) -> Keys:
         """The same keys, on one node."""
@@ -182,6 +187,29 @@ class Port(Protocol):
         """
 
 
+class StepPort(Port, Protocol):
+    """What an operation may ask for that is one atomic step on one server."""
+
+    def step(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for the same, once, where its keys are.
+
+        As `call`, but for those who cannot simply ask again: it goes out on a connection that was
+        alive just before. A script of the user's is answered by what it answers.
+
+        Raises:
+            NodeUnavailable: nothing was carried out.
+            OutcomeUnknown: it was sent and not answered within `timeout`.
+            ScriptFailed: a script of the user's ended with an error.
+            ConfigurationError: the server will never accept this.
+        """
+
+
 class Nodes(Protocol):
     """Several nodes that are asked at once."""
 
@@ -196,7 +224,7 @@ class Nodes(Protocol):
         heard: Heard,
         meanwhile: Callable[[], float] | None = None,
     ) -> None:
-        """Send every request at once, and tell `heard` what came of each, by its number.
+        """Send every request at once, and tell `heard` what came of each, and by which node.
 
         Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
         passed: then those without an answer are told as `OutcomeUnknown`. What is still to come

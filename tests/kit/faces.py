@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _AWAITED = {
     "acquire",
     "adopt",
+    "evict",
     "export",
     "try_acquire",
     "locked",
@@ -30,8 +31,9 @@ _AWAITED = {
     "extend",
     "release",
     "close",
+    *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
 }
-_LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease)
+_LIFTED = (holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic)
 
 
 class Lifted:
@@ -52,7 +54,9 @@ class Lifted:
             return lambda *args, **kwargs: _lift(value(*args, **kwargs))
         if name == "cached":
             return lambda *args, **kwargs: functools.partial(LiftedCached, value(*args, **kwargs))
-        return value
+        if name == "script":
+            return lambda text: _awaitable(value(text))
+        return _lift(value)
 
     async def __aenter__(self) -> object:
         return _lift(self.inner.__enter__())
@@ -90,6 +94,13 @@ class LiftedCached:
 
     async def refresh(self, *args: object, **kwargs: object) -> object:
         return self.inner.refresh(*args, **kwargs)
+
+
+def _awaitable(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
+    async def awaited(**kwargs: object) -> object:
+        return function(**kwargs)
+
+    return awaited
 
 
 def _lift(value: object) -> object:

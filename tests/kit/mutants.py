@@ -249,8 +249,8 @@ QUORUM = [
     Mutant(
         "what may yet come is buried",
         "core/quorum.py",
-        'if args[2] == "0" and unsure:',
-        "if False:",
+        'if args[2] != "0" or there is None or UNSURE not in there.values():',
+        "if True:",
         MANY_RESET,
         "S10",
     ),
@@ -312,8 +312,8 @@ QUORUM = [
     ),
     Mutant(
         "a vote is above the last number",
-        "scripts/vote.lua",
-        "if last and tonumber(last) >= hinted then",
+        "scripts/_number.lua",
+        "if last and tonumber(last) >= tonumber(fence) then",
         "if false then",
         MANY,
         "S6",

@@ -36,10 +36,10 @@ class Process:
         assert line, self._child.communicate()[1].decode()
         return line
 
-    def hears(self, line: str) -> None:
-        """Have it read a line."""
+    def tell(self) -> None:
+        """Let it read a line."""
         assert self._child.stdin is not None
-        self._child.stdin.write(f"{line}\n".encode())
+        self._child.stdin.write(b"\n")
         self._child.stdin.flush()
 
     def stop(self) -> None:

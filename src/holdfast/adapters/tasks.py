@@ -198,7 +198,7 @@ class Tasks(Generic[P]):
 
 
 class TasksPort(Tasks[_Place]):
-    """`holdfast.port.Port` for the tasks of one client of one server, or of a cluster."""
+    """`holdfast.port.StepPort` for the tasks of one client of one server, or of a cluster."""
 
     def __init__(self, where: Where, timeout: float) -> None:
         super().__init__(lambda: _Place(where, timeout), timeout)
@@ -217,6 +217,16 @@ class TasksPort(Tasks[_Place]):
         if keys.replicas and needed((script, keys, args)):
             return here.copied.call_copied(script, keys, args, timeout)
         return here.wire.call(script, keys, args, timeout)
+
+    def step(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for it, over this loop's connection."""
+        return self._here().wire.step(script, keys, args, timeout)
 
     def listen(
         self,

@@ -127,7 +127,7 @@ def pipelined(wire: ThreadsWire) -> CallMany:
 
 
 class ThreadsPort(Threads):
-    """`holdfast.port.Port` for the threads of one client of one server, or of a cluster."""
+    """`holdfast.port.StepPort` for the threads of one client of one server, or of a cluster."""
 
     def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
         super().__init__(sharded=ears.sharded)
@@ -143,6 +143,16 @@ class ThreadsPort(Threads):
     ) -> Reply:
         """Run a script on this thread's own connection."""
         return self._wire.call(script, keys, args, timeout)
+
+    async def step(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        timeout: float,
+    ) -> Reply:
+        """Run a script, or the server's own command for it, on this thread's own connection."""
+        return self._wire.step(script, keys, args, timeout)
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
         """Listen with a thread that all waiting threads share."""

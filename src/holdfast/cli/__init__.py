@@ -12,10 +12,10 @@ NEEDED = {"click", "lupa", "rich", "typer"}
 
 
 class Interrupted(SystemExit):
-    """Ctrl-C was pressed: the program ends with the status that shells expect, and silently."""
+    """A signal ends the program, as Ctrl-C does: silently, with the status that shells expect."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGINT)
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(128 + number)
 
 
 def main() -> None:
@@ -24,7 +24,8 @@ def main() -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script's `command &` has it
+        signal.signal(signal.SIGINT, interrupt)
     try:
         from holdfast.cli.app import app
 

@@ -64,12 +64,14 @@ def doctor(
 
     The status is 0 if locks can be kept there, 1 if something is to be mended (errors, warnings),
     3 if a server could not be examined.
+
+    Example: `holdfast doctor redis://a:6379 redis://b:6379 redis://c:6379`
     """
     from holdfast.doctor.checks import NAMES
     from holdfast.doctor.report import examine
     from holdfast.errors import ConfigurationError
 
-    given = urls or [each for each in [os.environ.get("HOLDFAST_URL")] if each]
+    given = urls or os.environ.get("HOLDFAST_URL", "").split()
     if not given:
         raise typer.BadParameter("give the URL of a server, e.g. redis://localhost:6379/0")
     if strange := set(skip or ()) - set(NAMES):

@@ -70,7 +70,10 @@ sim = typer.Typer(rich_markup_mode="markdown")
 
 @sim.callback(invoke_without_command=True)
 def _sim(ctx: typer.Context) -> None:
-    """Watch locks in simulated worlds, where everything that can go wrong does."""
+    """Watch locks in simulated worlds, where everything that can go wrong does.
+
+    Example: `holdfast sim hazards`
+    """
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -131,7 +134,10 @@ def hazards(
         bool, typer.Option("--pictures", help="Draw all, not only those that are named.")
     ] = False,
 ) -> None:
-    """Play the ways in which locks go wrong, each in the classic way and with holdfast."""
+    """Play the ways in which locks go wrong, each in the classic way and with holdfast.
+
+    Example: `holdfast sim hazards --page hazards.html`
+    """
     from holdfast.sim.hazards import GALLERY
 
     console = open_console()
@@ -303,6 +309,8 @@ def run(
     Without settings, or with --nodes or --replicas alone, all kinds of worlds take turns. The
     status is 1 if a promise was broken: then the shortest way to it is shown, and kept for
     `holdfast sim replay`.
+
+    Example: `holdfast sim run --seeds 20000 --ttl 5 --pause 0.05`
     """
     kinds = _kinds(ctx)
     console = open_console()
@@ -556,7 +564,10 @@ def replay(
         typer.Option("--all-messages", help="Draw all of it, and not only what led to its end."),
     ] = False,
 ) -> None:
-    """Let a saved world happen again, and draw it. The status is 1 if it still breaks a promise."""
+    """Let a saved world happen again, and draw it. The status is 1 if it still breaks a promise.
+
+    Example: `holdfast sim replay holdfast-S1-seed-42.json`
+    """
     console = open_console()
     _quietly()
     try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.core.quorum import Quorum, Tally
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Request
+    from holdfast.port import Request, Signal
 
 G = TypeVar("G", bound=Grip)
 
@@ -91,7 +91,7 @@ class _Candidate:
         self._failures = 0
         self._waiter = ""
         self._waiters: list[Waiter] = []
-        self._told = self._port.signal()
+        self._told: Signal | None = None
 
     async def run(self) -> int:
         """Ask until it is won; return the fence."""
@@ -109,8 +109,7 @@ class _Candidate:
             if votes.given or not votes.refused:
                 await port.sleep(pause)
             else:
-                await self._listen()
-                await port.wait(self._told, pause)
+                await port.wait(await self._listen(), pause)
 
     def _left(self) -> float:
         """What is left of the time in which the round can be won."""
@@ -140,17 +139,18 @@ class _Candidate:
 
     # Waiting to be told
 
-    async def _listen(self) -> None:
+    async def _listen(self) -> Signal:
         """Have each node that can speak to us do so; none is waited for."""
-        if self._waiter or self._session.polls:
-            return
         port, spec = self._port, self._spec
+        told = self._told = self._told or port.signal()
+        if self._waiter or self._session.polls:
+            return told
         self._waiter = port.draw_token(port.actor(), "")
         self._quorum.expect(self._waiter)
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
             line = self._session.line(keys)
-            self._waiters.append(line.enter(self._waiter, keys[0], self._told))
+            self._waiters.append(line.enter(self._waiter, keys[0], told))
             if line.ear is None and port.now() >= line.deaf_until:
                 try:
                     await port.listen(line, 0.0, keys)
@@ -158,6 +158,7 @@ class _Candidate:
                     line.deaf_until = math.inf
                 except NodeUnavailable:
                     pass  # it may be so a moment later
+        return told
 
     async def leave(self) -> None:
         """Wait no more."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES
-from holdfast.core.spec import to_ms
-from holdfast.core.token import is_ours, read_holder
+from holdfast.core.token import holders_share, read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT
 
@@ -35,8 +34,4 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
     if not reply:
         return None
     token, left_ms, fence = reply
-    if spec.lock_delay and left_ms >= 0 and is_ours(token):
-        left_ms -= int(to_ms(spec.lock_delay))  # for which the key stays, but nobody holds it
-        if left_ms <= 0:
-            return None
-    return read_holder(token, left_ms, fence)
+    return read_holder(token, left_ms, fence) if holders_share(token, left_ms) else None

@@ -28,7 +28,7 @@ from holdfast.core.events import Event
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.port import Unconnected
-from holdfast.scripts import ADOPT, CONFIRM, INSPECT, RELEASE, RENEW
+from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,9 +67,8 @@ class Tally:
         self.note: Note = _nothing
         """Told of every answer, also of those that come when the question is long settled."""
 
-    def heard(self, number: int, answer: Reply | HoldfastError) -> bool:
-        """Take in what came of one post; say whether it is enough."""
-        node = self.nodes[number]
+    def heard(self, _: int, node: int, answer: Reply | HoldfastError) -> bool:
+        """Take in what came of asking one node; say whether it is enough."""
         if type(answer) is int and answer > 0:
             self.given[node] = answer
         elif isinstance(answer, HoldfastError):
@@ -111,14 +110,14 @@ class _Yes(Tally):
         self._failing = quorum.failing
         self.noted = noted
 
-    def heard(self, number: int, answer: Reply | HoldfastError) -> bool:
-        """Take in what came of one post; say whether it is enough."""
+    def heard(self, _: int, node: int, answer: Reply | HoldfastError) -> bool:
+        """Take in what came of asking one node; say whether it is enough."""
         if type(answer) is not int or answer <= 0 or self._failing:
-            return super().heard(number, answer)
-        node = self.nodes[number]
-        self.given[node] = answer
+            return super().heard(_, node, answer)
+        given = self.given
+        given[node] = answer
         self.noted(node)
-        return len(self.given) >= self._majority
+        return len(given) >= self._majority
 
 
 class Election(NamedTuple):
@@ -137,6 +136,7 @@ class Quorum:
         self.majority = len(self.names) // 2 + 1
         self._spare = len(self.names) - self.majority  # how many one can do without
         self._all = range(len(self.names))
+        self._asked = dict.fromkeys(self._all, ASKED)
         self._nodes = nodes
         self._background = background
         self._report = report
@@ -176,9 +176,8 @@ class Quorum:
         """
         _, keys, args = request
         token, waiter = args[0], "".join(args[4:])
-        there = self._whereabouts.setdefault(token, {})  # an adoption may be tried again
-        for node in self._all:
-            there.setdefault(node, ASKED)
+        there = self._whereabouts.get(token, {})  # an adoption may be tried again
+        self._whereabouts[token] = there = {**self._asked, **there} if there else {**self._asked}
 
         def is_there(node: int, state: str = THERE) -> None:
             over = node not in there or self._whereabouts.get(token) is not there
@@ -197,7 +196,7 @@ class Quorum:
 
         tally = _Yes(self._all, self._is_decided, self, is_there)
         tally.note = note
-        await self._nodes.ask([(node, request) for node in self._all], timeout, tally.heard)
+        await self._nodes.ask([(self._all, request)], timeout, tally.heard)
         return Election(await self._agree(request, tally.given, timeout, left), tally)
 
     def _is_decided(self, tally: Tally) -> bool:
@@ -221,8 +220,7 @@ class Quorum:
             fence = max(given.values())
             confirm = CONFIRM, keys, (token, ttl, str(fence), settings)
             tally = Tally(list(self._whereabouts[token]), self._stands_at(fence), self.watch)
-            posts = [(node, confirm) for node in tally.nodes]
-            await self._nodes.ask(posts, min(timeout, left()), tally.heard)
+            await self._nodes.ask([(tally.nodes, confirm)], min(timeout, left()), tally.heard)
             given = tally.given
         return 0
 
@@ -306,18 +304,18 @@ class Quorum:
         A release is through only when every node that may have the token has answered.
         """
         posts: list[Post] = []
-        whose: list[tuple[Tally, int]] = []
+        whose: list[Tally] = []
         tallies: list[Tally] = []
         for request in requests:
             more, tally = self._question(request)
             tallies.append(tally)
             posts += more
-            whose += [(tally, number) for number in range(len(more))]
+            whose += [tally] * len(more)
         unsettled = {tally for tally in tallies if tally.nodes}
 
-        def heard(number: int, answer: Reply | HoldfastError) -> bool:
-            tally, index = whose[number]
-            if tally.heard(index, answer):
+        def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
+            tally = whose[number]
+            if tally.heard(number, node, answer):
                 unsettled.discard(tally)
             return not unsettled
 
@@ -392,9 +390,7 @@ class Quorum:
     ) -> tuple[list[Post], Tally]:
         script, keys, args = request
         if script is INSPECT:
-            return [(node, request) for node in self._all], Tally(
-                self._all, self._is_known, self.watch
-            )
+            return [(self._all, request)], Tally(self._all, self._is_known, self.watch)
         there = self._whereabouts.get(args[0])
         if keys.node is None:
             nodes = list(self._all if there is None else there)
@@ -403,17 +399,15 @@ class Quorum:
         if script is RENEW:
             tally: Tally = _Yes(nodes, self._is_kept, self, _nothing)
             tally.note = self._not_there(args[0])
-            return [(node, request) for node in nodes], tally
+            return [(nodes, request)], tally
         tally = self._ending(args[0], nodes, enough)
-        return [(node, self._to(node, request)) for node in nodes], tally
-
-    def _to(self, node: int, request: Request) -> Request:
-        """Have a release leave a tombstone where a request may yet arrive by another road."""
-        script, keys, args = request
-        unsure = self._whereabouts.get(args[0], {}).get(node) is UNSURE
-        if args[2] == "0" and unsure:
-            return script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
-        return request
+        if args[2] != "0" or there is None or UNSURE not in there.values():
+            return [(nodes, request)], tally
+        # A tombstone is left where a request may yet arrive by another road.
+        unsure = [node for node in nodes if there.get(node) is UNSURE]
+        sure = [node for node in nodes if node not in unsure]
+        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
+        return [(sure, request), (unsure, buried)], tally
 
     def _not_there(self, token: str) -> Note:
         """Note where a token that is asked after turns out not to be."""
@@ -473,6 +467,8 @@ class Quorum:
         if script is INSPECT:
             return self._holder(tally)
         given = tally.given
+        if script is EVICT and len(given) + tally.refused >= self.majority:
+            return max(given.values(), default=0)  # they have no majority any more
         if len(given) >= self.majority:
             return max(given.values())
         if self._missing(tally) > self._spare:

@@ -6,13 +6,14 @@ What can be computed once a lock is computed here, so that acquiring computes no
 from __future__ import annotations
 
 import math
+import re
 from binascii import crc_hqx
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 from typing import TypeGuard
 
-from holdfast.core.token import encode
+from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE, Script
@@ -37,6 +38,16 @@ NAME_MAX_BYTES = 1024
 SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
 REPLICAS_MAX = 1000
+_NAMED, _KEYED, _TAGGED, _ODD = (
+    re.compile(form, re.DOTALL)
+    for form in (
+        rb"(holdfast:\{.*)",
+        rb"holdfast:key:\{(.*)\}",
+        rb"holdfast:tag:(.*)",
+        rb"holdfast:odd:\{\d+\}:(.*)",
+    )
+)
+_NAME = re.compile(rb"holdfast:\{(.+)\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class LockSpec:
     label: str | None
 
     keys: Keys  # of every script: lock, fence, queue, and an owner's holds
-    suffix: str  # the end of every token: the label, and the owner
+    suffix: str  # the end of every token: the label, the lock delay, and the owner
     settings: str  # what few locks have, as the scripts read it
     ttl_ms: str
     validity: float
@@ -102,7 +113,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     Raises:
         ConfigurationError: at the first setting that cannot work, saying what to write instead.
     """
-    name_bytes = _name("name", name)
+    lock_key = lock_key_of(name, key)
     check_ttl(ttl, lock=name, longest=longest_ttl)
     check_timeout(timeout, lock=name)
     if max_hold is not None:
@@ -122,10 +133,10 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
     if quorum and replicas:
         raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
-    lock_key = b"holdfast:{%b}" % name_bytes if key is None else _name("key", key)
     keys = keys_of(lock_key, holds=owner is not None)
     keys.replicas = replicas
     group = "" if owner is None else f"&{encode(owner)}"
+    delay_ms = int(to_ms(lock_delay))
     validity = validity_of(ttl)
     if not _is_number(min_validity) or not 0 <= min_validity < validity:
         raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
@@ -142,9 +153,9 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         replicas=replicas,
         label=label,
         keys=keys,
-        suffix=encode(label or "") + (group and f":{group}"),
+        suffix=suffix_of(label, delay_ms, group),
         settings=settings_of(
-            int(to_ms(lock_delay)),
+            delay_ms,
             group,
             fair=fair and not quorum,
             guarded=longest_ttl < math.inf and not quorum,
@@ -169,18 +180,50 @@ def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool =
     return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {group}"
 
 
+def lock_key_of(name: str, key: str | None = None) -> bytes:
+    """The key of the lock with this name, unless it is given its `key`.
+
+    Raises:
+        ConfigurationError: it is no name, or no key, saying what to give instead.
+    """
+    named = b"holdfast:{%b}" % _name("name", name)
+    return named if key is None else _name("key", key)
+
+
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
     """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
-    if not tag_of(lock_key):
-        siblings = b"holdfast:key:{%b}" % lock_key
-        if b"}" in lock_key:  # which would end the tag too soon
-            siblings = b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(lock_key)), lock_key)
-    elif lock_key.startswith(b"holdfast:{"):
-        siblings = lock_key
-    else:
-        siblings = b"holdfast:tag:" + lock_key
+    siblings = siblings_of(lock_key)
     names = (b":fence", b":queue", b":holds") if holds else (b":fence", b":queue")
     return Keys((lock_key, *(siblings + name for name in names)))
+
+
+def siblings_of(key: bytes) -> bytes:
+    """How keys begin that belong to this one, and share its hash slot."""
+    if not tag_of(key):
+        if b"}" in key:  # which would end the tag too soon
+            return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
+        return b"holdfast:key:{%b}" % key
+    return key if key.startswith(b"holdfast:{") else b"holdfast:tag:" + key
+
+
+def lock_key_in(key: bytes) -> bytes | None:
+    """The lock that a key under `holdfast:` belongs to, by the lock's key; None if it is of none.
+
+    `keys_of` the other way round: from the lock's own key, its counter, its queue or its holds.
+    """
+    siblings, colon, kind = key.rpartition(b":")
+    if colon and kind in (b"fence", b"queue", b"holds"):
+        for form in (_NAMED, _KEYED, _TAGGED, _ODD):
+            found = form.fullmatch(siblings)
+            if found and keys_of(found[1])[1] == siblings + b":fence":
+                return found[1]
+    return key if key.startswith(b"holdfast:{") else None
+
+
+def name_in(lock_key: bytes) -> str | None:
+    """The name of the lock with this key; None if it was given the key itself."""
+    found = _NAME.fullmatch(lock_key)
+    return found[1].decode("utf-8", "surrogateescape") if found else None
 
 
 def validity_of(ttl: float) -> float:

@@ -1,15 +1,17 @@
 """What is written in a lock's key: a value nobody else ever writes, that also names its holder.
 
-    hf1:<client>:<number>:<host>:<pid>:<thread or task>:<label>[:&<owner>]
+    hf1:<client>:<number>:<user>@<host>:<pid>:<thread or task>:<label>[:+<delay, ms>][:&<owner>]
 
 Client and number make it unique; the client is also where a grant is sent (its name begins with a ~
 if it listens in a cluster), and the owner is whose other holds may join. The rest is for the
-operator who looks at the key. Each part is percent-encoded, so that a colon always separates.
+operator who looks at the key; by the lock's delay they know how much of the key's time is the
+holder's. Each part is percent-encoded, so that a colon always separates.
 """
 
 from __future__ import annotations
 
 from itertools import count
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from holdfast.holder import Holder
@@ -19,6 +21,7 @@ SHARDED = "~"
 
 _FORMAT = "hf1"
 _PARTS = 7
+_DIGITS = 20  # that no number of ours has
 _ACTORS = 1000  # names that are kept encoded
 _CLEAR = " -_.!~*'()[]@/+=,<>#"
 
@@ -28,13 +31,20 @@ def encode(text: str) -> str:
     return quote(text, safe=_CLEAR, errors="surrogateescape")
 
 
+def suffix_of(label: str | None, delay_ms: int, group: str) -> str:
+    """The end of every token of a lock; `group`, if it has an owner, is the end of that."""
+    delay = f":+{delay_ms}" if delay_ms else ""
+    return encode(label or "") + delay + (group and f":{group}")
+
+
 class Mint:
     """Draws the tokens of one client in one process."""
 
-    def __init__(self, client: str, host: str, pid: int) -> None:
+    def __init__(self, client: str, user: str, host: str, pid: int) -> None:
         self.client = client
         self._head = f"{_FORMAT}:{client}:"
-        self._middle = f":{encode(host)}:{pid}:"
+        where = "@".join(encode(each).replace("@", "%40") for each in (user, host))
+        self._middle = f":{where}:{pid}:"
         self._number = count(1)
         self._actors: dict[str, str] = {}
 
@@ -58,16 +68,71 @@ def client_in(token: str) -> str:
     return token.split(":", 2)[1]
 
 
+class Party(NamedTuple):
+    """Who drew a token of ours, in the words shown to people."""
+
+    user: str | None  # None in tokens of versions that did not say
+    host: str
+    pid: int
+    thread: str
+    label: str | None
+    owner: str | None
+    delay_ms: int
+
+
+def read_party(token: bytes) -> Party | None:
+    """Say who drew a token; None if it is none of ours."""
+    parts = token.decode("ascii", "replace").split(":")
+    extras = parts[_PARTS:]
+    owner = extras.pop()[1:] if extras and extras[-1].startswith("&") else None
+    delay = extras.pop()[1:] if extras and extras[-1].startswith("+") else "0"
+    if extras or len(parts) < _PARTS or parts[0] != _FORMAT:
+        return None
+    if not all(each.isdecimal() and len(each) < _DIGITS for each in (parts[4], delay)):
+        return None
+    user, at, host = parts[3].rpartition("@")
+    return Party(
+        user=_decoded(user) if at else None,
+        host=_decoded(host),
+        pid=int(parts[4]),
+        thread=_decoded(parts[5]),
+        label=_decoded(parts[6]) or None,
+        owner=None if owner is None else _decoded(owner),
+        delay_ms=int(delay),
+    )
+
+
+def _decoded(part: str) -> str:
+    return unquote(part, errors="surrogateescape")
+
+
+def holders_share(token: bytes, left_ms: int) -> int:
+    """How much of what is left of the lock's key (ms) is its holder's, and not the lock delay.
+
+    0: nobody holds it. -1, of a key without expiry, stays -1.
+    """
+    party = read_party(token) if left_ms >= 0 else None
+    return left_ms if party is None else max(0, left_ms - party.delay_ms)
+
+
 def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:
     """Say who wrote `token`, given its key's remaining time and the lock's last fence."""
-    text = token.decode("utf-8", "backslashreplace")
-    remaining = None if left_ms < 0 else left_ms / 1000
-    parts = text.split(":")
-    if len(parts) == _PARTS + 1 and parts[-1].startswith("&"):
-        parts.pop()
-    if len(parts) != _PARTS or parts[0] != _FORMAT or not parts[4].isdecimal():
+    text = token.decode("utf-8", "surrogateescape")
+    share = holders_share(token, left_ms)
+    remaining = None if left_ms < 0 else share / 1000
+    party = read_party(token)
+    if party is None:
         return Holder(None, None, None, None, None, remaining, None, text)
-    host, pid, actor, label = (unquote(part, errors="surrogateescape") for part in parts[3:])
     number = int(fence) if fence else None
-    since = None if number is None else number / 1_000_000
-    return Holder(host, int(pid), label or None, since, number, remaining, actor, text)
+    return Holder(
+        host=party.host,
+        pid=party.pid,
+        label=party.label,
+        since=None if number is None else number / 1_000_000,
+        fence=number,
+        remaining=remaining,
+        thread=party.thread,
+        token=text,
+        user=party.user,
+        owner=party.owner,
+    )

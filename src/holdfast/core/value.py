@@ -100,9 +100,10 @@ class Wanted:
         self.compute = compute
         self.dumps = dumps
         self.loads = loads
-        self._key = b"holdfast:{%b}:cache" % _encoded(name)
-        self.keys = Keys((self._key + b":value",))
-        """Of looking: just the value's."""
+        tag = _encoded(name)
+        self._key = b"holdfast:{%b}:cache" % tag
+        self.keys = Keys((b"holdfast:value:{%b}" % tag,))
+        """Of looking: just the value's, which is not named as locks are."""
 
     def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:
         """The lock under which it is computed, whose last key is the value's."""

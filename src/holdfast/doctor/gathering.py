@@ -8,7 +8,6 @@ behind if need be. What is refused is remembered as refused, and the next questi
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -29,6 +28,7 @@ from holdfast.doctor.facts import (
 )
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import Addresses, addresses_in
+from holdfast.wire.at_once import at_once_within
 from holdfast.wire.blocking import Link
 from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
@@ -289,24 +289,16 @@ def _all_at_once(
 ) -> tuple[T, ...]:
     """Fill in the blanks, each in a thread; one that takes too long is left behind."""
     late = f"took more than {PATIENCE:g} s"
-    results = [
-        replace(blank, failure=f"{target.node} {late}")
+    works = [
+        partial(_converse, target, blank, learn)
         for target, blank in zip(targets, blanks, strict=True)
     ]
-
-    def run(index: int) -> None:
-        results[index] = _converse(targets[index], blanks[index], learn)
-
-    threads = [
-        threading.Thread(target=run, args=(index,), name="holdfast-doctor", daemon=True)
-        for index in range(len(targets))
-    ]
-    for thread in threads:
-        thread.start()
-    end = now() + PATIENCE + ANSWER
-    for thread in threads:
-        thread.join(max(0.0, end - now()))
-    return tuple(results)
+    return tuple(
+        each or replace(blank, failure=f"{target.node} {late}")
+        for each, target, blank in zip(
+            at_once_within(works, PATIENCE + ANSWER), targets, blanks, strict=True
+        )
+    )
 
 
 def _converse(target: Server, blank: T, learn: Callable[[T, Questions], T]) -> T:

@@ -2,22 +2,22 @@
 
 The server makes its socket under a name of its own; giving and taking the public name is a rename,
 so the public name never leads to a server that does not answer yet. When to do what, and holding
-the flock for it, is left to `guardian`. Imports only the standard library, for a quick start.
+the flock for it, is left to `guardian`; how to talk to it, to `conversation`. Imports only the
+standard library, for a quick start.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path  # noqa: TC003 - importing typing to avoid it would take longer
 
+from holdfast.embedded.conversation import Conversation
+
 OWN_NAME_PREFIX = "own."
-FENCE_SUFFIX = b":fence"
 LOOK_AGAIN_SECONDS = 0.002
-FOREVER_MS = "2147483647"
 PR_SET_PDEATHSIG = 1
 
 
@@ -25,11 +25,10 @@ class StartFailedError(Exception):
     """The server did not come up; the text says why."""
 
 
-class Server:
+class Server(Conversation):
     """A child process, the guardian's connection to it, and the name its socket has now."""
 
     exit_code: int
-    connection: socket.socket
     identity: os.stat_result
 
     def __init__(self, program: str, public: Path, log: Path) -> None:
@@ -39,7 +38,7 @@ class Server:
         self.log = log
         # No longer than the public name, whose length has been checked.
         self.own = public.with_name(f"{OWN_NAME_PREFIX}{os.getpid()}")
-        self.name = self.own
+        super().__init__(self.own)
 
     def launch(self) -> None:
         """Run the program as a child that writes whatever it has to say to the log."""
@@ -50,7 +49,7 @@ class Server:
             try:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-                _die_with(guardian)
+                die_with(guardian)
                 os.execv(self.program, self._command())  # noqa: S606 - no shell is wanted
             except OSError as error:
                 os.write(2, f"it cannot be run: {error}\n".encode(errors="replace"))
@@ -74,14 +73,16 @@ class Server:
             if self.has_ended():
                 raise StartFailedError(f"{self.program} ended at once, exit code {self.exit_code}")
             try:
-                self._connect(timeout=patience)
-                self._ask_once("PING")
+                self.patience = patience
+                self.connect()
+                self.ask_once("PING")
             except (FileNotFoundError, ConnectionError):
                 time.sleep(LOOK_AGAIN_SECONDS)
             except TimeoutError:
                 break
             else:
-                self.connection.settimeout(None)
+                self.patience = None
+                self.connect()
                 return
         raise StartFailedError(f"{self.program} did not answer within {patience:.1f} s")
 
@@ -101,36 +102,11 @@ class Server:
         except OSError:
             return False
 
-    def visitors(self) -> tuple[int, int]:
-        """Return how many others are connected, and how many connections there have ever been."""
-        lines = self._ask("INFO", "clients", "stats")[0].decode().splitlines()
-        facts = dict(line.split(":", 1) for line in lines if ":" in line)
-        return int(facts["connected_clients"]) - 1, int(facts["total_connections_received"])
-
-    def may_hold_locks(self) -> bool:
-        """Whether there is any key but fences; its holder may only be cut off for a while."""
-        cursor = "0"
-        while True:
-            next_cursor, *names = self._ask("SCAN", cursor, "COUNT", "1000")
-            if not all(name.endswith(FENCE_SUFFIX) for name in names):
-                return True
-            cursor = next_cursor.decode()
-            if cursor == "0":
-                return False
-
-    def hold_writes(self) -> None:
-        """Let every writing command wait, so that nobody can be granted a lock."""
-        self._ask("CLIENT", "PAUSE", FOREVER_MS, "WRITE")
-
-    def let_writes_go(self) -> None:
-        """Carry out the waiting commands, and those to come."""
-        self._ask("CLIENT", "UNPAUSE")
-
     def shut_down(self) -> None:
         """End the server politely, and make sure that it is over."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            self._ask_once("SHUTDOWN", "NOSAVE")
+            self.ask_once("SHUTDOWN", "NOSAVE")
         except ConnectionError:
             self.kill()
 
@@ -157,43 +133,12 @@ class Server:
                     self.exit_code = os.waitstatus_to_exitcode(status)
         return not self.pid
 
-    def _connect(self, *, timeout: float | None) -> None:
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connection.settimeout(timeout)
-        self.connection.connect(str(self.name))
-        self.replies = self.connection.makefile("rb")
 
-    def _ask(self, *words: str) -> list[bytes]:
-        """Ask, over a new connection if the old one was cut, as by somebody's CLIENT KILL."""
-        try:
-            return self._ask_once(*words)
-        except ConnectionError:
-            self._connect(timeout=None)
-            return self._ask_once(*words)
-
-    def _ask_once(self, *words: str) -> list[bytes]:
-        """Return the reply with its lists laid flat; an error reply is a ConnectionError."""
-        request = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
-        self.connection.sendall("".join(request).encode())
-        return self._read_reply()
-
-    def _read_reply(self) -> list[bytes]:
-        line = self.replies.readline()
-        kind, rest = line[:1], line[1:-2]
-        if kind in (b"", b"-"):
-            raise ConnectionError(rest.decode(errors="replace"))
-        if kind == b"*":
-            return [part for _ in range(int(rest)) for part in self._read_reply()]
-        if kind == b"$":
-            return [self.replies.read(int(rest) + 2)[:-2]]
-        return [rest]
-
-
-def _die_with(guardian: int) -> None:
-    """Have the kernel kill this process when its guardian dies; only Linux can."""
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; only Linux can."""
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415 - slow to import, and of no use elsewhere
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != guardian:
+        if os.getppid() != parent:
             os._exit(127)

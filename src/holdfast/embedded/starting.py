@@ -54,6 +54,16 @@ def ensure() -> str:
     return str(files.socket)
 
 
+def answers() -> bool:
+    """Say whether a server runs, and start none.
+
+    Raises:
+        ConfigurationError: there can be none here.
+        NodeUnavailable: there is one, and it hangs.
+    """
+    return look(folder.locate()) is Standing.ANSWERS
+
+
 def look(files: Files) -> Standing:
     """Ask whoever listens on the socket for a PONG.
 

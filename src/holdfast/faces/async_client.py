@@ -21,6 +21,7 @@ from typing import (
 from holdfast.adapters.tasks import AsideTasks, tell
 from holdfast.core.acquire import acquire
 from holdfast.core.cache import Cache, get, invalidate, refresh
+from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
@@ -40,6 +41,7 @@ from holdfast.faces.facts import (
     Unset,
     checked_command_timeout,
     checked_longest_ttl,
+    checked_port,
     checked_seconds,
     checked_wait,
     generator_advice,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.core.value import Wanted
+    from holdfast.faces.async_atomic import AsyncAtomic
     from holdfast.faces.caching import Key
     from holdfast.faces.codecs import Codec
     from holdfast.holder import Holder
@@ -172,6 +175,18 @@ class AsyncClient:
             quorum=self._session.quorum is not None,
         )
         return AsyncLock(self, spec)
+
+    @functools.cached_property
+    def atomic(self) -> AsyncAtomic:
+        """Operations that are one step on the server, so that no lock is needed.
+
+        Raises:
+            ConfigurationError: this client has several servers, which cannot do anything in one
+                step.
+        """
+        from holdfast.faces.async_atomic import AsyncAtomic  # noqa: PLC0415 - who only locks pays nothing
+
+        return AsyncAtomic(checked_port(self._deployment.port), self._command_timeout)
 
     def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
         self,
@@ -341,6 +356,27 @@ class AsyncLock(LockFacts):
             NodeUnavailable: the server does not answer.
         """
         return await holder(self._session, self._spec)
+
+    async def evict(self, holder: Holder) -> bool:
+        """Take the lock from `holder`, and hand it to whoever is next in line: for operators.
+
+        `holder` is whom `holder()` told of; who got the lock since is left alone. They are not
+        stopped: they learn of it when they renew or release, as `LeaseLost`, and until then two
+        may believe that they hold it. Let the resource look at fences. All holds of an owner end.
+        If its holder gave the lock a `lock_delay`, that begins, and nobody gets it meanwhile;
+        where it has begun already, it ends.
+
+        Cancelled, it may have been done or not; it may be tried again.
+
+        Returns:
+            True if it was theirs, False if it was not any more.
+
+        Raises:
+            OutcomeUnknown: the server did not answer.
+            NodeUnavailable: the server cannot be reached, or refuses to work.
+            ConfigurationError: the server will never do this.
+        """
+        return await evict(self._session, self._spec, holder)
 
     async def __aenter__(self) -> AsyncLease:
         lease = await self.acquire()

@@ -12,6 +12,7 @@ from holdfast.adapters.aside import AsideThreads
 from holdfast.adapters.threads import run
 from holdfast.core.acquire import acquire
 from holdfast.core.cache import Cache, get, invalidate, refresh
+from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
@@ -31,6 +32,7 @@ from holdfast.faces.facts import (
     Unset,
     checked_command_timeout,
     checked_longest_ttl,
+    checked_port,
     checked_seconds,
     checked_wait,
     generator_advice,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
     from holdfast.core.value import Wanted
+    from holdfast.faces.atomic import Atomic
     from holdfast.faces.caching import Key
     from holdfast.faces.codecs import Codec
     from holdfast.holder import Holder
@@ -162,6 +165,18 @@ class Client:
             quorum=self._session.quorum is not None,
         )
         return Lock(self, spec)
+
+    @functools.cached_property
+    def atomic(self) -> Atomic:
+        """Operations that are one step on the server, so that no lock is needed.
+
+        Raises:
+            ConfigurationError: this client has several servers, which cannot do anything in one
+                step.
+        """
+        from holdfast.faces.atomic import Atomic  # noqa: PLC0415 - who only locks pays nothing
+
+        return Atomic(checked_port(self._deployment.port), self._command_timeout)
 
     def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
         self,
@@ -348,6 +363,27 @@ class Lock(LockFacts):
             NodeUnavailable: the server does not answer.
         """
         return run(holder(self._session, self._spec))
+
+    def evict(self, holder: Holder) -> bool:
+        """Take the lock from `holder`, and hand it to whoever is next in line: for operators.
+
+        `holder` is whom `holder()` told of; who got the lock since is left alone. They are not
+        stopped: they learn of it when they renew or release, as `LeaseLost`, and until then two
+        may believe that they hold it. Let the resource look at fences. All holds of an owner end.
+        If its holder gave the lock a `lock_delay`, that begins, and nobody gets it meanwhile;
+        where it has begun already, it ends.
+
+        Interrupted, it may have been done or not; it may be tried again.
+
+        Returns:
+            True if it was theirs, False if it was not any more.
+
+        Raises:
+            OutcomeUnknown: the server did not answer.
+            NodeUnavailable: the server cannot be reached, or refuses to work.
+            ConfigurationError: the server will never do this.
+        """
+        return run(evict(self._session, self._spec, holder))
 
     def __enter__(self) -> Lease:
         lease = Lease(self._client)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.core.events import Event
+    from holdfast.port import StepPort
 
 _RENEWER = "holdfast-renewer"
 
@@ -23,6 +24,8 @@ class Deployment(NamedTuple):
     session: Session
     ends: tuple[Callable[[], object], ...]
     end_tasks: Callable[[], Awaitable[None]] | None = None
+    port: StepPort | None = None
+    """For atomic steps, which several servers cannot take as one."""
 
 
 def over_threads(
@@ -41,15 +44,17 @@ def over_threads(
     where, targets = one_or_several(given, longest_ttl)
     if where is not None:
         wire, ears = on_threads(where, timeout)
+        threads_port = ThreadsPort(wire, ears)
         session = Session(
-            ThreadsPort(wire, ears),
+            threads_port,
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
             polls=polls,
             longest_ttl=where.longest_ttl,
         )
         where.followed_by(session)
-        return Deployment(session, (session.close, ears.close, wire.close))
+        ends = session.close, ears.close, wire.close
+        return Deployment(session, ends, port=threads_port)
     from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
 
@@ -93,7 +98,7 @@ def over_tasks(
             longest_ttl=where.longest_ttl,
         )
         where.followed_by(session)
-        return Deployment(session, (session.close, wire.close), port.close)
+        return Deployment(session, (session.close, wire.close), port.close, port)
     from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
 

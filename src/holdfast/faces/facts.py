@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.port import StepPort
 
 
 class Unset(Enum):
@@ -53,6 +54,16 @@ def checked_wait(wait: object) -> bool:
     if wait in {"push", "poll"}:
         return wait == "poll"
     raise ConfigurationError(f'wait={wait!r}: give "push" or "poll"')
+
+
+def checked_port(port: StepPort | None) -> StepPort:
+    """Refuse atomic operations where there are several servers."""
+    if port is not None:
+        return port
+    raise ConfigurationError(
+        "an atomic operation is one step on one server, and this client has several that know "
+        "nothing of each other: make a client of one of them, or use a lock"
+    )
 
 
 def generator_advice(name: str) -> str:

@@ -6,6 +6,8 @@ whose it is: a number as digits with the serial behind them, a list with the ser
 
 What several scripts do is written once, in a file whose name begins with an underscore; a line
 `--:include name` stands for its text.
+
+A script of the user's knows nothing of serials: `own`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 from typing import NamedTuple
 
 _INCLUDE = re.compile(rb"^ *--:include (\w+)$", re.MULTILINE)
+_OWN = b"--:own text"
 
 
 class Script(NamedTuple):
@@ -25,6 +28,8 @@ class Script(NamedTuple):
     text: bytes
     sha: str
     packed: bytes
+    serial: bool = True
+    """Its answers end with the serial of the request."""
 
 
 def _read(name: str) -> bytes:
@@ -35,9 +40,22 @@ def _read(name: str) -> bytes:
 
 
 def _load(name: str) -> Script:
-    text = _read(name)
+    return _made(name, _read(name))
+
+
+def _made(name: str, text: bytes) -> Script:
     sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
     return Script(name, text, sha, b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha.encode())
+
+
+def own(text: bytes) -> Script:
+    """Make a script of the user's: answers are as it gives them."""
+    return _made("own", text)._replace(serial=False)
+
+
+def own_once(text: bytes) -> Script:
+    """Make the same for whoever has an id: it is carried out once; see own.lua."""
+    return own(_read("own").replace(_OWN, text))
 
 
 ACQUIRE = _load("acquire")
@@ -53,3 +71,11 @@ LOOK = _load("look")
 CLAIM = _load("claim")
 STORE = _load("store")
 INVALIDATE = _load("invalidate")
+INCR = _load("incr")
+TAKE = _load("take")
+PUT = _load("put")
+COMPARE_AND_SET = _load("compare_and_set")
+COMPARE_AND_DELETE = _load("compare_and_delete")
+READ = _load("read")
+EVICT = _load("evict")
+OVERVIEW = _load("overview")

@@ -75,21 +75,21 @@ if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder
 end
 
 -- Stands in line, once, and returns the ticket, and whether it had one and its place was lost.
--- Tickets grow from the server's clock on, so that one who comes back is before all who came later.
+-- A ticket is the moment (µs, by the server's clock) at which its waiter came, or just above the last
+-- one: so one who comes back is before all who came later, and who looks sees for how long they wait.
 local function stand_in_line()
   local mark, given = string.match(place, '^(!?)(%d*)$')
   local ticket = tonumber(given) or 0
   local had_one, remarked = ticket > 0, 0
   if had_one then
     remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token)
-  elseif last then
-    ticket = last + 1
   else
     local time = call('TIME')
-    ticket = time[1] * 1000000 + time[2]
+    ticket = math.max((last or 0) + 1, time[1] * 1000000 + time[2])
   end
   local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), mark .. token) == 1
-  if had_one or not last or ticket % 16 == 0 then
+  -- Not for each who comes: the first of every minute is enough.
+  if had_one or not last or last < ticket - ticket % 60000000 then
     call('PEXPIRE', queue, 3600000)
   end
   if not added and not had_one then

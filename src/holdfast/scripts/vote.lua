@@ -19,29 +19,18 @@ if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
-local function number()
-  local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'
-  local now = time[1] * 1000000 + time[2]
-  local hinted = math.max(now - 1000000, math.min(tonumber(ARGV[3]), now + 1000000))
-  local fence = string.format('%.0f', hinted)
-  local last = call('SET', KEYS[2], fence, 'PX', life, 'GET')
-  if last and tonumber(last) >= hinted then
-    fence = string.format('%.0f', tonumber(last) + 1)
-    call('SET', KEYS[2], fence, 'PX', life)
-  end
+-- Numbered before it is taken: what fails on the way leaves nothing held.
+if settings == '0 barge ' and call('EXISTS', lock, queue) == 0 then
+  local fence
+  --:include _number
+  call('SET', lock, token, 'PX', ARGV[2])
   return fence .. serial
 end
 
--- Numbered before it is taken: what fails on the way leaves nothing held.
-local function take(delay)
-  local answer = number()
-  call('SET', lock, token, 'PX', ttl + delay)
-  return answer
-end
-
-local plain = settings == '0 barge '
-if plain and call('EXISTS', lock, queue) == 0 then
-  return take(0)
+local function number()
+  local fence
+  --:include _number
+  return fence .. serial
 end
 
 --:include _settings
@@ -58,7 +47,9 @@ if not holder then
   if waiter ~= '' then
     call('ZREM', queue, waiter)
   end
-  return take(delay)
+  local answer = number()
+  call('SET', lock, token, 'PX', ttl + delay)
+  return answer
 end
 if holder == token and not is_over(left) then
   call('PEXPIRE', lock, math.max(left, ttl + delay))

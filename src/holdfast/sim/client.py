@@ -142,7 +142,7 @@ class SimClient:
         self._servers = servers
         self._settings = settings
         self._skew = int(skew * SECOND)
-        self._mint = Mint(process.name, "sim", 1)
+        self._mint = Mint(process.name, "sim", "sim", 1)
         self._lines: dict[int | None, Listener] = {}
         self._links: dict[Task, Connection] = {}
         self._opening: dict[int | None, Future[None]] = {}

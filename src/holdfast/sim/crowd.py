@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 class _Asked(Question):
     """A question that somebody waits for."""
 
-    def __init__(self, posts: int, heard: Heard) -> None:
+    def __init__(self, posts: Sequence[Post], heard: Heard) -> None:
         super().__init__(posts, heard)
         self.news: Future[None] = Future()
 
-    def tell(self, number: int, answer: Any) -> None:  # noqa: ANN401 - any answer, or an error
-        """Tell it, and wake who waits."""
-        super().tell(number, answer)
-        if self.over:
-            self.news.set(None)
+    def end(self) -> None:
+        """Enough is known: wake who waits."""
+        self.over = True
+        self.news.set(None)
 
 
 class _Owed(NamedTuple):
@@ -45,6 +44,7 @@ class _Owed(NamedTuple):
 
     question: _Asked
     number: int
+    node: int
     request: Request
     at: float
 
@@ -52,8 +52,9 @@ class _Owed(NamedTuple):
 class _Seat:
     """One caller's connection to one node."""
 
-    def __init__(self, table: _Table, server: Server) -> None:
+    def __init__(self, table: _Table, node: int, server: Server) -> None:
         self._table = table
+        self._node = node
         self._client = table.client
         self._server = server
         self.link: Connection | None = None
@@ -121,7 +122,7 @@ class _Seat:
 
     def post(self, question: _Asked, number: int, request: Request) -> None:
         """Send a request."""
-        owed = _Owed(question, number, request, self._client.now())
+        owed = _Owed(question, number, self._node, request, self._client.now())
         self.owed.append(owed)
         sha = request[0].sha
         self._send(owed, in_full=sha not in self._known and not self._table.loop)
@@ -163,7 +164,7 @@ class _Table:
         self.loop = loop
         self.timeout = client.command_timeout
         self.dropped = False
-        self.seats = [_Seat(self, server) for server in servers]
+        self.seats = [_Seat(self, node, server) for node, server in enumerate(servers)]
         self._majority = len(servers) // 2 + 1
         self._waited = False
         self._reading = 0
@@ -178,7 +179,7 @@ class _Table:
     def tell(self, owed: _Owed, answer: Reply | HoldfastError) -> None:
         """Pass an answer on, at once or when somebody reads."""
         if self.loop or self._reading:
-            owed.question.tell(owed.number, answer)
+            owed.question.tell(owed.number, owed.node, answer)
         else:
             self._unread.append((owed, answer))
 
@@ -192,7 +193,7 @@ class _Table:
     def _read(self) -> None:
         while self._unread:
             owed, answer = self._unread.pop(0)
-            owed.question.tell(owed.number, answer)
+            owed.question.tell(owed.number, owed.node, answer)
 
     async def ask(
         self,
@@ -206,12 +207,13 @@ class _Table:
         end = client.now() + timeout
         self._drop_overdue()
         await self._connect(end, meanwhile)
-        for number, (node, request) in enumerate(posts):
-            seat = self.seats[node]
-            if seat.ready:
-                seat.post(question, number, request)
-            else:
-                question.tell(number, seat.unavailable())
+        for number, (nodes, request) in enumerate(posts):
+            for node in nodes:
+                seat = self.seats[node]
+                if seat.ready:
+                    seat.post(question, number, request)
+                else:
+                    question.tell(number, node, seat.unavailable())
         if self.loop:
             left = end - client.now() if timeout else self.timeout
             client.machine.after(left, lambda: self._end(question))
@@ -235,7 +237,7 @@ class _Table:
         for seat in self.seats:
             for owed in seat.owed:
                 if owed.question is question:
-                    question.give_up(owed.number, seat.unknown())
+                    question.give_up(owed.number, owed.node, seat.unknown())
 
     def _drop_overdue(self) -> None:
         for seat in self.seats:
@@ -282,7 +284,7 @@ class SimNodes:
         table = self._tables.get(caller)
         if table is None:
             table = self._tables[caller] = _Table(client, self._servers, loop=self._loop)
-        question = _Asked(len(posts), heard)
+        question = _Asked(posts, heard)
         try:
             await table.ask(posts, timeout, question, meanwhile)
         except BaseException:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import hiredis
 
@@ -31,7 +31,8 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
+from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
+    from holdfast.wire.sealed import Step
     from holdfast.wire.target import Seat, Target
 
 SPIN = 0.0001
@@ -69,6 +71,8 @@ class Link:
         self._timeout = math.nan
         self._reader = hiredis.Reader()
         self.serials = serials()
+        self.commands: dict[str, bool] = {}
+        """Which of its own the server was found to have."""
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if CAN_SPIN:
@@ -125,6 +129,30 @@ class Link:
         if size == 0:
             raise ConnectionResetError(_HUNG_UP)
         self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
+
+    def has_ended(self) -> bool:
+        """Whether there is something to read although nothing was asked: mostly, the end."""
+        if not CAN_SPIN:
+            return bool(select.select([self._sock], [], [], 0)[0])
+        return bool(self._poll.poll(0))
+
+    def converse(self, talk: Talk, end: float, before: bytes, asking: Sequence[None]) -> Any:  # noqa: ANN401 - any answer
+        """Send what `talk` says, each command with a seal behind it; return what it makes of that.
+
+        `before` is sent before each, and its answer passed over.
+        """
+        command = talk.begin()
+        while True:
+            serial = next(self.serials)
+            packed = before + pack(command) + seal(serial)
+            answer = self.exchange(packed, max(0.0, end - now()), asking)
+            if before:
+                answer = self.next_answer()
+            check_seal(self.next_answer(), serial)
+            try:
+                command = talk.go_on(answer)
+            except StopIteration as done:
+                return done.value
 
     def fileno(self) -> int:
         """What to poll."""
@@ -252,6 +280,8 @@ class BlockingWire:
         target.followed_by(self)
         self._asking: list[None] = []
         """One entry for each thread that waits for an answer."""
+        self._shunned: set[str] = set()
+        """Commands for which a connection was ended."""
 
     def _fresh(self, timeout: float, instead_of: Link | None) -> Link:
         if instead_of is not None and instead_of.stale:
@@ -346,6 +376,59 @@ class BlockingWire:
             raise reply
         return reply
 
+    def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Reply:
+        """Run a script, or the server's own command for it; as `StepPort.step`, blocking."""
+        link: Link | None = self._thread.__dict__.get("link")
+        if link is not None and link.has_ended():
+            self.drop()
+        if needs_seal(script, keys):
+            return self._sealed((script, keys, args), timeout)
+        return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
+
+    def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
+        end = now() + timeout
+        link = self.borrow() or self._fresh(timeout, None)
+        talk = Talk(step, link.commands, self._shunned)
+        asking = self._asking
+        try:
+            asking.append(None)
+            try:
+                reply = link.converse(talk, end, before, asking)
+            finally:
+                asking.pop()
+            if isinstance(reply, hiredis.ReplyError):
+                request = cast("Request", step)
+                reply = self._refused(link, str(reply), request, max(0.0, end - now()))
+        except (OSError, hiredis.HiredisError, StrayAnswer) as error:
+            link.close()
+            if talk.broken_off():
+                node = self._target.node
+                message = f"{node} does not say which commands it has: {error}"
+                raise NodeUnavailable(message, node=node) from error
+            raise self._unknown(error) from error
+        except BaseException:
+            link.close()
+            raise
+        if isinstance(reply, HoldfastError):
+            link.stale = link.stale or (self._moves and is_doubtful(reply))
+        self.give_back(link)
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+    def borrow(self) -> Link | None:
+        """Take the calling thread's connection out of its place, if it has one."""
+        link = self._taken_out()
+        return link if link is None or link.generation == generation() else None
+
+    def give_back(self, link: Link) -> None:
+        """Put the connection in its place, for the next request of this thread."""
+        # A signal handler may have made another meanwhile.
+        if link.stale or self._thread.__dict__.setdefault("link", link) is not link:
+            link.close()
+
     def _copied(
         self, link: Link, request: Request, timeout: float, pack: Packer
     ) -> Reply | HoldfastError:
@@ -373,7 +456,8 @@ class BlockingWire:
         if not is_denial(text):
             return self._target.refusal(text)
         keys = request[1]
-        answers = [link.exchange(pack(probe), timeout) for probe in probes(keys)]
+        which = probes_of_step if keys.spare else probes
+        answers = [link.exchange(pack(probe), timeout) for probe in which(keys)]
         return denial(text, answers, keys, node, user)
 
     def call_many(

@@ -46,6 +46,23 @@ def slot_of(keys: Keys) -> int:
     return keys.slot
 
 
+def shared_slot(keys: Keys) -> int:
+    """The slot of these keys, which have to have one slot.
+
+    Raises:
+        ConfigurationError: they have several, or there is none to go by.
+    """
+    if not keys:
+        raise ConfigurationError("a cluster finds a script's node by its keys: name those it uses")
+    if len(keys) > 1 and len(set(map(key_slot, keys))) > 1:
+        named = ", ".join(repr(key.decode(errors="backslashreplace")) for key in keys)
+        raise ConfigurationError(
+            f"{named}: kept by several nodes of the cluster, so no one script can have them all. "
+            "Give their names a part in braces that is the same, e.g. {cart:42}:items"
+        )
+    return slot_of(keys)
+
+
 class Redirected(HoldfastError):  # noqa: N818 - it is no error
     """A node did not carry out a request, because its slot is, or is about to be, another's.
 

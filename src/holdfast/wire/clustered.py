@@ -19,17 +19,25 @@ import select
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import BlockingWire, Link, Opening
 from holdfast.wire.clock import now
-from holdfast.wire.cluster import ASK_AGAIN, Address, ClusterNode, Redirected, slot_of
+from holdfast.wire.cluster import (
+    ASK_AGAIN,
+    Address,
+    ClusterNode,
+    Redirected,
+    shared_slot,
+    slot_of,
+)
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
 from holdfast.wire.process import generation
+from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.cluster import Cluster
+    from holdfast.wire.sealed import Step
+
+R = TypeVar("R", bound="tuple[Any, ...]")
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.05
 """Seconds before a request is tried again that is redirected here and there: doubled each time."""
@@ -104,16 +115,11 @@ class NodeWire(BlockingWire):
             raise reply
         return reply
 
-    def borrow(self) -> Link | None:
-        """Take the calling thread's connection out of its place, if it has one."""
-        link = self._taken_out()
-        return link if link is None or link.generation == generation() else None
-
-    def give_back(self, link: Link) -> None:
-        """Put the connection in its place, for the next request of this thread."""
-        # A signal handler may have made another meanwhile.
-        if link.stale or self._thread.__dict__.setdefault("link", link) is not link:
-            link.close()
+    def step_asking(self, step: Step, timeout: float) -> Reply:
+        """Do what `step` does with keys that have moved here ahead of their slot."""
+        if needs_seal(*step[:2]):
+            return self._sealed(step, timeout, before=ASKS)
+        return self.call_asking(cast("Request", step), timeout)
 
     def confirmed(self, request: Request, reply: Reply, copies: object) -> Reply | HoldfastError:
         """Return the answer to a request, or why it does not count: too few replicas have it."""
@@ -385,15 +391,34 @@ class ClusterWire:
 
     def call(self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float) -> Reply:
         """Run a script on the node that serves the lock, once; as `Port.call`, blocking."""
-        end, detours = now() + timeout, Detours()
-        slot, asking = slot_of(keys), None
+        return self._routed(
+            (script, keys, args), timeout, NodeWire.call, NodeWire.call_asking, slot_of(keys)
+        )
+
+    def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Reply:
+        """Run a script, or the server's own command for it; as `StepPort.step`, blocking."""
+        return self._routed(
+            (script, keys, args), timeout, NodeWire.step, NodeWire.step_asking, shared_slot(keys)
+        )
+
+    def _routed(
+        self,
+        request: R,
+        timeout: float,
+        call: Callable[..., Reply],
+        call_asking: Callable[[NodeWire, R, float], Reply],
+        slot: int,
+    ) -> Reply:
+        end, detours, asking = now() + timeout, Detours(), None
         while True:
             address = asking or self.locate(slot, max(0.0, end - now()))
             wire, left = self._wire(address), max(0.0, end - now())
             try:
                 if asking is None:
-                    return wire.call(script, keys, args, left)
-                return wire.call_asking((script, keys, args), left)
+                    return call(wire, *request, left)
+                return call_asking(wire, request, left)
             except Redirected as redirected:
                 asking = detours.follow(redirected, slot, self.cluster)
                 if now() + detours.pause >= end:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.cluster import Address, Redirected, slot_of
+from holdfast.wire.cluster import Address, Redirected, shared_slot, slot_of
 from holdfast.wire.clustered import ASKS, Detours
 from holdfast.wire.copies import confirmed, needed, wait_for
 from holdfast.wire.multiplexed import Future, Multiplexer, seen
 from holdfast.wire.packing import by_text
+from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.cluster import Cluster, ClusterNode
+    from holdfast.wire.clustered import R
+    from holdfast.wire.sealed import Step
 
 
 class NodeMultiplexer(Multiplexer):
@@ -30,7 +35,7 @@ class NodeMultiplexer(Multiplexer):
         answered: Future[Reply] = Future(loop=self.loop)
         # One after the other, with nothing in between: it counts for the next request only.
         self._ask(ASKS, end).add_done_callback(_seen)
-        self._send(by_text(*request, serial), (answered, at, end, request, serial))
+        self.send(by_text(*request, serial), (answered, at, end, request, serial))
         replicas = needed(request)
         if not replicas:
             return await answered
@@ -41,6 +46,12 @@ class NodeMultiplexer(Multiplexer):
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
+
+    async def step_asking(self, step: Step, timeout: float) -> Reply:
+        """Do what `step` does with keys that have moved here ahead of their slot."""
+        if needs_seal(*step[:2]):
+            return await self._sealed(step, timeout, before=ASKS)
+        return await self.call_asking(cast("Request", step), timeout)
 
 
 class LoopClusterWire:
@@ -114,24 +125,54 @@ class LoopClusterWire:
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the node that serves the lock, once; as `Port.call`."""
-        return await self._routed((script, keys, args), timeout, copied=False)
+        return await self._routed(
+            (script, keys, args),
+            timeout,
+            NodeMultiplexer.call,
+            NodeMultiplexer.call_asking,
+            slot_of(keys),
+        )
+
+    async def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Reply:
+        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        return await self._routed(
+            (script, keys, args),
+            timeout,
+            NodeMultiplexer.step,
+            NodeMultiplexer.step_asking,
+            shared_slot(keys),
+        )
 
     async def call_copied(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script whose answer counts once enough replicas have what it wrote."""
-        return await self._routed((script, keys, args), timeout, copied=True)
+        return await self._routed(
+            (script, keys, args),
+            timeout,
+            NodeMultiplexer.call_copied,
+            NodeMultiplexer.call_asking,
+            slot_of(keys),
+        )
 
-    async def _routed(self, request: Request, timeout: float, *, copied: bool) -> Reply:
-        end, detours = now() + timeout, Detours()
-        slot, asking = slot_of(request[1]), None
+    async def _routed(
+        self,
+        request: R,
+        timeout: float,
+        call: Callable[..., Awaitable[Reply]],
+        call_asking: Callable[[NodeMultiplexer, R, float], Awaitable[Reply]],
+        slot: int,
+    ) -> Reply:
+        end, detours, asking = now() + timeout, Detours(), None
         while True:
             address = asking or await self.locate(slot, max(0.0, end - now()))
             wire, left = self._wire(address), max(0.0, end - now())
             try:
                 if asking is not None:
-                    return await wire.call_asking(request, left)
-                return await (wire.call_copied if copied else wire.call)(*request, left)
+                    return await call_asking(wire, request, left)
+                return await call(wire, *request, left)
             except Redirected as redirected:
                 asking = detours.follow(redirected, slot, self.cluster)
                 if now() + detours.pause >= end:

@@ -49,9 +49,6 @@ end."""
 DEPTH, LATE = 8, 0.1
 """Answers that a node may owe, and seconds for which, before nothing more is asked of it."""
 
-SERIAL = b"000"
-"""What stands in for the serial of a request that is packed once for all nodes."""
-
 _BUFFER = 16_384
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -59,46 +56,47 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Question:
     """Some posts, and whether enough is known of them."""
 
-    __slots__ = ("_given_up", "_heard", "_open", "over")
+    __slots__ = ("_heard", "_open", "given_up", "over")
 
-    def __init__(self, posts: int, heard: Heard) -> None:
+    def __init__(self, posts: Sequence[Post], heard: Heard) -> None:
         self._heard = heard
-        self._open = posts
-        self._given_up: set[int] = set()
-        self.over = not posts
+        self._open = len(posts[0][0]) if len(posts) == 1 else sum(len(nodes) for nodes, _ in posts)
+        self.given_up: set[tuple[int, int]] = set()
+        """The posts, and of which nodes, whose answers are not waited for any more."""
+        self.over = not self._open
 
-    def tell(self, number: int, answer: Any) -> None:  # noqa: ANN401 - any answer, or an error
-        """Tell what came of a post; nothing more is told of one that was given up."""
-        if self._given_up and number in self._given_up:
+    def tell(self, number: int, node: int, answer: Any) -> None:  # noqa: ANN401 - any answer, or an error
+        """Tell what came of a post at a node; nothing more is told of one that was given up."""
+        if self.given_up and (number, node) in self.given_up:
             return
         self._open -= 1
-        if self._heard(number, answer) or not self._open:
-            self.over = True
+        if (self._heard(number, node, answer) or not self._open) and not self.over:
+            self.end()
 
-    def give_up(self, number: int, error: HoldfastError) -> None:
+    def end(self) -> None:
+        """Enough is known."""
+        self.over = True
+
+    def give_up(self, number: int, node: int, error: HoldfastError) -> None:
         """Tell that a post has no answer, and let it have none."""
-        self.tell(number, error)
-        self._given_up.add(number)
+        self.tell(number, node, error)
+        self.given_up.add((number, node))
 
 
 _Owed: TypeAlias = "tuple[Question, int, Request, bytes, float]"
 """An answer that is to come: to which question, which of its posts, the serial, asked when."""
 
 
-_Seated: TypeAlias = "tuple[Any, dict[int, _Seat]]"
-"""What is read from: a `select.poll`, and the seats by the number of their socket."""
-
-
 class _Seat:
     """One thread's connection to one node."""
 
-    def __init__(
-        self, target: Target, timeout: float, arrived: threading.Condition, seated: _Seated
-    ) -> None:
+    def __init__(self, table: _Table, node: int, target: Target) -> None:
         self.target = target
-        self._timeout = timeout
-        self._arrived = arrived
-        self._poll, self._seated = seated
+        self._node = node
+        self._timeout = table.timeout
+        self._arrived = table.arrived
+        self._poll, self._seated = table.poll, table.seated
+        self._serials = table.serials
         self.sock: Any = None
         self._connection: Any = None
         self._again_at = -math.inf
@@ -107,7 +105,10 @@ class _Seat:
         self.opening = False
         self._abandoned = False
         self.owed: deque[_Owed] = deque()
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
+        """What is to be sent."""
+        self.known: set[str] = set()
+        """The scripts that were sent in full on this connection."""
 
     # The connection's life
 
@@ -141,10 +142,9 @@ class _Seat:
             self.sock = self._connection._sock  # noqa: SLF001
             self.sock.settimeout(0)
             self.number = self.sock.fileno()
+            self._is_plain = type(self.sock) is socket.socket
             self._reader = hiredis.Reader()
-            self._out = []
-            self._serials = serials()
-            self._known: set[str] = set()
+            self.out, self.known = [], set()
             self._poll.register(self.sock, select.POLLIN)
             self._seated[self.number] = self
         return self.sock is not None
@@ -170,7 +170,7 @@ class _Seat:
         self._again_at = now()
         owed, self.owed = self.owed, deque()
         for question, number, *_ in owed:
-            question.tell(number, self.unknown(error))
+            question.tell(number, self._node, self.unknown(error))
 
     def hang_up(self) -> None:
         """Close the connection, from any thread: its own one will notice."""
@@ -182,7 +182,7 @@ class _Seat:
         """Wait no longer for what is owed to this question; it may still come."""
         for asking, number, *_ in list(self.owed):
             if asking is question:
-                question.give_up(number, self.unknown("no answer in time"))
+                question.give_up(number, self._node, self.unknown("no answer in time"))
 
     def unknown(self, error: object) -> OutcomeUnknown:
         """Say that it may have been carried out, or not."""
@@ -200,32 +200,25 @@ class _Seat:
             self.drop(TimeoutError())
         return len(self.owed) < DEPTH
 
-    def post(
-        self, question: Question, number: int, request: Request, packed: bytes, at: float
-    ) -> None:
-        """Send a request, of which all but the serial is packed; what cannot be sent now waits."""
-        serial = next(self._serials)
-        self.owed.append((question, number, request, serial, at))
-        if request[0].sha in self._known:
-            self._out.append(b"%b%b\r\n" % (packed, serial))
-        else:  # nobody may be there to read that the server does not know it
-            self._known.add(request[0].sha)
-            self._out.append(by_text(*request, serial))
+    def introduce(self, request: Request, serial: bytes) -> bytes:
+        """Pack a request in full: nobody may be there to read that the server does not know it."""
+        self.known.add(request[0].sha)
+        return by_text(*request, serial)
 
     def flush(self) -> None:
-        """Send what is posted, as far as it can be sent now; the rest when there is room."""
-        out = self._out
-        if not out or self.sock is None:
+        """Send what is there to be sent, as far as it can be now; the rest when there is room."""
+        out = self.out
+        if self.sock is None:
             return
-        self._out = []
-        packed = out[0] if len(out) == 1 else b"".join(out)
+        packed = out.pop() if len(out) == 1 else b"".join(out)
+        out.clear()
         try:
             sent = self.sock.send(packed)
             if sent == len(packed):
                 return
-            self._out = [packed[sent:]]
+            out.append(packed[sent:])
         except _NOT_NOW:
-            self._out = [packed]
+            out.append(packed)
         except OSError as error:
             self.drop(error)
             return
@@ -233,27 +226,24 @@ class _Seat:
 
     def receive(self) -> None:
         """Take in what has come."""
+        sock, reader = self.sock, self._reader
         try:
-            self._fill()
-            self._take_in()
+            while True:
+                try:
+                    received = sock.recv(_BUFFER)
+                except _NOT_NOW:
+                    break
+                if not received:
+                    raise ConnectionResetError("the server closed the connection")
+                reader.feed(received)
+                if self._is_plain and len(received) < _BUFFER:
+                    break
+            self._take_in(reader.gets)
         except (OSError, hiredis.HiredisError, StrayAnswer, IndexError, ValueError) as error:
             self.drop(error)
 
-    def _fill(self) -> None:
-        sock, feed = self.sock, self._reader.feed
-        try:
-            while True:
-                received = sock.recv(_BUFFER)
-                if not received:
-                    raise ConnectionResetError("the server closed the connection")
-                feed(received)
-                if len(received) < _BUFFER and type(sock) is socket.socket:
-                    return
-        except _NOT_NOW:
-            return
-
-    def _take_in(self) -> None:
-        gets, owed = self._reader.gets, self.owed
+    def _take_in(self, gets: Callable[[], Any]) -> None:
+        owed = self.owed
         while self.sock is not None and (answer := gets()) is not False:
             question, number, _, serial, _ = owed[0]
             # `opened`, written out for the most of them.
@@ -265,7 +255,7 @@ class _Seat:
             else:
                 reply = opened(answer, serial)
             owed.popleft()
-            question.tell(number, reply)
+            question.tell(number, self._node, reply)
 
     def _refused(self, text: str) -> None:
         question, number, request, _, at = self.owed.popleft()
@@ -273,12 +263,13 @@ class _Seat:
         if text.startswith("NOSCRIPT"):
             serial = next(self._serials)
             self.owed.append((question, number, request, serial, at))
-            self._out.append(by_text(*request, serial))
+            self.out.append(self.introduce(request, serial))
             self.flush()
         elif is_denial(text):
-            question.tell(number, denial(text, [], request[1], node, self.target.user))
+            error = denial(text, [], request[1], node, self.target.user)
+            question.tell(number, self._node, error)
         else:
-            question.tell(number, refusal(text, node))
+            question.tell(number, self._node, refusal(text, node))
 
 
 class _Table:
@@ -286,12 +277,13 @@ class _Table:
 
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self.generation = generation()
-        self._timeout = timeout
+        self.timeout = timeout
         self.arrived = threading.Condition()
-        self._poll = select.poll()
-        self._seated: dict[int, _Seat] = {}
-        seated = self._poll, self._seated
-        self.seats = [_Seat(target, timeout, self.arrived, seated) for target in targets]
+        self.serials = serials()
+        self.poll = select.poll()
+        self.seated: dict[int, _Seat] = {}
+        """By the number of their socket, those that are connected."""
+        self.seats = [_Seat(self, node, target) for node, target in enumerate(targets)]
         self._majority = len(targets) // 2 + 1
         self._quick = False
         self._waited = False
@@ -316,39 +308,51 @@ class _Table:
         """As `Nodes.ask`, blocking."""
         at = now()
         end = at + timeout
-        question = Question(len(posts), heard)
-        seats, packed, last = self.seats, b"", None
-        if len(self._seated) < len(seats):
+        question = Question(posts, heard)
+        seats = self.seats
+        if len(self.seated) < len(seats):
             self._connect(end, meanwhile)
-        self._catch_up()
-        for number, (node, request) in enumerate(posts):
-            seat = seats[node]
-            if (seat.owed and not seat.keeps_up(at)) or seat.sock is None:
-                question.tell(number, seat.unavailable())
-                continue
-            if request is not last:
-                packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
-            seat.post(question, number, request, packed, at)
         for seat in seats:
-            seat.flush()
+            if seat.owed and at - seat.owed[0][4] > LATE:
+                self._catch_up()
+                break
+        self._post(question, posts, at)
+        for seat in seats:
+            if seat.out:
+                seat.flush()
         if timeout:
             self._read(question, end, meanwhile)
             if not question.over:
                 for seat in seats:
                     seat.give_up(question)
 
+    def _post(self, question: Question, posts: Sequence[Post], at: float) -> None:
+        """Give each node what it is to be asked."""
+        seats = self.seats
+        for number, (nodes, request) in enumerate(posts):
+            serial, sha = next(self.serials), request[0].sha
+            packed = by_sha(*request, serial)
+            owed = question, number, request, serial, at
+            for node in nodes:
+                seat = seats[node]
+                if (seat.owed and not seat.keeps_up(at)) or seat.sock is None:
+                    question.tell(number, node, seat.unavailable())
+                    continue
+                seat.owed.append(owed)
+                known = sha in seat.known
+                seat.out.append(packed if known else seat.introduce(request, serial))
+
     def _catch_up(self) -> None:
         """Read what is there already: who has answered is not to be taken for slow."""
-        if any(seat.owed for seat in self.seats):
-            for number, event in self._poll.poll(0):
-                self._serve(self._seated[number], event)
+        for number, event in self.poll.poll(0):
+            self._serve(self.seated[number], event)
 
     def drain(self) -> None:
         """Take in what is owed, as far as it comes at once."""
         end = now() + GRACE
         while any(seat.owed for seat in self.seats) and now() < end:
-            for number, event in self._poll.poll(math.ceil(GRACE * 1000)):
-                self._serve(self._seated[number], event)
+            for number, event in self.poll.poll(math.ceil(GRACE * 1000)):
+                self._serve(self.seated[number], event)
 
     def _connect(self, end: float, meanwhile: Callable[[], float] | None) -> None:
         """Have as many connections as can be had now, and at least wait for a majority."""
@@ -376,7 +380,7 @@ class _Table:
 
     def _read(self, question: Question, end: float, meanwhile: Callable[[], float] | None) -> None:
         """Read answers until the question is over, or it is `end`."""
-        clock, poll = time.perf_counter, self._poll.poll
+        clock, poll, seated = time.perf_counter, self.poll.poll, self.seated
         sent_at = clock()
         spin_until = sent_at + SPIN if self._quick and meanwhile is None else 0.0
         while not question.over:
@@ -393,14 +397,14 @@ class _Table:
                 found = poll(max(0, math.ceil(min(left, due - now()) * 1000)))
             for number, event in found:
                 if event == select.POLLIN:
-                    self._seated[number].receive()
+                    seated[number].receive()
                 else:
-                    self._serve(self._seated[number], event)
+                    self._serve(seated[number], event)
         self._quick = CAN_SPIN and clock() - sent_at < len(self.seats) * QUICK
 
     def _serve(self, seat: _Seat, event: int) -> None:
         if event & select.POLLOUT:
-            self._poll.modify(seat.sock, select.POLLIN)
+            self.poll.modify(seat.sock, select.POLLIN)
             seat.flush()
         if event & ~select.POLLOUT and seat.sock is not None:
             seat.receive()
@@ -429,11 +433,10 @@ class BlockingCrowd:
     ) -> None:
         """As `Nodes.ask`, blocking."""
         if self.closed:
-            for number, (node, _) in enumerate(posts):
-                error = NodeUnavailable(
-                    "this client is closed: make a new one", node=self.names[node]
-                )
-                heard(number, error)
+            message = "this client is closed: make a new one"
+            for number, (nodes, _) in enumerate(posts):
+                for node in nodes:
+                    heard(number, node, NodeUnavailable(message, node=self.names[node]))
             return
         table: _Table | None = self._thread.__dict__.pop("table", None)
         if table is None or table.generation != generation():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import hiredis
 
 from holdfast.errors import HoldfastError
 from holdfast.port import Unconnected
+from holdfast.wire.blocking import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
-from holdfast.wire.crowd import AGAIN, GRACE, SERIAL, Question
+from holdfast.wire.crowd import AGAIN, GRACE, Question
 from holdfast.wire.multiplexed import Multiplexer, seen
-from holdfast.wire.packing import by_sha
+from holdfast.wire.packing import StrayAnswer, by_sha, opened, serials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,38 +27,75 @@ class _Question(Question):
 
     __slots__ = ("waiting",)
 
-    def __init__(self, posts: int, heard: Heard, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, posts: Sequence[Post], heard: Heard, loop: asyncio.AbstractEventLoop
+    ) -> None:
         super().__init__(posts, heard)
         self.waiting: asyncio.Future[None] = loop.create_future()
 
+    def end(self) -> None:
+        """Enough is known: wake who waits."""
+        self.over = True
+        if not self.waiting.done():
+            self.waiting.set_result(None)
+
+
+_Asked: TypeAlias = "tuple[_Question, int]"
+"""A question and one of its posts: what stands for a future in the places of all its nodes."""
+
 
 class _Voice:
-    """Takes the answer to one post, as a future would."""
+    """Takes one node's answer to a post as a future would, where it is out of the ordinary."""
 
-    __slots__ = ("_number", "_question", "_told")
-
-    def __init__(self, question: _Question, number: int) -> None:
-        self._question = question
-        self._number = number
-        self._told = False
+    def __init__(self, asked: _Asked, node: int) -> None:
+        self._question, self._number = asked
+        self._node = node
 
     def done(self) -> bool:
-        """Whether it was answered."""
-        return self._told
+        """Whether it is not waited for any more."""
+        return (self._number, self._node) in self._question.given_up
 
     def cancelled(self) -> bool:
         """Nobody cancels it: what was asked has to be known."""
         return False
 
-    def set_result(self, reply: Any) -> None:  # noqa: ANN401 - any answer
-        """Take the answer."""
-        self._told = True
-        question = self._question
-        question.tell(self._number, reply)
-        if question.over and not question.waiting.done():
-            question.waiting.set_result(None)
+    def set_exception(self, error: HoldfastError) -> None:
+        """Take the error; there will be no other answer."""
+        self._question.give_up(self._number, self._node, error)
 
-    set_exception = set_result
+
+class _Member(Multiplexer):
+    """The connection to one of the nodes."""
+
+    def __init__(self, target: Target, timeout: float, node: int) -> None:
+        super().__init__(target, timeout)
+        self._node = node
+
+    def _future(self, asked: Any) -> Any:  # noqa: ANN401 - a future, or as good as one
+        return asked if isinstance(asked, asyncio.Future) else _Voice(asked, self._node)
+
+    def data_received(self, data: bytes) -> None:
+        """Tell each answer to the question whose turn it is: as `Multiplexer`'s, and as quick."""
+        node, gets, unanswered = self._node, self._reader.gets, self._unanswered
+        self._reader.feed(data)
+        try:
+            while (answer := gets()) is not False:
+                asked, _, _, request, serial = unanswered[0]
+                if type(answer) is bytes and answer[-3:] == serial:
+                    reply = int(answer[:-3])
+                elif isinstance(answer, hiredis.ReplyError) or request is None:
+                    self._answered_oddly(answer, unanswered[0])
+                    unanswered.popleft()
+                    continue
+                else:
+                    reply = opened(answer, serial)
+                unanswered.popleft()
+                question, number = asked
+                question.tell(number, node, reply)
+        except (hiredis.HiredisError, IndexError, StrayAnswer, ValueError) as error:
+            self._give_up(error)
+            return
+        self._quick = CAN_SPIN and now() - self._sent_at < QUICK
 
 
 class LoopCrowd:
@@ -64,7 +104,8 @@ class LoopCrowd:
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
         self.names = [target.node for target in targets]
-        self._wires = [Multiplexer(target, timeout) for target in targets]
+        self._wires = [_Member(target, timeout, node) for node, target in enumerate(targets)]
+        self._serials = serials()
         self._timeout = timeout
         self._majority = len(targets) // 2 + 1
         self._again_at = [0.0] * len(targets)
@@ -74,20 +115,25 @@ class LoopCrowd:
 
     async def ask(self, posts: Sequence[Post], timeout: float, heard: Heard) -> None:
         """As `Nodes.ask`."""
-        question = _Question(len(posts), heard, self._loop)
-        end = now() + timeout
-        if not all(wire.is_open for wire in self._wires):
-            await self._connect(end)
-        give_up = end if timeout else end + self._timeout
-        packed, last = b"", None
-        for number, (node, request) in enumerate(posts):
-            wire = self._wires[node]
+        question = _Question(posts, heard, self._loop)
+        at, wires = now(), self._wires
+        end = at + timeout
+        for wire in wires:
             if not wire.is_open:
-                question.tell(number, self._unavailable(node))
-                continue
-            if request is not last:
-                packed, last = by_sha(*request, SERIAL)[: -len(SERIAL) - 2], request
-            wire.post(_Voice(question, number), request, packed, give_up)
+                await self._connect(end)
+                at = now()
+                break
+        give_up = end if timeout else end + self._timeout
+        for number, (nodes, request) in enumerate(posts):
+            serial = next(self._serials)
+            packed = by_sha(*request, serial)
+            place = (question, number), at, give_up, request, serial
+            for node in nodes:
+                wire = wires[node]
+                if wire.is_open:
+                    wire.send(packed, place)
+                else:
+                    question.tell(number, node, self._unavailable(node))
         # Each connection tells by itself when it is too late for an answer.
         if timeout and not question.over:
             await question.waiting

@@ -20,8 +20,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import select
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import hiredis
 
@@ -31,7 +32,8 @@ from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import generation
-from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes
+from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
+from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -39,17 +41,22 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
+    from holdfast.wire.sealed import Command, Step
     from holdfast.wire.target import Seat, Target
 
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
 
+TURNS = 4
+"""Of the loop, within which it notices that a connection has ended."""
+
 LAG = 0.05
 """Seconds by which the loop may be late before it counts as having been blocked."""
 
 Future = asyncio.Future
-Place: TypeAlias = "tuple[Future[Reply], float, float, Request | None, bytes]"
-"""Whose turn it is: the caller, when it asked and gives up, what it asked, and the serial."""
+Place: TypeAlias = "tuple[Any, float, float, Request | None, bytes]"
+"""Whose turn it is: the caller's future (or what stands for it: see `_future`), when it asked and
+gives up, what it asked, and the serial."""
 
 
 class Multiplexer(asyncio.Protocol):
@@ -64,15 +71,20 @@ class Multiplexer(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
         self._moves = target.longest_ttl < math.inf
+        self._shunned: set[str] = set()
+        """Commands for which the connection was ended."""
         self._begin()
         target.followed_by(self)
 
     def _begin(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self.is_open = False
         self._writer: Any = None
+        self._poll: select.poll | None = None
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
+        self._commands: dict[str, bool] = {}
         self._unanswered: deque[Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
@@ -80,11 +92,6 @@ class Multiplexer(asyncio.Protocol):
         self._spinning = self._quick = self._lagged = False
 
     # The connection's life
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is connected."""
-        return self._transport is not None
 
     @property
     def owes(self) -> bool:
@@ -118,8 +125,12 @@ class Multiplexer(asyncio.Protocol):
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
+        sock = transport.get_extra_info("socket")
+        if CAN_SPIN and sock is not None:
+            self._poll = select.poll()
+            self._poll.register(sock.fileno(), select.POLLIN)
         self._seat = seat_of(connection)
-        self._transport = transport
+        self._transport, self.is_open = transport, True
         if self.closed:
             self.close()
 
@@ -132,9 +143,14 @@ class Multiplexer(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._begin()
-        for future, *_ in unanswered:
+        for asked, *_ in unanswered:
+            future = self._future(asked)
             if not future.done():
                 future.set_exception(self._unknown(error))
+
+    def _future(self, asked: Any) -> Any:  # noqa: ANN401 - or what is as good as one
+        """The future of who asked."""
+        return asked
 
     def _give_up(self, error: Exception) -> None:
         if self._transport is not None:
@@ -169,7 +185,7 @@ class Multiplexer(asyncio.Protocol):
         """Run a script on the node, once; as `Port.call`."""
         if self._transport is None:
             return self._call_first((script, keys, args), timeout)
-        # The most travelled road of all: `_send`, written out.
+        # The most travelled road of all: `send`, written out.
         future: Future[Reply] = Future(loop=self.loop)
         serial, at, unsent = next(self._serials), now(), self._unsent
         give_up = at + timeout
@@ -182,21 +198,6 @@ class Multiplexer(asyncio.Protocol):
         if give_up < self._look_at:
             self._look(give_up)
         return future
-
-    def post(self, future: Any, request: Request, packed: bytes, give_up: float) -> None:  # noqa: ANN401 - like one
-        """Run a script on the node, once, and have `future` told; only while it `is_open`.
-
-        All but the serial of the request is packed.
-        """
-        serial, unsent = next(self._serials), self._unsent
-        self._unanswered.append((future, now(), give_up, request, serial))
-        if not unsent:
-            self.loop.call_soon(self._flush)
-        unsent.append(b"%b%b\r\n" % (packed, serial))
-        if len(unsent) >= FLUSH:
-            self._flush()
-        if give_up < self._look_at:
-            self._look(give_up)
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
         end = now() + timeout
@@ -238,18 +239,77 @@ class Multiplexer(asyncio.Protocol):
             raise reply
         return reply
 
+    def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Awaitable[Reply]:
+        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        if self._poll is not None and not self._unanswered and self._poll.poll(0):
+            return self._step_anew((script, keys, args), timeout)
+        if needs_seal(script, keys):
+            return self._sealed((script, keys, args), timeout)
+        return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
+
+    async def _step_anew(self, step: Step, timeout: float) -> Reply:
+        """Let the loop first read what came although nothing was asked: mostly, it is the end."""
+        end, transport = now() + timeout, self._transport
+        for _ in range(TURNS):
+            if self._transport is not transport:
+                break
+            await asyncio.sleep(0)
+        if needs_seal(*step[:2]):
+            return await self._sealed(step, max(0.0, end - now()))
+        return await self.call(*cast("Request", step), max(0.0, end - now()))
+
+    async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
+        give_up, node = now() + timeout, self._target.node
+        talk = Talk(step, self._commands, self._shunned)
+        command = talk.begin()
+        try:
+            while True:
+                command = talk.go_on(await self._ask_sealed(command, give_up, before))
+        except StopIteration as done:
+            reply = done.value
+        except (OutcomeUnknown, StrayAnswer) as error:
+            if isinstance(error, StrayAnswer):
+                self._give_up(error)
+            if talk.broken_off():
+                message = f"{node} does not say which commands it has: {error}"
+                raise NodeUnavailable(message, node=node) from error
+            raise OutcomeUnknown(str(error), node=node) from error
+        if isinstance(reply, hiredis.ReplyError):
+            refused: Future[Reply] = Future(loop=self.loop)
+            self._refused(str(reply), refused, give_up, step[1])
+            return await refused
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+    async def _ask_sealed(self, command: Command, give_up: float, before: bytes) -> object:
+        # Again with each command: what went before it was refused, and changed nothing.
+        if self._transport is None:
+            await self.open(max(0.0, give_up - now()))
+        serial = next(self._serials)
+        packed = [pack(command), seal(serial)]
+        # One after the other, with nothing in between.
+        asked = [self._ask(each, give_up) for each in ([before, *packed] if before else packed)]
+        *_, answer, sealed = await asyncio.gather(*asked)
+        check_seal(sealed, serial)
+        return answer
+
     def _ask(self, packed: bytes, give_up: float) -> Future[Any]:
         """Send something whose answer is wanted as it comes."""
         future: Future[Any] = Future(loop=self.loop)
-        self._send(packed, (future, now(), give_up, None, b"bare"))
+        self.send(packed, (future, now(), give_up, None, b"bare"))
         return future
 
-    def _send(self, packed: bytes, place: Place) -> None:
+    def send(self, packed: bytes, place: Place) -> None:
+        """Send a request, and remember whose it is; only while it `is_open`."""
+        unsent = self._unsent
         self._unanswered.append(place)
-        if not self._unsent:
+        if not unsent:
             self.loop.call_soon(self._flush)
-        self._unsent.append(packed)
-        if len(self._unsent) >= FLUSH:
+        unsent.append(packed)
+        if len(unsent) >= FLUSH:
             self._flush()
         if place[2] < self._look_at:
             self._look(place[2])
@@ -279,12 +339,12 @@ class Multiplexer(asyncio.Protocol):
         try:
             while (answer := gets()) is not False:
                 # Taken off last: whoever it is fails with the rest if the answer is not theirs.
-                future, _, give_up, request, serial = unanswered[0]
+                future, _, _, request, serial = unanswered[0]
                 # `opened`, written out for the most of them.
                 if type(answer) is bytes and answer[-3:] == serial:
                     reply = int(answer[:-3])
                 elif isinstance(answer, hiredis.ReplyError) or request is None:
-                    self._answered_oddly(answer, future, give_up, request)
+                    self._answered_oddly(answer, unanswered[0])
                     unanswered.popleft()
                     continue
                 else:
@@ -297,15 +357,14 @@ class Multiplexer(asyncio.Protocol):
             return
         self._quick = CAN_SPIN and now() - self._sent_at < QUICK
 
-    def _answered_oddly(
-        self, answer: object, future: Future[Any], give_up: float, request: Request | None
-    ) -> None:
+    def _answered_oddly(self, answer: object, place: Place) -> None:
         """Deal with an error reply, and with the answer to a probe.
 
         It carries no serial. If nobody answered its request in time, it may be another's: then the
         answers are out of step, and only a new connection helps.
         """
-        text = str(answer)
+        asked, _, give_up, request, _ = place
+        future, text = self._future(asked), str(answer)
         if future.cancelled():
             return
         if future.done():
@@ -314,7 +373,7 @@ class Multiplexer(asyncio.Protocol):
             future.set_result(answer)
         elif text.startswith("NOSCRIPT"):
             serial = next(self._serials)
-            self._send(by_text(*request, serial), (future, now(), give_up, request, serial))
+            self.send(by_text(*request, serial), (asked, now(), give_up, request, serial))
         else:
             self._refused(text, future, give_up, request[1])
 
@@ -334,7 +393,8 @@ class Multiplexer(asyncio.Protocol):
             self.loop.call_soon(self._leave_for, None)
 
     async def _explain(self, text: str, future: Future[Reply], give_up: float, keys: Keys) -> None:
-        asked = [self._ask(pack(probe), give_up) for probe in probes(keys)]
+        which = probes_of_step if keys.spare else probes
+        asked = [self._ask(pack(probe), give_up) for probe in which(keys)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if not future.done():
             node, user = self._target.node, self._target.user
@@ -363,9 +423,9 @@ class Multiplexer(asyncio.Protocol):
         if at - self._unanswered[0][1] >= self._timeout:
             self._give_up(TimeoutError("no answer in time"))
             return
-        for future, _, give_up, *_ in self._unanswered:
-            if give_up <= at and not future.done():
-                future.set_exception(self._unknown("no answer in time"))
+        for asked, _, give_up, *_ in self._unanswered:
+            if give_up <= at and not self._future(asked).done():
+                self._future(asked).set_exception(self._unknown("no answer in time"))
         waiting = [give_up for _, _, give_up, *_ in self._unanswered if give_up > at]
         self._look(min(waiting, default=at + self._timeout))
 

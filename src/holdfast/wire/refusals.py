@@ -16,6 +16,8 @@ from holdfast.wire.addresses import SENTINEL_FORM
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.port import Keys
+
 _NEVER = {
     "WRONGTYPE": "the key is in use for something else: give the lock another name or key=",
     "NOAUTH": "it wants a password: write redis://user:password@host:port",
@@ -34,6 +36,12 @@ _NOT_NOW = {
     "MISCONF": "it cannot save its data and therefore refuses writes",
     "CLUSTERDOWN": "its cluster is down",
 }
+_BEFORE_RUNNING = frozenset(
+    (
+        *("MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "NOAUTH", "NOPERM", "READONLY"),
+        *("OOM", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "MISCONF"),
+    )
+)
 _QUARANTINE = re.compile(r"QUARANTINE (\d+)")
 _DENIED = re.compile(
     r"^NOPERM|ACL failure in script|user executing the script can't"
@@ -78,6 +86,14 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
     return NodeUnavailable(f"{node} refused: {text}", node=node)
 
 
+def is_of_server(text: str) -> bool:
+    """Whether an error reply says that a script was not run, rather than how it ended."""
+    if "user_script" in text:
+        return False
+    known = text.partition(" ")[0] in _BEFORE_RUNNING
+    return known or "unknown command" in text or is_denial(text)
+
+
 def is_denial(text: str) -> bool:
     """Whether the server's access rules are what refused."""
     return _DENIED.search(text) is not None
@@ -101,6 +117,22 @@ def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
     ]
 
 
+def probes_of_step(keys: Keys) -> list[tuple[bytes | str | int, ...]]:
+    """List the same for what an atomic operation with these keys must be allowed to do."""
+    spare = keys.spare
+    return [
+        ("EVALSHA", "0" * 40, 0),
+        ("EVAL", "return 0", "no number"),
+        *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
+        ("INCRBY", spare, "no number"),
+        ("DECRBY", spare, "no number"),
+        ("SET", spare, "", "XX"),
+        ("PEXPIRE", spare, 1),
+        ("DEL", spare),
+        ("PING",),
+    ]
+
+
 def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
     """List what is needed besides: to wait, and where another server may take this one's place.
 
@@ -120,7 +152,7 @@ def denial(
     """Say what is missing, from the answers to the probes."""
     rules = " ".join(missing_rules([text, *map(str, answers)], keys))
     return ConfigurationError(
-        f"{node} denies what a lock needs: run ACL SETUSER {user} {rules} ({text})"
+        f"{node} denies what is needed: run ACL SETUSER {user} {rules} ({text})"
     )
 
 

@@ -16,7 +16,7 @@ from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
 from holdfast.wire.clock import now
 from holdfast.wire.guard import watch
 from holdfast.wire.refusals import refusal
-from holdfast.wire.target import Server, from_settings
+from holdfast.wire.target import Server, from_settings, nothing
 from holdfast.wire.target import from_url as server_from_url
 
 if TYPE_CHECKING:
@@ -74,10 +74,13 @@ class Primary:
         timeout: float,
         *,
         prepare: bool = True,  # noqa: ARG002 - there is nothing to prepare
-        judged: bool = True,  # noqa: ARG002 - what is no primary is not found
+        judged: bool = True,
     ) -> Any:  # noqa: ANN401 - as redis-py's are
-        """Open a blocking connection to the primary; as `Target.connect`."""
-        search = self._search(timeout)
+        """Open a blocking connection to the primary; as `Target.connect`.
+
+        Not `judged`, its guard is not asked, which would leave its mark there.
+        """
+        search = self._search(timeout, guarded=judged)
         connection = None
         try:
             server, limit, greeting = next(search)
@@ -109,7 +112,7 @@ class Primary:
         except StopIteration:
             return connection
 
-    def _search(self, timeout: float) -> Generator[_Step, Any, None]:
+    def _search(self, timeout: float, *, guarded: bool = True) -> Generator[_Step, Any, None]:
         """Say whom to connect to next and what to say there; the last one is the primary.
 
         Is sent what was found out, or has thrown into it why there is no connection.
@@ -117,8 +120,8 @@ class Primary:
         end = now() + timeout
         host, port = yield from self._ask(timeout / (len(self._sentinels) + 1))
         server = self._server.at(host, port)
-        greeting = watch(server.node, server.user, self.longest_ttl)
-        yield server, max(LEAST, end - now()), greeting
+        guard: Greeting[Any] = watch(server.node, server.user, self.longest_ttl)
+        yield server, max(LEAST, end - now()), guard if guarded else nothing()
         self._found((host, port))
 
     def _ask(self, share: float) -> Generator[_Step, Address, Address]:

@@ -139,7 +139,7 @@ class Server:
         """Open a blocking connection; as `Target.connect`."""
         if self.prepare is not None and prepare:
             self.prepare()
-        return self.open(timeout, self._hello() if judged else _nothing())[0]
+        return self.open(timeout, self._hello() if judged else nothing())[0]
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop."""
@@ -241,7 +241,7 @@ class Server:
         return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
 
 
-def _nothing() -> Greeting[None]:
+def nothing() -> Greeting[None]:
     """Say nothing."""
     yield from ()
 

@@ -1,0 +1,358 @@
+"""`holdfast ls`, `show` and `break`: who holds what, who waits, and taking it from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.console import open_console, open_wide_console, plain
+from holdfast.cli.servers import UNASKED, Urls, complain, given, overview_of, unasked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.core.token import Party
+    from holdfast.holder import Holder
+    from holdfast.overview.views import LockView, State
+
+NOBODY = 1
+"""The status when there is nobody to show, or to break."""
+
+MEDIUM, WIDE = 70, 110
+"""Columns from which on a table has room for times, and for everything."""
+
+LEAST = 12
+"""Columns for a lock's name, however narrow the terminal."""
+
+SORTS: dict[str, Callable[[LockView], tuple[float, str]]] = {
+    "name": lambda lock: (0.0, lock.shown),
+    "age": lambda lock: (-(lock.age or 0.0), lock.shown),
+    "left": lambda lock: (float("inf") if lock.remaining is None else lock.remaining, lock.shown),
+    "waiting": lambda lock: (-lock.waiting, lock.shown),
+    "wait": lambda lock: (-lock.longest_wait, lock.shown),
+}
+"""How locks can be sorted; most of what is asked for comes first."""
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
+ByKey = Annotated[
+    bool,
+    typer.Option("--key", help="NAME is the exact key, of a lock that was given one by key=."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+def ls(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PATTERN",
+            help="Names to show, as in a shell: * any text, ? one character, [a-z] one of these; "
+            "a backslash takes their meaning from them.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    held: Annotated[bool, typer.Option("--held", help="Only locks that somebody holds.")] = False,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Only locks that somebody waits for.")
+    ] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="BY", help=f"Sort by {', '.join(SORTS)}.", show_default=True)
+    ] = "name",
+    as_json: AsJson = False,
+    urls: Urls = None,
+) -> None:
+    r"""List the locks that are held or waited for: by whom, since when, for how long, who waits.
+
+    Example: `holdfast ls 'invoice:*' --waiting --sort wait`
+
+    Keys are found by SCAN, so that the server serves others meanwhile. A lock that was given its
+    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it.
+    With `--json`, text that is not UTF-8 has a lone surrogate for each byte, and `key_hex` is
+    the exact key.
+
+    The status is 0, also if there are none; 3 if a server could not be asked, so that locks may be
+    missing.
+    """
+    from holdfast.overview.looking import ALL
+
+    if sort not in SORTS:
+        raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {plain(sort)!r}")
+    with overview_of(urls) as overview:
+        survey = overview.survey(matching(pattern), waiters=ALL if as_json else 1)
+    locks = [
+        lock
+        for lock in sorted(survey.locks, key=SORTS[sort])
+        if (lock.state == "held" or not held) and (lock.waiting or not waiting)
+    ]
+    if as_json:
+        typer.echo(json.dumps(replace(survey, locks=tuple(locks)).as_data(), indent=2))
+    elif locks:
+        console = open_wide_console()
+        console.print(listed(locks, console.width))
+    elif survey.complete:
+        complain("no locks" + (" like this" if pattern or held or waiting else ""))
+    for node, failure in survey.failures.items():
+        complain(failure if node in failure else f"{node}: {failure}")
+    raise typer.Exit(0 if survey.complete else UNASKED)
+
+
+def show(name: Name, *, key: ByKey = False, as_json: AsJson = False, urls: Urls = None) -> None:
+    """Show one lock: who holds it, since when, for how long, and all who wait, in their order.
+
+    Example: `holdfast show nightly-backup`
+
+    The status is 0 if somebody holds it, 1 if nobody does, 3 if the server could not be asked.
+    """
+    with overview_of(urls) as overview:
+        lock = overview.look(_key_of(name, key=key))
+    if as_json:
+        typer.echo(json.dumps(lock.as_data(), indent=2))
+    else:
+        _tell(open_console(), lock)
+    raise typer.Exit(0 if lock.state == "held" else NOBODY)
+
+
+def break_(
+    name: Name,
+    *,
+    key: ByKey = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    longest_ttl: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            help="Behind Sentinels, and of a quorum: what clients there are given as longest_ttl.",
+        ),
+    ] = 60.0,
+    urls: Urls = None,
+) -> None:
+    """Take a lock from whoever holds it, and hand it to the next in line. Asks first.
+
+    Example: `holdfast break nightly-backup`
+
+    Only the holder that is shown loses it: if it changes hands meanwhile, nothing is done. The
+    holder is not stopped. It learns of this when it next renews, after up to a third of its ttl,
+    and until then two may work: let the resource look at fences. If the holder gave the lock a
+    lock_delay, that begins, and the next in line gets it afterwards; breaking it again ends it.
+
+    The status is 0 if it was broken, 1 if nobody holds it, it changed hands, or you said no, 2 if
+    there is no terminal to ask on and no `--yes`, 3 if the server could not be asked.
+    """
+    from holdfast.errors import ConfigurationError
+    from holdfast.faces.client import Client
+
+    lock_key = _key_of(name, key=key)
+    console = open_console()
+    with overview_of(urls) as overview:
+        lock = overview.look(lock_key)
+        if not lock.holders:
+            complain(f"{name} is held by {_NOBODY[lock.state]}")
+            raise typer.Exit(NOBODY)
+        _tell(console, lock)
+        if not yes:
+            _ask(lock)
+        try:
+            client = Client(given(urls), longest_ttl=longest_ttl)
+        except ConfigurationError as error:
+            raise typer.BadParameter(plain(str(error))) from None
+        with unasked(), client:
+            target = client.lock("a lock by its key" if key else name, key=name if key else None)
+            broken = target.evict(replace(lock.holders[0], token=lock.token))
+        if not broken:
+            complain(f"{name} has changed hands meanwhile: nothing was done")
+            raise typer.Exit(NOBODY)
+        console.print(_after(overview.look(lock_key)), soft_wrap=True)
+
+
+_NOBODY: dict[State, str] = {
+    "free": "nobody",
+    "contested": "nobody: it is on some of the servers, and no majority has the same holder",
+}
+
+
+def _key_of(name: str, *, key: bool) -> bytes:
+    from holdfast.core.spec import lock_key_of
+    from holdfast.errors import ConfigurationError
+
+    try:
+        return lock_key_of(name, key=name if key else None)
+    except ConfigurationError as error:
+        raise typer.BadParameter(plain(str(error))) from None
+
+
+def _ask(lock: LockView) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        complain("there is no terminal to ask on: give --yes to break it all the same")
+        raise typer.Exit(2)
+    what = "End the delay" if lock.state == "delayed" else "Break it"
+    if not typer.confirm(f"{what}?", err=True):
+        complain("left alone")
+        raise typer.Exit(NOBODY)
+
+
+def _after(lock: LockView) -> str:
+    if lock.state == "delayed":
+        return f"broken; its lock_delay runs for another {seconds(lock.remaining)}"
+    if lock.holders:
+        return f"broken; now held by {plain(', '.join(map(who, lock.holders)))}"
+    return "broken; nobody holds it now"
+
+
+def matching(pattern: str | None) -> Callable[[bytes], bool]:
+    """Make the test whether the lock with a key has such a name, or was given such a key."""
+    from holdfast.core.spec import name_in
+    from holdfast.overview.patterns import matcher
+
+    matches = matcher("*" if pattern is None else pattern)
+
+    def wanted(key: bytes) -> bool:
+        name = name_in(key)
+        return matches(key.decode("utf-8", "surrogateescape") if name is None else name)
+
+    return wanted
+
+
+# ---- in words
+
+
+def seconds(length: float | None) -> str:
+    """A length of time in few characters; None is for ever."""
+    if length is None:
+        return "∞"
+    if length < 10:  # noqa: PLR2004 - one digit more is worth something
+        return f"{length:.1f} s"
+    for unit, size, until in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
+        if length < until * size:
+            return f"{length / size:.0f} {unit}"
+    return f"{length / 86400:.0f} d"
+
+
+def who(holder: Holder | Party | None) -> str:
+    """Who holds or waits: the process, and its label."""
+    if holder is None or holder.pid is None:
+        return "another client"
+    place = holder.host or ""
+    place = place if holder.user is None else f"{holder.user}@{place}"
+    label = f" ({holder.label})" if holder.label else ""
+    return f"{place} {holder.pid}{label}"
+
+
+def holders_of(lock: LockView) -> str:
+    """Who holds a lock, in one line."""
+    if lock.state == "delayed":
+        return f"nobody: delay after {who(lock.holders[0])}"
+    if not lock.holders:
+        return "nobody" if lock.state == "free" else "nobody: no majority"
+    more = f" and {len(lock.holders) - 1} more" if len(lock.holders) > 1 else ""
+    return who(lock.holders[0]) + more
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text of others, in one line however long it is."""
+    from rich.text import Text
+
+    return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def name_of(lock: LockView) -> Text:
+    """A lock's name, or its key, which is said to be one."""
+    return cell(lock.shown) if lock.name is not None else cell(f"key {lock.shown}", "italic")
+
+
+def listed(locks: Sequence[LockView], width: int) -> Table:
+    """A line a lock, with as many columns as fit."""
+    from rich.table import Table
+
+    several = any(lock.nodes[1] > 1 for lock in locks)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("lock", min_width=LEAST)
+    table.add_column("holder")
+    for name in _columns(width, several=several):
+        table.add_column(name, justify="right", no_wrap=True)
+    for lock in locks:
+        facts = {
+            "age": "?" if lock.age is None else seconds(lock.age),
+            "left": "" if lock.state in {"free", "contested"} else seconds(lock.remaining),
+            "waiting": str(lock.waiting or ""),
+            "longest wait": seconds(lock.longest_wait) if lock.waiters else "",
+            "fence": "" if lock.fence is None else str(lock.fence),
+            "on": f"{lock.nodes[0]}/{lock.nodes[1]}",
+        }
+        if lock.state in {"free", "contested"}:
+            facts["age"] = ""
+        style = "" if lock.state == "held" else "yellow"
+        told = [cell(facts[name]) for name in _columns(width, several=several)]
+        table.add_row(name_of(lock), cell(holders_of(lock), style), *told)
+    return table
+
+
+def _columns(width: int, *, several: bool) -> list[str]:
+    columns = ["waiting"]
+    if width >= MEDIUM:
+        columns = ["age", "left", "waiting", "longest wait"]
+    if width >= WIDE:
+        columns.append("fence")
+    return [*columns, "on"] if several else columns
+
+
+def _tell(console: Console, lock: LockView) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, words in _facts(lock):
+        table.add_row(name, Text(plain(words)))
+    console.print(Text(plain(lock.shown), "bold", overflow="fold"))
+    console.print(table)
+
+
+def _facts(lock: LockView) -> list[tuple[str, str]]:
+    facts = [*_of_holders(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
+    if lock.nodes[1] > 1:
+        facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that were heard"))
+    facts.append(("waiting", str(lock.waiting or "nobody")))
+    for number, waiter in enumerate(lock.waiters, 1):
+        facts.append((f"{number:>7}", f"{who(waiter.party)}, for {seconds(waiter.age)}"))
+    return facts
+
+
+def _of_holders(lock: LockView) -> list[tuple[str, str]]:
+    if not lock.holders:
+        return [("held by", _NOBODY[lock.state])]
+    delayed, first = lock.state == "delayed", lock.holders[0]
+    facts = [("lost" if delayed else "held by", _in_full(first))]
+    facts += [("and by", _in_full(holder)) for holder in lock.holders[1:]]
+    if first.owner is not None:
+        facts.append(("owner", first.owner))
+    if lock.age is not None and first.since is not None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(first.since))
+        facts.append(("since", f"{since}, {seconds(lock.age)} ago"))
+    if delayed:
+        facts.append(("delay", f"nobody gets it for another {seconds(lock.remaining)}"))
+    else:
+        endless = lock.remaining is None
+        left = "it never expires" if endless else f"{seconds(lock.remaining)}, unless renewed"
+        facts.append(("remaining", left))
+    if lock.fence is not None:
+        facts.append(("fence", str(lock.fence)))
+    return facts
+
+
+def _in_full(holder: Holder) -> str:
+    if holder.pid is None:
+        return f"another client, whose token is {holder.token}"
+    place = holder.host if holder.user is None else f"{holder.user}@{holder.host}"
+    label = f", {holder.label}" if holder.label else ""
+    return f"{place}, pid {holder.pid}, {holder.thread}{label}"

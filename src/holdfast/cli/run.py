@@ -1,0 +1,266 @@
+"""`holdfast run`: a command under a lock, as with flock(1), on as many machines as there are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from holdfast.cli.console import plain, say
+
+if TYPE_CHECKING:
+    from holdfast.cli.child import Child
+    from holdfast.cli.supervise import Outcome, Signals
+    from holdfast.cli.switch import Switch
+    from holdfast.core.events import Event
+    from holdfast.errors import HoldfastError
+    from holdfast.faces.client import Lock
+
+UNAVAILABLE, LOST, MISCONFIGURED, HELD_TOO_LONG = 69, 75, 78, 124
+LABEL_MOST, NAME_MOST = 200, 60
+PATIENCE = 1.0
+"""Seconds of waiting after which it is told for whom."""
+
+
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What is locked.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What is run once it is, after a --.")
+    ],
+    *,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", "--nb", "-n", help="Do not wait if it is locked.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", "-w", min=0.0, metavar="SECONDS", help="Wait no longer."),
+    ] = None,
+    exit_code: Annotated[
+        int,
+        typer.Option("--exit-code", "-E", min=0, max=255, help="The status if it stays locked."),
+    ] = 1,
+    ttl: Annotated[
+        float,
+        typer.Option(min=1.0, metavar="SECONDS", help="Kept so long if this machine dies."),
+    ] = 30.0,
+    max_hold: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="End the command after so long, as timeout(1) does."
+        ),
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whoever gives this name too may hold it as well."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Shown to who asks who holds it. [default: COMMAND]"),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="The server; several times: a quorum. [default: HOLDFAST_URL, or else a server of "
+            "this machine's own]",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Tell what happens, on stderr.")
+    ] = False,
+) -> None:
+    """Run a command while holding a lock, and end with its status.
+
+    For example: `holdfast run nightly-backup -- ./backup.sh`, or, to let it be if another machine
+    does it already: `holdfast run --no-wait --exit-code 0 nightly-backup -- ./backup.sh`
+
+    The command has terminal, input and signals as if it were run directly, and in its environment
+    HOLDFAST_LOCK, HOLDFAST_FENCE (send it along with each write) and HOLDFAST_TOKEN. If the lock
+    cannot be kept, all of its process group is asked to end (TERM) and then killed, so that it is
+    dead before anybody else can get the lock.
+
+    The status is that of the command, 128 + n if signal n ended it or the waiting, or
+
+    * 1 (or --exit-code): somebody else holds the lock
+
+    * 69: no server; 78: the server refuses us (a wrong password), or a setting cannot work
+
+    * 75: the lock was lost, and the command was ended
+
+    * 124: --max-hold was over, and the command was ended
+
+    * 126: the command cannot be run; 127: there is none; 2: wrong usage
+    """
+    if command[0] == "--":
+        del command[0]
+    if not command or command[0].startswith("-"):
+        raise typer.BadParameter("write holdfast run [OPTIONS] NAME -- COMMAND...")
+    if not hasattr(os, "fork"):
+        raise typer.BadParameter("this system has no process groups and signals")
+    from holdfast.cli.child import Child, UnrunnableError
+
+    try:
+        child = Child(command)
+    except UnrunnableError as error:
+        say(str(error))
+        raise typer.Exit(error.status) from None
+    wanted = Wanted(
+        name=name,
+        urls=" ".join(url or ()).split(),
+        ttl=ttl,
+        timeout=0.0 if no_wait else timeout,
+        max_hold=max_hold,
+        owner=owner,
+        label=" ".join(command)[:LABEL_MOST] if label is None else label,
+        verbose=verbose,
+    )
+    # Python is not taken apart: that takes longer than most of the above, and threads may still
+    # have something to tell.
+    os._exit(_status(wanted, child, exit_code))
+
+
+class Wanted(NamedTuple):
+    """The lock to be held, where, and how much to tell of it."""
+
+    name: str
+    urls: list[str]
+    ttl: float
+    timeout: float | None
+    max_hold: float | None
+    owner: str | None
+    label: str
+    verbose: bool
+
+    @property
+    def shown(self) -> str:
+        """The name, in a message."""
+        return f"'{plain(self.name, NAME_MOST)}'"
+
+
+def _status(wanted: Wanted, child: Child, busy: int) -> int:
+    """Hold the lock and run the command; return the status to end with, `busy` if others hold it.
+
+    Before there is any thread, everything is forked that will be needed.
+    """
+    from holdfast.cli.switch import Switch
+
+    switch = Switch(child.pid)
+    try:
+        from holdfast.cli.supervise import Signals
+        from holdfast.errors import (
+            AcquireTimeout,
+            HoldfastError,
+            LeaseLost,
+            NodeUnavailable,
+            OutcomeUnknown,
+        )
+
+        try:
+            return _hold_and_run(wanted, child, switch, Signals())
+        except AcquireTimeout as error:
+            if wanted.verbose:
+                say(f"{wanted.shown} is locked: {error.holder}")
+            return busy
+        except HoldfastError as error:
+            _tell(wanted, error)
+            if isinstance(error, LeaseLost):
+                return LOST
+            away = isinstance(error, (NodeUnavailable, OutcomeUnknown))
+            return UNAVAILABLE if away else MISCONFIGURED
+    finally:
+        switch.disarm()
+        child.end()
+
+
+def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals) -> int:
+    from holdfast.cli.foreground import Foreground
+    from holdfast.cli.supervise import Supervisor
+    from holdfast.errors import HoldfastError
+    from holdfast.faces.client import Client
+
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
+    urls = wanted.urls
+    client = Client(
+        (urls if urls[1:] else urls[0]) if urls else None,
+        on_event=_tell_event if wanted.verbose else None,
+    )
+    lock = client.lock(
+        wanted.name,
+        ttl=wanted.ttl,
+        timeout=wanted.timeout,
+        max_hold=wanted.max_hold,
+        owner=wanted.owner,
+        label=wanted.label,
+    )
+    outcome = None
+    waiting = _tell_of_waiting(wanted, lock)
+    try:
+        with lock as lease:
+            signals.noted()
+            waiting.cancel()
+            if wanted.verbose:
+                say(f"{wanted.shown} is ours, fence {lease.fence}")
+            supervisor = Supervisor(
+                lease,
+                child,
+                signals=signals,
+                switch=switch,
+                terminal=Foreground(),
+                ttl=wanted.ttl,
+                max_hold=wanted.max_hold,
+            )
+            outcome = supervisor.run()
+    except HoldfastError as error:
+        if outcome is None:
+            raise
+        return _status_of(outcome, wanted, error)
+    finally:
+        waiting.cancel()
+    return _status_of(outcome, wanted, None)
+
+
+def _status_of(outcome: Outcome, wanted: Wanted, unreleased: HoldfastError | None) -> int:
+    from holdfast.errors import LeaseLost
+
+    if outcome.had_to:
+        return LOST if outcome.had_to == "lost" else HELD_TOO_LONG
+    if isinstance(unreleased, LeaseLost):
+        _tell(wanted, unreleased)
+        return LOST
+    if unreleased:
+        stays = f"it stays locked for up to {wanted.ttl:g} s"
+        say(f"{wanted.shown} was not released: {stays}: {unreleased.__cause__ or unreleased}")
+    if outcome.failure:
+        say(str(outcome.failure))
+        return outcome.failure.status
+    return outcome.status
+
+
+def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Timer:
+    """Say who holds it when the wait takes long, to people and to who wants to know."""
+
+    def tell() -> None:
+        from holdfast.errors import HoldfastError
+
+        with contextlib.suppress(HoldfastError):
+            holder = lock.holder()
+            say(f"waiting for {wanted.shown}: {holder or 'others are before us'}")
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    if wanted.verbose or (sys.stderr is not None and sys.stderr.isatty()):
+        timer.start()
+    return timer
+
+
+def _tell(wanted: Wanted, error: BaseException) -> None:
+    say(str(error).replace(repr(wanted.name), wanted.shown))
+
+
+def _tell_event(event: Event) -> None:
+    say(f"{event.kind}: {event.detail}")

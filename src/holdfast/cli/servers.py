@@ -1,0 +1,71 @@
+"""Which servers a command is about, and what it says and returns when they cannot be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.console import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.overview.looking import Overview
+
+UNASKED = 3
+"""The status when servers could not be asked."""
+
+Urls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url",
+        "-u",
+        metavar="URL",
+        help="A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); "
+        "given again for each node of a quorum. Without it: HOLDFAST_URL, or else the server of "
+        "this machine's own.",
+        show_default=False,
+    ),
+]
+
+
+def given(urls: Sequence[str] | None) -> object:
+    """What a client is given for these URLs."""
+    return urls[0] if urls and len(urls) == 1 else urls or None
+
+
+@contextlib.contextmanager
+def overview_of(urls: Sequence[str] | None) -> Iterator[Overview]:
+    """Look at the servers; what cannot be asked ends the command."""
+    from holdfast.errors import ConfigurationError
+    from holdfast.overview.looking import Overview
+
+    try:
+        overview = Overview(given(urls))
+    except ConfigurationError as error:
+        raise typer.BadParameter(plain(str(error))) from None
+    try:
+        with unasked():
+            yield overview
+    finally:
+        overview.close()
+
+
+@contextlib.contextmanager
+def unasked() -> Iterator[None]:
+    """Say why a server could not be asked, and end with the status that says so."""
+    from holdfast.errors import HoldfastError
+
+    try:
+        yield
+    except HoldfastError as error:
+        complain(str(error))
+        raise typer.Exit(UNASKED) from None
+
+
+def complain(text: str) -> None:
+    """Say something on stderr, in one line."""
+    print(f"holdfast: {plain(text)}", file=sys.stderr)  # noqa: T201 - where it belongs

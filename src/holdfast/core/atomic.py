@@ -1,0 +1,396 @@
+"""Atomic operations: one step on one server, where no lock is needed.
+
+What they keep to:
+
+- A step is one script, or one command of the server's own: nobody sees it half done.
+- An answer is exact. Numbers are those of the server, of 64 bits; Lua, which knows only 53,
+  compares them as text and lets the server do the arithmetic.
+- Without an id a step is sent again only when it is certain that it was not carried out. Otherwise
+  `OutcomeUnknown` says that nobody knows.
+- With an id (`once`) the server keeps the answer beside the key, in the same step and for `KEPT`
+  seconds, and gives it to whoever asks again: here after a lost answer, or later the caller. What
+  an id was used for is kept with it, so that no other operation is given that answer.
+- `update` compares before it writes. If the answer to that is lost, looking at the value would not
+  tell whose it is: somebody else may have written the same, or ours may have been overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import sha1
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.core.acquire import TRIES
+from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, siblings_of, to_ms
+from holdfast.errors import (
+    ConfigurationError,
+    Contended,
+    HoldfastError,
+    NodeUnavailable,
+    OutcomeUnknown,
+    ScriptFailed,
+    WrongValue,
+)
+from holdfast.port import Keys
+from holdfast.scripts import (
+    COMPARE_AND_DELETE,
+    COMPARE_AND_SET,
+    INCR,
+    PUT,
+    READ,
+    TAKE,
+    own,
+    own_once,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from holdfast.port import Reply, StepPort
+    from holdfast.scripts import Script
+
+KEPT = 3600.0
+"""Seconds for which the answer to an operation with an id is kept, and it is not done again."""
+
+PAUSE_FIRST, PAUSE_LONGEST = 0.0005, 0.05
+"""Seconds of rest, at most, before an update is tried again: doubled each time."""
+
+LEAST, MOST = -(2**63), 2**63 - 1
+"""What a number on the server can be."""
+
+ID_MAX = 200
+
+_ALWAYS, _WRITTEN = "always", "written"
+
+
+class Outcome(NamedTuple):
+    """What became of a `take` or a `put`; true if it was done."""
+
+    done: bool
+    """Whether it was done; otherwise nothing was changed."""
+    left: int
+    """What is there now."""
+
+    def __bool__(self) -> bool:
+        return self.done
+
+
+class OwnScript(NamedTuple):
+    """A script of the user's, with and without an id."""
+
+    plain: Script
+    once: Script
+
+
+def own_script(text: object) -> OwnScript:
+    """Read a script of the user's. The server reads it when it is first called.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(text, (str, bytes)) or not text.strip():
+        raise ConfigurationError(f"script({text!r}): give Lua, as text")
+    written = text.encode() if isinstance(text, str) else text
+    return OwnScript(own(written), own_once(written))
+
+
+class Steps:
+    """The operations of one client; each is given the exact key."""
+
+    def __init__(self, port: StepPort, timeout: float) -> None:
+        self._port = port
+        self._timeout = timeout
+
+    # Counting
+
+    async def incr(self, key: str | bytes, by: int, expire: float | None, once: str | None) -> int:
+        """Add to a counter whose expiry begins with its first use; return what it is now."""
+        _check_integer("by", by, LEAST, MOST)
+        expiry = "0" if expire is None else _ms("expire", expire)
+        _, value = await self._changed(INCR, _keys(key, once), (str(by), expiry), once)
+        return int(value)
+
+    async def take(self, key: str | bytes, n: int, floor: int, once: str | None) -> Outcome:
+        """Take from a number unless that would bring it below the floor."""
+        _check_integer("n", n, 1, MOST)
+        _check_integer("floor", floor, LEAST, MOST)
+        args = str(n), str(floor + n)
+        done, left = await self._changed(TAKE, _keys(key, once), args, once)
+        return Outcome(done == 1, int(left))
+
+    async def put(self, key: str | bytes, n: int, ceiling: int | None, once: str | None) -> Outcome:
+        """Add to a number unless that would bring it above the ceiling."""
+        _check_integer("n", n, 1, MOST)
+        if ceiling is None:
+            ceiling = MOST
+        _check_integer("ceiling", ceiling, LEAST, MOST)
+        args = str(n), str(ceiling - n)
+        done, left = await self._changed(PUT, _keys(key, once), args, once)
+        return Outcome(done == 1, int(left))
+
+    # Comparing
+
+    async def compare_and_set(
+        self,
+        key: str | bytes,
+        old: str | bytes | None,
+        new: str | bytes,
+        ttl: float | None,
+        once: str | None,
+    ) -> bool:
+        """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
+        expected = b"" if old is None else b"=" + _encoded("old", old, empty=True)
+        args = expected, _encoded("new", new, empty=True), _expiry(ttl), _ALWAYS
+        keys = _keys(key, once)
+        done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
+        return bool(done == 1)
+
+    async def compare_and_delete(
+        self, key: str | bytes, old: str | bytes, once: str | None
+    ) -> bool:
+        """Delete the key if `old` is there; say whether it was."""
+        args = (_encoded("old", old, empty=True),)
+        keys = _keys(key, once)
+        done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
+        return bool(done == 1)
+
+    async def update(
+        self,
+        key: str | bytes,
+        change: Callable[[bytes | None], Awaitable[bytes]],
+        ttl: float | None,
+        timeout: float | None,
+        once: str | None,
+    ) -> bytes:
+        """Write what `change` makes of the value; again, if it was changed meanwhile.
+
+        `change` is the caller's: over threads it may not suspend.
+        """
+        keys, expiry = _keys(key, once), _expiry(ttl)
+        name = _text(keys[0])
+        check_timeout(timeout, lock=name)
+        end = math.inf if timeout is None else self._port.now() + timeout
+        pause = PAUSE_FIRST
+        while True:
+            value, written = await self._read(keys)
+            if written is not None:
+                return written
+            new = await change(value)
+            expected = b"" if value is None else b"=" + value
+            args = expected, new, expiry, _WRITTEN
+            # What it makes of the value may differ from try to try: an id is that of the update.
+            done, told = await self._changed(COMPARE_AND_SET, keys, args, once, (_WRITTEN,))
+            if done == 1:
+                return new if once is None else bytes(told)
+            rest = pause * self._port.jitter()
+            if self._port.now() + rest >= end:
+                raise Contended(
+                    f"{name!r} was changed by others, again and again, for {timeout} s: nothing "
+                    "was changed here. Give it more time, or use a lock",
+                    lock=name,
+                )
+            await self._port.sleep(rest)
+            pause = min(2 * pause, PAUSE_LONGEST)
+
+    async def _read(self, keys: Keys) -> tuple[bytes | None, bytes | None]:
+        """The value; and what an update under this id has written, if it was carried out."""
+        key, digest = keys[0], _digest(COMPARE_AND_SET, (_WRITTEN,))
+        for left in reversed(range(TRIES)):
+            try:
+                reply = await self._port.step(READ, keys, (), self._timeout)
+                break
+            except (OutcomeUnknown, NodeUnavailable) as error:
+                if not left:
+                    message = f"{_text(key)!r} cannot be read: {error}"
+                    raise NodeUnavailable(message, lock=_text(key), node=error.node) from error
+        _, value, record = _accepted(reply, key)
+        if record is None or len(record) <= len(digest):
+            return value, None
+        if not record.startswith(digest.encode()):
+            raise _used(key)
+        return value, record[len(digest) + len(" 1 ") :]
+
+    # A user's own
+
+    async def run(
+        self,
+        script: OwnScript,
+        keys: Sequence[str | bytes],
+        args: Sequence[str | bytes | float],
+        once: str | None,
+    ) -> Reply:
+        """Run a script of the user's; return what it answers, as it is."""
+        names = tuple(_encoded("keys", key) for key in _listed("keys", keys))
+        values = tuple(_argument(arg) for arg in _listed("args", args))
+        if once is None:
+            own_keys = _StepKeys(names)
+            return await self._sent(script.plain, own_keys, values, again=False, tries=1)
+        if not names:
+            raise ConfigurationError(
+                "an id is kept beside the first key: name the keys, or drop once"
+            )
+        if script.plain.text.startswith(b"#!"):
+            raise ConfigurationError(
+                "a script that begins with #! runs as it is: drop that, or once"
+            )
+        digest = _digest(script.once, (script.plain.sha, *names, *values))
+        sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
+        own_keys = _StepKeys((*names, _record(names[0], once)))
+        reply = await self._sent(script.once, own_keys, sent, again=True)
+        done, answer = _accepted(reply, names[0])
+        if done != 1:
+            raise ScriptFailed(f"the script failed: {_text(answer)}", lock=_text(names[0]))
+        return answer
+
+    # Sending
+
+    async def _changed(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        once: str | None,
+        told: tuple[str, ...] = (),
+    ) -> Reply:
+        """Run one of our scripts. An id stands for its arguments, or else for what is `told`."""
+        if once is not None:
+            args = *args, _digest(script, told or args), to_ms(KEPT)
+        return _accepted(await self._sent(script, keys, args, again=once is not None), keys[0])
+
+    async def _sent(
+        self,
+        script: Script,
+        keys: Keys,
+        args: tuple[str | bytes, ...],
+        *,
+        again: bool,
+        tries: int = TRIES,
+    ) -> Reply:
+        """Send it, and if that may be done `again`, do so after a lost answer too."""
+        unsure = False
+        for left in reversed(range(tries)):
+            try:
+                return await self._port.step(script, keys, args, self._timeout)
+            except (OutcomeUnknown, NodeUnavailable) as error:  # noqa: PERF203 - few times
+                unsure = unsure or isinstance(error, OutcomeUnknown)
+                if left and (again or not unsure):
+                    continue
+                raise _unheard(keys, error, unsure=unsure, again=again) from error
+            except HoldfastError as error:
+                error.lock = error.lock or _named(keys)
+                raise
+        raise AssertionError  # the last try returns or raises
+
+
+def _unheard(
+    keys: Keys, error: OutcomeUnknown | NodeUnavailable, *, unsure: bool, again: bool
+) -> HoldfastError:
+    name = _named(keys)
+    if not unsure:
+        return NodeUnavailable(f"{name!r} was not changed: {error}", lock=name, node=error.node)
+    advice = "call it again with the same once=" if again else "with once= it could be repeated"
+    message = f"{name!r} may have been changed, or not: {error}; {advice}"
+    return OutcomeUnknown(message, lock=name, node=error.node)
+
+
+def _accepted(reply: Reply, key: bytes) -> Reply:
+    """Return an answer, or raise what it says."""
+    if reply[0] == b"wrong":
+        message = f"{_text(key)!r} was left as it is: {_text(reply[1])}"
+        raise WrongValue(message, lock=_text(key))
+    if reply[0] == b"other":
+        raise _used(key)
+    return reply
+
+
+def _used(key: bytes) -> ConfigurationError:
+    return ConfigurationError(
+        f"this id was used on {_text(key)!r} for something else: give each operation its own",
+        lock=_text(key),
+    )
+
+
+class _StepKeys(Keys):
+    """The key of an operation, and the record of its id; or the keys of a user's script."""
+
+    @property
+    def spare(self) -> bytes:
+        """A key of the same slot that nobody uses."""
+        return siblings_of(self[0] if self else b"") + b":absent"
+
+
+def _keys(key: object, once: str | None) -> Keys:
+    name = _encoded("key", key)
+    return _StepKeys((name,) if once is None else (name, _record(name, once)))
+
+
+def _record(key: bytes, once: str) -> bytes:
+    """The key of what is known of an id."""
+    if not isinstance(once, str) or not 0 < len(once) <= ID_MAX:
+        raise ConfigurationError(
+            f"once={once!r}: give a string of 1 to {ID_MAX} characters that is the same for each "
+            "retry, and another for all else, e.g. the number of an order"
+        )
+    return siblings_of(key) + b":once:" + _encoded("once", once)
+
+
+def _digest(script: Script, told: tuple[str | bytes, ...]) -> str:
+    """What an id is used for, in 40 characters."""
+    parts = [part.encode() if isinstance(part, str) else part for part in (script.name, *told)]
+    lengths = b" ".join(b"%d" % len(part) for part in parts)
+    return sha1(b"\n".join((lengths, *parts)), usedforsecurity=False).hexdigest()
+
+
+def _encoded(what: str, value: object, *, empty: bool = False) -> bytes:
+    if isinstance(value, str):
+        try:
+            value = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"{what} is not text: {error}") from None
+    if not isinstance(value, bytes):
+        raise ConfigurationError(f"{what}={value!r}: give a string or bytes")
+    if not value and not empty:
+        raise ConfigurationError(f"{what} is empty: name it")
+    return value
+
+
+def _argument(value: object) -> bytes:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(value).encode()
+    return _encoded("args", value, empty=True)
+
+
+def _listed(what: str, values: object) -> Sequence[object]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, (list, tuple)):
+        raise ConfigurationError(f"{what}={values!r}: give a list")
+    return values
+
+
+def _check_integer(what: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigurationError(f"{what}={value!r}: give a whole number from {least} to {most}")
+
+
+def _ms(what: str, seconds: object) -> str:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ConfigurationError(f"{what}={seconds!r}: give seconds")
+    if not TTL_MIN <= seconds <= TTL_MAX:
+        raise ConfigurationError(
+            f"{what}={seconds!r}: give seconds from {TTL_MIN} to {TTL_MAX:.0f}, e.g. 60"
+        )
+    return to_ms(seconds)
+
+
+def _expiry(ttl: float | None) -> str:
+    """What the scripts are told: nothing to leave it, 0 for none."""
+    if ttl is None:
+        return ""
+    return "0" if ttl == math.inf else _ms("ttl", ttl)
+
+
+def _named(keys: Keys) -> str:
+    return _text(keys[0]) if keys else "a script without keys"
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")

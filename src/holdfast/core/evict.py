@@ -1,0 +1,69 @@
+"""Evicting: taking a lock from whoever holds it, on somebody's word that this must be.
+
+It is taken only from the holder that was seen, by their token: a lease that was given since is
+safe. The lock delay is the one that this token tells, and not what the caller would set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING
+
+from holdfast.core.acquire import TRIES
+from holdfast.core.spec import keys_of, settings_of
+from holdfast.core.token import read_party
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.scripts import EVICT
+
+if TYPE_CHECKING:
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+    from holdfast.holder import Holder
+    from holdfast.port import Request
+
+
+async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
+    """Take the lock from `holder`; False if it is not theirs any more.
+
+    Interrupted or unanswered, it may have been done or not; it may be tried again.
+
+    Raises:
+        OutcomeUnknown: the server did not answer.
+        NodeUnavailable: the server cannot be reached, or refuses to work.
+        ConfigurationError: the server will never do this.
+    """
+    request = _request(session, spec, holder)
+    unsure = False
+    for left in reversed(range(TRIES)):
+        try:
+            evicted = await session.port.call(*request, spec.command_timeout) == 1
+            break
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            unsure = unsure or isinstance(error, OutcomeUnknown)
+            if not left:
+                raise _unheard(spec, error, unsure=unsure) from error
+    return evicted or unsure  # an earlier try may have been the one that did it
+
+
+def _request(session: Session, spec: LockSpec, holder: Holder) -> Request:
+    token = holder.token.encode("utf-8", "surrogateescape")
+    party, several = read_party(token), session.quorum is not None
+    settings = settings_of(
+        0 if party is None else party.delay_ms,
+        "",
+        fair=not several,
+        guarded=session.longest_ttl < math.inf and not several,
+    )
+    keys = keys_of(spec.keys[0], holds=holder.owner is not None)
+    shown = hashlib.sha1(token, usedforsecurity=False).hexdigest()
+    return EVICT, keys, (shown, spec.ttl_ms, settings)
+
+
+def _unheard(spec: LockSpec, error: HoldfastError, *, unsure: bool) -> HoldfastError:
+    node = getattr(error, "node", "")
+    if unsure:
+        message = f"{spec.name!r} may have been taken from its holder, or not: {error}"
+        return OutcomeUnknown(message, lock=spec.name, node=node)
+    message = f"{spec.name!r} was not taken from its holder: {error}"
+    return NodeUnavailable(message, lock=spec.name, node=node)

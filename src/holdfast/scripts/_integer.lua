@@ -1,0 +1,44 @@
+-- Integers of 64 bits, exactly. A Lua number holds them only up to 2^53, so they stay text here, and the
+-- server does the arithmetic.
+
+-- Whether one is as great as another; both are written as the server writes them.
+local function at_least(one, other)
+  if #one < 16 and #other < 16 then
+    return tonumber(one) >= tonumber(other)
+  end
+  local negative = string.byte(one) == 45
+  if negative ~= (string.byte(other) == 45) then
+    return not negative
+  end
+  if #one ~= #other then
+    return (#one > #other) ~= negative
+  end
+  if negative then
+    return one <= other
+  end
+  return one >= other
+end
+
+local function is_integer(text)
+  if text ~= '0' and not string.find(text, '^%-?[1-9]%d*$') then
+    return false
+  end
+  return #text < 19 or (at_least(text, '-9223372036854775808') and at_least('9223372036854775807', text))
+end
+
+-- The number in a key that is missing or holds a string, as text; or a refusal.
+local function integer_at(key)
+  local value = redis.pcall('GET', key) or '0'
+  if type(value) == 'string' and not is_integer(value) then
+    return {err = 'ERR value is not an integer or out of range'}
+  end
+  return value
+end
+
+-- What a command answered that changed the number in a key, as text.
+local function exactly(number, key)
+  if number > -2^53 and number < 2^53 then
+    return string.format('%.0f', number)
+  end
+  return call('GET', key)
+end

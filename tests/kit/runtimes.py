@@ -1,0 +1,52 @@
+"""The processes of embedded servers: nobody waits for them, so they are found by their folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PS = shutil.which("ps") or "/bin/ps"
+
+
+def listed_processes() -> dict[int, tuple[str, str]]:
+    """Return the state and the command line of every process, by its id."""
+    listing = subprocess.run(
+        [PS, "-axww", "-o", "pid=,stat=,command="],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
+    )
+    rows = (line.split(None, 2) for line in listing.stdout.splitlines())
+    return {int(pid): (state, "".join(command)) for pid, state, *command in rows}
+
+
+def living_processes_of(runtime: Path) -> list[int]:
+    return [
+        pid
+        for pid, (state, command) in listed_processes().items()
+        if f"{runtime}/" in command and not state.startswith("Z")
+    ]
+
+
+@contextlib.contextmanager
+def runtime_folder() -> Iterator[Path]:
+    """A short folder for XDG_RUNTIME_DIR, from which everything is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="hf"))
+    yield folder
+    for pid in living_processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not living_processes_of(folder), what="the end of every process")
+    shutil.rmtree(folder)

@@ -1,0 +1,751 @@
+"""Atomic operations: what each promises, on both faces and every server, and among processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+import pytest
+from redis.crc import key_slot
+
+import holdfast
+from holdfast.core.atomic import LEAST, MOST
+from holdfast.core.spec import siblings_of
+from holdfast.port import Keys
+from holdfast.scripts import COMPARE_AND_DELETE, COMPARE_AND_SET
+from holdfast.wire import sealed
+from kit.faces import Tasks
+from kit.processes import Process
+from kit.servers import ONE_KIND, Server, commands_processed, programs
+
+if TYPE_CHECKING:
+    from kit.faces import Face
+
+HUGE = 2**53
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def atomic(client: Any) -> Any:
+    """The atomic operations of a client of the face under test."""
+    return client.atomic
+
+
+@pytest.fixture(params=[True, False], ids=["native", "script"])
+def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's own commands where it has them, and by scripts."""
+    monkeypatch.setattr(sealed, "NATIVE", request.param)
+
+
+either_way = pytest.mark.usefixtures("_either_way")
+
+
+def records(server: Server) -> list[bytes]:
+    """The keys under which ids are kept."""
+    found: list[bytes] = server.command("KEYS", "holdfast:*:once:*")
+    return found
+
+
+# Counting
+
+
+async def test_a_counter_counts_from_nothing(atomic: Any, server: Server) -> None:
+    assert [await atomic.incr("hits") for _ in range(3)] == [1, 2, 3]
+    assert await atomic.incr("hits", 10) == 13
+    assert await atomic.incr("hits", by=-14) == -1
+    assert server.command("GET", "hits") == b"-1"
+    assert server.command("PTTL", "hits") == -1
+
+
+async def test_the_expiry_of_a_counter_begins_with_its_first_use(
+    atomic: Any, server: Server
+) -> None:
+    await atomic.incr("hits", expire=60)
+    assert 59_000 < server.command("PTTL", "hits") <= 60_000
+    server.command("PEXPIRE", "hits", 5000)  # most of it has passed
+    assert await atomic.incr("hits", expire=60) == 2
+    assert server.command("PTTL", "hits") <= 5000
+
+
+async def test_a_counter_that_was_left_without_an_expiry_gets_one(
+    atomic: Any, server: Server
+) -> None:
+    server.command("SET", "hits", 41)  # INCR, and then not EXPIRE
+    assert await atomic.incr("hits", expire=60) == 42
+    assert 59_000 < server.command("PTTL", "hits") <= 60_000
+
+
+async def test_counting_with_an_expiry_is_one_request(atomic: Any, server: Server) -> None:
+    await atomic.incr("warm", expire=60)
+    server.reset_stats()
+    await atomic.incr("hits", expire=60)
+    assert commands_processed(server)["evalsha"] == 1
+
+
+async def test_a_stock_is_taken_from_until_its_floor_and_says_what_is_left(
+    atomic: Any, server: Server
+) -> None:
+    server.command("SET", "stock", 3, "EX", 100)
+    taken = [await atomic.take("stock") for _ in range(4)]
+    assert taken == [(True, 2), (True, 1), (True, 0), (False, 0)]
+    assert [bool(each) for each in taken] == [True, True, True, False]
+    assert server.command("GET", "stock") == b"0"
+    assert server.command("TTL", "stock") > 90
+    server.command("SET", "stock", 10)
+    assert await atomic.take("stock", 8, floor=3) == (False, 10)
+    assert await atomic.take("stock", 7, floor=3) == (True, 3)
+    assert await atomic.take("stock", n=5, floor=-2) == (True, -2)
+
+
+async def test_what_does_not_exist_counts_as_nothing(atomic: Any, server: Server) -> None:
+    assert await atomic.take("none") == (False, 0)
+    assert server.command("EXISTS", "none") == 0
+    assert await atomic.put("none", 2, ceiling=1) == (False, 0)
+    assert server.command("EXISTS", "none") == 0
+    assert await atomic.take("none", floor=-1) == (True, -1)
+
+
+async def test_seats_are_filled_up_to_the_ceiling(atomic: Any, server: Server) -> None:
+    filled = [await atomic.put("seats", ceiling=2) for _ in range(3)]
+    assert filled == [(True, 1), (True, 2), (False, 2)]
+    assert await atomic.put("seats", 5) == (True, 7)
+    assert server.command("GET", "seats") == b"7"
+
+
+async def test_numbers_are_exact_to_the_last_of_64_bits(atomic: Any, server: Server) -> None:
+    chance = random.Random(64)  # noqa: S311 - it is a test
+    edges = [0, 1, HUGE, 10**15, 10**16, MOST // 2, MOST]
+    for _ in range(150):
+        near = chance.choice(edges) + chance.randint(-3, 3)
+        value = max(LEAST, min(MOST, chance.choice((near, -near))))
+        n = max(1, min(MOST, chance.choice(edges) + chance.randint(-3, 3)))
+        # Just possible, just impossible, or anything.
+        bound = chance.choice(
+            (value - n, value - n + 1, chance.choice(edges), -chance.choice(edges))
+        )
+        bound = max(LEAST, min(MOST, bound))
+        server.command("SET", "number", value)
+        expected = (True, value - n) if value - n >= bound else (False, value)
+        assert await atomic.take("number", n, floor=bound) == expected, (value, n, bound)
+        assert int(server.command("GET", "number")) == expected[1]
+        server.command("SET", "number", value)
+        most = max(LEAST, min(MOST, chance.choice((value + n, value + n - 1, bound))))
+        expected = (True, value + n) if value + n <= most else (False, value)
+        assert await atomic.put("number", n, ceiling=most) == expected, (value, n, most)
+        server.command("SET", "number", value)
+        if value + n <= MOST:
+            assert await atomic.incr("number", n) == value + n
+        else:
+            with pytest.raises(holdfast.WrongValue, match="overflow"):
+                await atomic.incr("number", n)
+            assert await atomic.put("number", n) == (False, value)
+
+
+async def test_what_is_no_number_is_refused_and_left(atomic: Any, server: Server) -> None:
+    words = ["many", "", "1.5", "007", " 1", "1e3", "0x10", "-0", "+1", str(MOST + 1), "9" * 40]
+    for word in words:
+        server.command("SET", "word", word)
+        await refuse_all(atomic)
+        assert server.command("GET", "word") == word.encode()
+        assert not records(server)
+
+
+async def refuse_all(atomic: Any) -> None:
+    for refused in (
+        atomic.incr("word"),
+        atomic.take("word"),
+        atomic.take("word", floor=5),
+        atomic.take("word", floor=-5),
+        atomic.put("word"),
+        atomic.put("word", ceiling=-5),
+        atomic.incr("word", once="id"),
+        atomic.take("word", once="id"),
+    ):
+        with pytest.raises(holdfast.WrongValue, match=r"'word'.*not an integer") as caught:
+            await refused
+        assert isinstance(caught.value, ValueError)
+        assert caught.value.lock == "word"
+
+
+@either_way
+async def test_a_key_of_another_type_is_refused_and_left(atomic: Any, server: Server) -> None:
+    server.command("RPUSH", "list", "a")
+    for refused in (
+        atomic.incr("list"),
+        atomic.take("list"),
+        atomic.put("list", once="id"),
+        atomic.compare_and_set("list", "a", "b"),
+        atomic.compare_and_set("list", "a", "b", once="id"),
+        atomic.compare_and_delete("list", "a"),
+        atomic.update("list", lambda _: 1),
+        atomic.update("list", lambda _: 1, once="id"),
+    ):
+        with pytest.raises(holdfast.WrongValue, match=r"'list'.*WRONGTYPE"):
+            await refused
+    assert not await atomic.compare_and_set("list", None, "b")
+    assert server.command("LRANGE", "list", 0, -1) == [b"a"]
+    assert not records(server)
+
+
+# Comparing
+
+
+@either_way
+async def test_a_value_is_set_only_where_the_old_one_is(atomic: Any, server: Server) -> None:
+    assert not await atomic.compare_and_set("v", "old", "new")
+    assert server.command("EXISTS", "v") == 0
+    assert await atomic.compare_and_set("v", None, "first")
+    assert not await atomic.compare_and_set("v", None, "second")
+    assert not await atomic.compare_and_set("v", "second", "third")
+    assert await atomic.compare_and_set("v", b"first", b"\x00\xff\r\n")
+    assert await atomic.compare_and_set("v", b"\x00\xff\r\n", "")
+    assert await atomic.compare_and_set("v", "", "last")
+    assert server.command("GET", "v") == b"last"
+
+
+@either_way
+async def test_setting_leaves_sets_or_takes_away_the_expiry(atomic: Any, server: Server) -> None:
+    assert await atomic.compare_and_set("v", None, "1", ttl=50)
+    assert 49_000 < server.command("PTTL", "v") <= 50_000
+    assert await atomic.compare_and_set("v", "1", "2")
+    assert 40_000 < server.command("PTTL", "v") <= 50_000
+    assert await atomic.compare_and_set("v", "2", "3", ttl=90)
+    assert 80_000 < server.command("PTTL", "v") <= 90_000
+    assert await atomic.compare_and_set("v", "3", "4", ttl=math.inf)
+    assert server.command("PTTL", "v") == -1
+    assert await atomic.compare_and_set("v", "4", "5")
+    assert server.command("PTTL", "v") == -1
+    assert await atomic.compare_and_set("w", None, "1", ttl=math.inf)
+    assert server.command("PTTL", "w") == -1
+
+
+@either_way
+async def test_a_key_is_deleted_only_where_the_old_value_is(atomic: Any, server: Server) -> None:
+    assert not await atomic.compare_and_delete("v", "")
+    server.command("SET", "v", "mine")
+    assert not await atomic.compare_and_delete("v", "yours")
+    assert server.command("GET", "v") == b"mine"
+    assert await atomic.compare_and_delete("v", "mine")
+    assert server.command("EXISTS", "v") == 0
+    assert not await atomic.compare_and_delete("v", "mine")
+
+
+async def test_the_servers_own_commands_are_found_once_a_connection(
+    face: Face, server: Server
+) -> None:
+    has_them = b"valkey" in server.command("INFO", "server")
+    atomic = face.connect(server.url).atomic
+    server.reset_stats()
+    for _ in range(10):
+        await atomic.compare_and_set("v", "1", "2")
+        await atomic.compare_and_delete("v", "2")
+    seen = commands_processed(server)
+    scripts = seen.get("evalsha", 0)
+    if has_them:
+        assert (seen["set"], seen["delifeq"], scripts) == (11, 11, 0)
+    else:
+        assert scripts == 20
+        assert seen["set"] == 1
+    assert server.command("DBSIZE") == 0
+
+
+async def test_a_user_who_may_not_use_them_is_served_by_scripts(
+    face: Face, own_server: Server
+) -> None:
+    rules = "on", ">pw", "~*", "&*", "+@all", "-set"
+    own_server.command("ACL", "SETUSER", "ann", *rules)
+    url = own_server.url.replace("//", "//ann:pw@")
+    atomic = face.connect(url).atomic
+    own_server.command("SET", "v", "1")
+    with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+set"):
+        await atomic.compare_and_set("v", "1", "2")
+    own_server.command("ACL", "SETUSER", "ann", "+set")
+    if b"valkey" in own_server.command("INFO", "server"):
+        own_server.command("ACL", "SETUSER", "ann", "-delifeq")
+    assert await atomic.compare_and_set("v", "1", "2")
+    assert await atomic.compare_and_delete("v", "2")
+    own_server.command("ACL", "SETUSER", "ann", "-ping")
+    with pytest.raises(holdfast.ConfigurationError, match=r"\+ping"):
+        await atomic.script("return 1")()
+
+
+async def test_the_rights_that_the_guarantees_name_are_enough(
+    face: Face, own_server: Server
+) -> None:
+    page = (Path(__file__).parents[1] / "docs/guarantees.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| atomic operations"))
+    rules = [word for word in row.replace("`", " ").split() if word.startswith("+")]
+    own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~shop:*", "~holdfast:*", *rules)
+    atomic = face.connect(own_server.url.replace("//", "//ann:pw@")).atomic
+    for once in (None, "id"):
+        assert await atomic.put("shop:stock", 5, once=once)
+        assert await atomic.take("shop:stock", once=once and "taken")
+        assert await atomic.incr("shop:hits", expire=9, once=once)
+        assert await atomic.compare_and_set(f"shop:{once}", None, "1", ttl=9, once=once)
+        assert await atomic.update(f"shop:{once}", lambda value: value + 1, once="other")
+        assert await atomic.compare_and_delete(f"shop:{once}", "2", once="another")
+        assert await atomic.script("return redis.call('INCRBY', KEYS[1], 1)")(
+            keys=["shop:own"], once=once
+        )
+    with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann ~other ~holdfast:\*"):
+        await atomic.incr("other")
+
+
+@pytest.mark.parametrize("name", ["DELIFEQ", "DELEX"])
+def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> None:
+    wrong = hiredis.ReplyError("WRONGTYPE Operation against a key")
+    unknown = hiredis.ReplyError(f"ERR unknown command, not {name}")
+    for answer, meant in ((1, [1, b""]), (0, [0, b""]), (wrong, [b"wrong", str(wrong).encode()])):
+        found: dict[str, bool] = {}
+        for first_time in (True, False):
+            talk = sealed.Talk((COMPARE_AND_DELETE, Keys([b"k"]), (b"old",)), found, set())
+            sent = talk.begin()
+            while sent[0] != name or sent[1] == b"":  # until it is meant in earnest
+                sent = talk.go_on(0 if sent[0] == name else unknown)
+                assert first_time
+            assert sent in ((name, b"k", b"old"), (name, b"k", "IFEQ", b"old"))
+            with pytest.raises(StopIteration) as done:
+                talk.go_on(answer)
+            assert done.value.value == meant
+
+
+def test_a_server_that_takes_conditions_for_nothing_is_not_believed() -> None:
+    talk = sealed.Talk((COMPARE_AND_SET, Keys([b"k"]), (b"=old", b"new", "", "always")), {}, set())
+    assert talk.begin()[:2] == ("SET", b"")
+    assert talk.go_on(b"OK")[0] == "EVALSHA"
+
+
+# Updating
+
+
+@either_way
+async def test_an_update_writes_what_was_made_of_the_value(atomic: Any, server: Server) -> None:
+    def add(cart: Any) -> Any:
+        cart = cart or {"items": []}
+        cart["items"].append("tea — ☕")
+        return cart
+
+    assert await atomic.update("cart", add, ttl=50) == {"items": ["tea — ☕"]}
+    assert len((await atomic.update("cart", add))["items"]) == 2
+    assert json.loads(server.command("GET", "cart")) == {"items": ["tea — ☕"] * 2}
+    assert 40_000 < server.command("PTTL", "cart") <= 50_000
+    await atomic.update("cart", add, ttl=math.inf)
+    assert server.command("PTTL", "cart") == -1
+
+
+@either_way
+async def test_an_error_in_the_function_changes_nothing(atomic: Any, server: Server) -> None:
+    await atomic.update("v", lambda _: {"a": 1})
+    before = server.command("GET", "v")
+
+    def spoil(value: Any) -> Any:
+        value["a"] = 2
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await atomic.update("v", spoil, once="id")
+    with pytest.raises(TypeError):
+        await atomic.update("v", lambda _: {1, 2})  # nothing that JSON can say
+    with pytest.raises(holdfast.ConfigurationError, match="returned None"):
+        await atomic.update("v", lambda value: value.update(a=2))
+    assert server.command("GET", "v") == before
+    assert await atomic.update("v", lambda value: {"a": value["a"] + 1}, once="id") == {"a": 2}
+
+
+@either_way
+async def test_no_update_is_lost(face: Face, atomic: Any, server: Server) -> None:
+    async def add() -> None:
+        for _ in range(20):
+            await atomic.update("count", lambda count: (count or 0) + 1, timeout=None)
+
+    await face.together(*(add() for _ in range(6)))
+    assert server.command("GET", "count") == b"120"
+
+
+@either_way
+async def test_an_update_that_never_gets_through_ends_with_its_timeout(
+    atomic: Any, server: Server
+) -> None:
+    tries = 0
+
+    def disturbed(value: int | None) -> int:
+        nonlocal tries
+        tries += 1
+        server.command("SET", "v", tries)  # somebody is always quicker
+        return -(value or 0)
+
+    with pytest.raises(holdfast.Contended, match="'v'") as caught:
+        await atomic.update("v", disturbed, timeout=0.2)
+    assert isinstance(caught.value, TimeoutError)
+    assert tries > 1
+    assert server.command("GET", "v") == str(tries).encode()
+    once = tries + 1
+    with pytest.raises(holdfast.Contended):
+        await atomic.update("v", disturbed, timeout=0)
+    assert tries == once
+
+
+async def test_an_update_reads_and_writes_by_the_codec_it_is_given(
+    atomic: Any, server: Server
+) -> None:
+    assert await atomic.update("raw", lambda value: (value or b"") + b"\xff", codec=holdfast.RAW)
+    assert await atomic.update("raw", lambda value: value + b"!", codec=holdfast.RAW) == b"\xff!"
+    value = await atomic.update("set", lambda _: {1, 2}, codec=holdfast.PICKLE)
+    assert value == {1, 2}
+    assert pickle.loads(server.command("GET", "set")) == {1, 2}  # noqa: S301 - our own
+    with pytest.raises(holdfast.WrongValue, match=r"'raw'.*cannot be read"):
+        await atomic.update("raw", lambda _: 1)
+    with pytest.raises(TypeError, match="codec"):
+        await atomic.update("raw", lambda _: 5, codec=holdfast.RAW)
+    assert server.command("GET", "raw") == b"\xff!"
+
+
+@pytest.mark.parametrize("face", [Tasks()], ids=["asyncio"])
+async def test_an_update_may_await(face: Face, server: Server) -> None:
+    async def add(value: int | None) -> int:
+        await asyncio.sleep(0)
+        return (value or 0) + 1
+
+    atomic = face.connect(server.url).atomic
+    await asyncio.gather(*(atomic.update("count", add) for _ in range(10)))
+    assert server.command("GET", "count") == b"10"
+
+
+def test_a_coroutine_function_is_refused_over_threads() -> None:
+    async def add(value: int) -> int:
+        return value + 1
+
+    with pytest.raises(holdfast.ConfigurationError, match="AsyncClient"):
+        holdfast.Client("redis://127.0.0.1:1").atomic.update("v", add)
+
+
+# One's own scripts
+
+
+async def test_a_script_is_called_with_keys_and_arguments(atomic: Any, server: Server) -> None:
+    move = atomic.script("""
+        local taken = redis.call('RPOPLPUSH', KEYS[1], KEYS[2])
+        return {taken, redis.call('LLEN', KEYS[2]), ARGV[1], #ARGV, {false, 'x'}}
+    """)
+    server.command("RPUSH", "from", "a", "b")
+    assert await move(keys=["from", b"to"], args=["é"]) == [
+        *(b"b", 1, "é".encode(), 1),
+        [None, b"x"],
+    ]
+    server.command("SCRIPT", "FLUSH")
+    assert await move(keys=["from", "to"], args=[1, 2.5]) == [b"a", 2, b"1", 2, [None, b"x"]]
+    assert await atomic.script(b"return 7")() == 7
+    assert await atomic.script("return false")() is None
+    assert await atomic.script("return redis.status_reply('FINE')")() == b"FINE"
+    assert await atomic.script("#!lua\nreturn 'new'")() == b"new"
+
+
+async def test_a_script_that_fails_says_so_and_what_it_wrote_stays(
+    atomic: Any, server: Server
+) -> None:
+    for text, why in (
+        ("redis.call('SET', 'a', 1) error('broken here')", "broken here"),
+        ("return redis.error_reply('OUT of tea')", "OUT of tea"),
+        ("this is not Lua", "compiling"),
+        ("redis.call('SET', 'b', 1) return redis.call('RPUSH', 'b', 1)", "WRONGTYPE"),
+    ):
+        with pytest.raises(holdfast.ScriptFailed, match=why):
+            await atomic.script(text)()
+    assert server.command("MGET", "a", "b") == [b"1", b"1"]
+
+
+async def test_a_script_with_an_id_runs_once_whatever_it_answers(
+    atomic: Any, server: Server
+) -> None:
+    for number, (answer, expected) in enumerate(
+        (
+            ("{1, 'two', {false, 4}}", [1, b"two", [None, 4]]),
+            ("false", None),
+            ("nil", None),
+            ("'text' -- and a comment at the end", b"text"),
+            ("redis.status_reply('FINE')", b"FINE"),
+            (str(HUGE), HUGE),
+            ("'\\255\\0'", b"\xff\0"),
+        )
+    ):
+        script = atomic.script(f"redis.call('INCR', KEYS[1]) return {answer}")
+        key = f"ran {number}"
+        for _ in range(3):
+            assert await script(keys=[key], args=["x"], once="id") == expected
+        assert server.command("GET", key) == b"1"
+        with pytest.raises(holdfast.ConfigurationError, match="something else"):
+            await script(keys=[key], args=["y"], once="id")
+    failing = atomic.script("redis.call('INCR', KEYS[1]) return redis.call('RPUSH', KEYS[1], 1)")
+    for _ in range(2):
+        with pytest.raises(holdfast.ScriptFailed, match="WRONGTYPE"):
+            await failing(keys=["tried"], once="id")
+    assert server.command("GET", "tried") == b"1"
+    with pytest.raises(holdfast.ScriptFailed, match="compiling"):
+        await atomic.script("this is not Lua")(keys=["tried"], once="another")
+
+
+# An id: done once
+
+
+@either_way
+async def test_what_has_an_id_is_done_once_and_answered_the_same(
+    atomic: Any, server: Server
+) -> None:
+    server.command("MSET", "n", 5, "stock", 1, "v", "1", "gone", "1")
+
+    async def everything() -> list[Any]:
+        return [
+            await atomic.incr("n", 2, expire=60, once="a"),
+            await atomic.take("stock", once="a"),
+            await atomic.take("stock", once="b"),
+            await atomic.put("stock", 7, ceiling=9, once="c"),
+            await atomic.compare_and_set("v", "1", "2", once="a"),
+            await atomic.compare_and_set("v", "1", "3", once="b"),
+            await atomic.compare_and_delete("gone", "1", once="a"),
+            await atomic.update("j", lambda value: (value or 0) + 1, once="a"),
+        ]
+
+    first = await everything()
+    assert first == [7, (True, 0), (False, 0), (True, 7), True, False, True, 1]
+    server.command("MSET", "n", 50, "stock", 100, "v", "1", "gone", "1", "j", "9")
+    assert await everything() == first
+    assert server.command("MGET", "n", "stock", "v", "gone", "j") == [
+        *(b"50", b"100", b"1", b"1", b"9")
+    ]
+    assert len(records(server)) == 8
+    for record in records(server):
+        assert HOUR_MS - 60_000 < server.command("PTTL", record) <= HOUR_MS
+
+
+async def test_an_id_is_of_one_key_and_one_operation(atomic: Any, server: Server) -> None:
+    assert await atomic.put("a", 5, once="id") == (True, 5)
+    assert await atomic.put("b", 5, once="id") == (True, 5)  # another key
+    for other in (
+        atomic.put("a", 4, once="id"),
+        atomic.put("a", 5, ceiling=6, once="id"),
+        atomic.take("a", 5, once="id"),
+        atomic.incr("a", 5, once="id"),
+        atomic.compare_and_set("a", "5", "6", once="id"),
+        atomic.compare_and_delete("a", "5", once="id"),
+        atomic.update("a", lambda value: value + 1, once="id"),
+        atomic.script("return redis.call('INCR', KEYS[1])")(keys=["a"], once="id"),
+    ):
+        with pytest.raises(holdfast.ConfigurationError, match="'a' for something else"):
+            await other
+    assert server.command("GET", "a") == b"5"
+    # Where one argument ends and the next begins is part of it.
+    await atomic.compare_and_set("v", "1", "23", once="id")
+    with pytest.raises(holdfast.ConfigurationError):
+        await atomic.compare_and_set("v", "12", "3", once="id")
+
+
+async def test_an_id_that_cannot_be_kept_changes_nothing(face: Face, own_server: Server) -> None:
+    own_server.command("SET", "n", 5)
+    rules = "on", ">pw", "~*", "+@all", "-set"
+    own_server.command("ACL", "SETUSER", "ann", *rules)
+    atomic = face.connect(own_server.url.replace("//", "//ann:pw@")).atomic
+    assert await atomic.take("n") == (True, 4)
+    with pytest.raises(holdfast.ConfigurationError, match=r"\+set"):
+        await atomic.take("n", once="id")
+    own_server.command("ACL", "SETUSER", "ann", "+set", "-decrby")
+    with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+decrby "):
+        await atomic.take("n", once="id")
+    own_server.command("ACL", "SETUSER", "ann", "+decrby")
+    assert await atomic.take("n", once="id") == (True, 3)
+    assert await atomic.take("n", once="id") == (True, 3)
+
+
+@either_way
+async def test_keys_are_used_exactly_as_they_are_given(atomic: Any, server: Server) -> None:
+    odd: list[str | bytes] = [b"\xff\xfe", "ä{", "}", "a}b", "{}x", "{tag}x", "holdfast:{x}"]
+    for key in (*odd, "a\r\nb", "x" * 5000):
+        exact = key.encode() if isinstance(key, str) else key
+        assert await atomic.incr(key, once="a") == 1
+        assert await atomic.take(key) == (True, 0)
+        assert await atomic.compare_and_set(key, "0", "7")
+        assert await atomic.update(key, lambda value: value + 1) == 8
+        assert server.command("GET", exact) == b"8"
+        assert await atomic.compare_and_delete(key, "8", once="b")
+        found = records(server)
+        assert len(found) == 2
+        assert {key_slot(each) for each in (*found, siblings_of(exact))} == {key_slot(exact)}
+        server.command("FLUSHALL")
+
+
+# Arguments
+
+
+async def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(face: Face) -> None:
+    atomic = face.connect("redis://127.0.0.1:1").atomic
+    refused = holdfast.ConfigurationError
+    for wrong in (
+        atomic.incr(""),
+        atomic.incr(7),
+        atomic.incr("a", 1.5),
+        atomic.incr("a", True),  # noqa: FBT003 - that is the point
+        atomic.incr("a", 2**63),
+        atomic.incr("a", expire=0),
+        atomic.incr("a", expire="1"),
+        atomic.incr("a", once=""),
+        atomic.incr("a", once=5),
+        atomic.incr("a", once="x" * 201),
+        atomic.take("a", 0),
+        atomic.take("a", -1),
+        atomic.take("a", floor=2**63),
+        atomic.put("a", ceiling=0.5),
+        atomic.compare_and_set("a", 1, "2"),
+        atomic.compare_and_set("a", "1", None),
+        atomic.compare_and_set("a", "1", "2", ttl=0),
+        atomic.compare_and_set("a", "1", "2", ttl=math.nan),
+        atomic.compare_and_delete("a", None),
+        atomic.update("a", lambda _: 1, timeout=-1),
+        atomic.update("a", lambda _: 1, ttl=-1),
+        atomic.script("return 1")(keys="key"),
+        atomic.script("return 1")(keys=[""]),
+        atomic.script("return 1")(keys=["a"], args=[None]),
+        atomic.script("return 1")(once="id"),
+        atomic.script("#!lua\nreturn 1")(keys=["a"], once="id"),
+    ):
+        with pytest.raises(refused):
+            await wrong
+    for text in ("", " ", 5, None):
+        with pytest.raises(refused):
+            await atomic.script(text)()
+
+
+async def test_several_servers_cannot_take_one_step(face: Face) -> None:
+    client = face.connect([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
+    with pytest.raises(holdfast.ConfigurationError, match="one server"):
+        client.atomic  # noqa: B018 - asking for it is the test
+
+
+async def test_a_client_that_is_closed_says_so(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    assert await client.atomic.incr("n") == 1
+    await client.close()
+    with pytest.raises(holdfast.NodeUnavailable, match="closed"):
+        await client.atomic.incr("n")
+
+
+def test_who_only_locks_pays_nothing() -> None:
+    code = "import holdfast, sys; holdfast.Client('redis://127.0.0.1:1').lock('a'); "
+    code += "print([name for name in sys.modules if 'atomic' in name or 'codecs' in name])"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "holdfast" not in told
+
+
+# Among processes
+
+SELLING = """
+import asyncio
+client.atomic.take('none')
+print('ready', flush=True)
+sys.stdin.readline()
+lefts = []
+while taken := client.atomic.take('stock'):
+    lefts.append(taken.left)
+print(len(lefts), sum(lefts), min(lefts, default=0), taken.left, flush=True)
+"""
+SELLING_IN_TASKS = """
+import asyncio
+async def main():
+    async with holdfast.AsyncClient(client_url) as client:
+        lefts, ends = [], []
+        async def sell():
+            while taken := await client.atomic.take('stock'):
+                lefts.append(taken.left)
+            ends.append(taken.left)
+        await client.atomic.take('none')
+        print('ready', flush=True)
+        sys.stdin.readline()
+        await asyncio.gather(*(sell() for _ in range(4)))
+        print(len(lefts), sum(lefts), min(lefts, default=0), max(ends), flush=True)
+asyncio.run(main())
+"""
+COUNTING = """
+print('ready', flush=True)
+sys.stdin.readline()
+for _ in range({times}):
+    client.atomic.update('count', lambda count: {{'n': (count or {{'n': 0}})['n'] + 1}}, timeout=60)
+print('done', flush=True)
+"""
+
+
+def sell_out(server: Server, units: int) -> None:
+    """Eight processes, of both faces, take from one stock until nothing is left."""
+    server.command("SET", "stock", units)
+    aio = f"client_url = {server.url!r}\n{SELLING_IN_TASKS}"
+    with ExitStack() as stack:
+        sellers = [
+            stack.enter_context(Process(server, text)) for text in (SELLING, aio) for _ in range(4)
+        ]
+        told = _all_at_once(sellers)
+    sold = [tuple(map(int, each.split())) for each in told]
+    assert sum(count for count, *_ in sold) == units
+    assert sum(lefts for _, lefts, *_ in sold) == units * (units - 1) // 2  # each number once
+    assert min(least for *_, least, _ in sold) == 0
+    assert {end for *_, end in sold} == {0}
+    assert server.command("GET", "stock") == b"0"
+
+
+def count_together(server: Server, times: int) -> None:
+    """Eight processes add to one JSON value, `times` in all."""
+    with ExitStack() as stack:
+        text = COUNTING.format(times=times // 8)
+        counters = [stack.enter_context(Process(server, text)) for _ in range(8)]
+        _all_at_once(counters)
+    assert server.command("GET", "count") == b'{"n":%d}' % times
+
+
+def _all_at_once(processes: list[Process]) -> list[str]:
+    for process in processes:
+        assert process.says() == "ready"
+    for process in processes:
+        process.tell()
+    return [process.says() for process in processes]
+
+
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_a_stock_is_sold_by_eight_processes_to_the_last_unit_and_no_further(kind: str) -> None:
+    with Server.start(programs()[kind]) as server:
+        sell_out(server, 5000)
+
+
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_no_update_of_eight_processes_is_lost(kind: str) -> None:
+    with Server.start(programs()[kind]) as server:
+        count_together(server, 800)
+
+
+@pytest.mark.long
+def test_a_stock_of_100_000_is_sold_to_the_last_unit_and_no_further(own_server: Server) -> None:
+    sell_out(own_server, 100_000)
+
+
+@pytest.mark.long
+def test_none_of_20_000_updates_is_lost(own_server: Server) -> None:
+    count_together(own_server, 20_000)
+
+
+def test_a_forked_child_takes_steps_of_its_own(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        assert client.atomic.incr("n") == 1
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(client.atomic.incr("n"))
+            finally:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert client.atomic.incr("n") == 3

@@ -1,0 +1,74 @@
+"""The command line as a whole: its version, its help, and the demo."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.app import COMMANDS, app
+from kit.terminal import HOLDFAST, SOURCE, environment
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOLDFAST, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(SOURCE, **variables),
+    )
+
+
+def test_the_version_is_told_without_any_command_being_imported() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--version']\n"
+        "from holdfast.cli import main\n"
+        "try: main()\n"
+        "finally: print(*(each for each in sys.modules if each.startswith(('holdfast', 'redis'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    version, modules = done.stdout.splitlines()
+    assert version.startswith("holdfast ")
+    assert set(modules.split()) <= {"holdfast", "holdfast.cli", "holdfast.cli.app"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_an_example(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--help"], terminal_width=100)
+    assert told.exit_code == 0
+    _, example, told_then = told.output.lower().partition("example")
+    assert example
+    assert f"holdfast {command}" in told_then
+
+
+def test_a_command_that_does_not_exist_is_refused() -> None:
+    told = run("acquire")
+    assert told.returncode == 2
+    assert "acquire" in told.stderr
+
+
+def test_completion_knows_the_commands() -> None:
+    told = run(_HOLDFAST_COMPLETE="complete_bash", COMP_WORDS="holdfast d", COMP_CWORD="1")
+    assert told.stdout.split() == [name for name in COMMANDS if name.startswith("d")]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_demo_plays_its_four_scenes() -> None:
+    told = run("demo")
+    assert told.returncode == 0, told.stderr
+    assert not ESCAPE.search(told.stdout)
+    titles = [line for line in told.stdout.splitlines() if re.match(r"\d ", line)]
+    assert len(titles) == 4
+    assert re.search(r"without a lock +[1-9]\d* left in stock", told.stdout)
+    assert re.search(r"with holdfast +0 left in stock, no sales lost", told.stdout)
+    assert "The database refuses" in told.stdout
+    assert "What to read next" in told.stdout
