@@ -23,7 +23,7 @@ from redis.crc import key_slot
 import holdfast
 from holdfast.core.spec import lock_key_in
 from holdfast.core.value import Kept, Wanted, describe_cache, is_due
-from holdfast.faces.caching import Recipe
+from holdfast.faces.recipe import Recipe
 from holdfast.scripts import CLAIM, INVALIDATE, LOOK, RELEASE, STORE
 from kit.contention import waiters
 from kit.processes import Process
@@ -96,7 +96,7 @@ async def until_waiting(face: Face, client: Any, count: int) -> None:
     """Wait until so many callers wait together."""
 
     async def together() -> bool:
-        flight = client._cache.flights.get("a")
+        flight = client._caching._cache.flights.get("a")
         return flight is not None and len(flight.waiting) == count
 
     await face.eventually(together)
@@ -678,7 +678,7 @@ async def test_s9_whatever_is_lost_or_doubled_values_are_right_and_nothing_stays
         assert await function() == work.calls == k
         await function.invalidate()
         assert kept(server) is None
-        far._cache.answered()
+        far._caching._cache.answered()
         eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
     assert proxy.rules_left == 0
     assert [await function(), await function()] == [REQUESTS + 1] * 2
@@ -711,7 +711,7 @@ async def test_while_the_server_is_away_values_are_computed_and_not_kept(
     with pytest.raises((holdfast.NodeUnavailable, holdfast.OutcomeUnknown)):
         await function.refresh()
     own_server.restart()
-    client._cache._away_until = float("-inf")
+    client._caching._cache._away_until = float("-inf")
     assert [await function(), await function()] == [4, 4]
 
 
@@ -875,7 +875,7 @@ def test_s13_a_forked_child_waits_for_nobody_of_its_parent_and_stores_nothing_of
         assert begun.wait(20)
 
         def child() -> None:
-            assert not client._cache._aside.__self__._threads  # type: ignore[attr-defined]
+            assert not client._caching._cache._aside.__self__._threads  # type: ignore[attr-defined]
             with pytest.raises(holdfast.AcquireTimeout, match="held by"):
                 function()  # it asked the server, and did not join a thread that is not here
 

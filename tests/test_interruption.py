@@ -239,7 +239,7 @@ def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(serve
 
             async def nothing() -> None:
                 eventually(lambda: server.command("EXISTS", CACHE) == 0)
-                assert not client._cache.flights
+                assert not client._caching._cache.flights
                 assert await function() == "value"
 
             assert await _cancelled_everywhere(call, nothing) >= 5
@@ -356,7 +356,7 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
 
         def nothing(where: str) -> None:
             eventually(lambda: server.command("EXISTS", CACHE) == 0, what=f"gone after {where}")
-            assert not client._cache.flights, where
+            assert not client._caching._cache.flights, where
 
         call()
         # What it does with a lock is interrupted elsewhere.

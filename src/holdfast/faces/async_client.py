@@ -6,21 +6,10 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from holdfast.adapters.tasks import AsideTasks, tell
+from holdfast.adapters.tasks import tell
 from holdfast.core.acquire import acquire
-from holdfast.core.cache import Cache, get, invalidate, refresh
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
@@ -29,8 +18,6 @@ from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, describe
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
-from holdfast.faces.caching import Recipe
-from holdfast.faces.codecs import JSON
 from holdfast.faces.deployments import over_tasks
 from holdfast.faces.entered import Entered
 from holdfast.faces.events import Herald, guarded
@@ -56,17 +43,14 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
-    from holdfast.core.value import Wanted
     from holdfast.faces.async_atomic import AsyncAtomic
-    from holdfast.faces.caching import Key
+    from holdfast.faces.async_cached import AsyncCached, AsyncCaching
     from holdfast.faces.codecs import Codec
+    from holdfast.faces.recipe import Key
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
-S = TypeVar("S")
-R_co = TypeVar("R_co", covariant=True)
 
 
 class AsyncClient:
@@ -114,8 +98,6 @@ class AsyncClient:
             polls=checked_wait(wait),
         )
         self._session = self._deployment.session
-        self._aside = AsideTasks()
-        self._cache = Cache(self._session, self._aside.begin)
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -177,6 +159,12 @@ class AsyncClient:
         return AsyncLock(self, spec)
 
     @functools.cached_property
+    def _caching(self) -> AsyncCaching:
+        from holdfast.faces.async_cached import AsyncCaching  # noqa: PLC0415 - who only locks pays nothing
+
+        return AsyncCaching(self._session, self._command_timeout)
+
+    @functools.cached_property
     def atomic(self) -> AsyncAtomic:
         """Operations that are one step on the server, so that no lock is needed.
 
@@ -195,7 +183,7 @@ class AsyncClient:
         key: Key = None,
         stale: float | None = None,
         early: float | None = None,
-        codec: Codec = JSON,
+        codec: Codec | None = None,
         lock_ttl: float = 10.0,
         timeout: float | None = None,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncCached[P, R]]:
@@ -219,7 +207,7 @@ class AsyncClient:
                 computed in the background.
             early: how eagerly values are computed anew in the background before they expire, so
                 that those which are asked for often never do: 1.0 is usual, more is sooner.
-            codec: how a value is written and read: `JSON`, `PICKLE`, `RAW`, or your own.
+            codec: how a value is written and read: `JSON` by default, `PICKLE`, `RAW`, or your own.
             lock_ttl: seconds after which others take over when the one who computes has died.
             timeout: seconds to wait for somebody else's computation; None for ever.
 
@@ -235,33 +223,7 @@ class AsyncClient:
             command_timeout=self._command_timeout,
             quorum=self._session.quorum is not None,
         )
-
-        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncCached[P, R]:
-            if not inspect.iscoroutinefunction(function):
-                raise ConfigurationError(
-                    f"{getattr(function, '__name__', function)} is not a coroutine function: let "
-                    "a holdfast.Client cache it, or return a list if it is a generator"
-                )
-            recipe = Recipe(function, spec, key, codec)
-
-            def wanted(*args: P.args, **kwargs: P.kwargs) -> Wanted:
-                return recipe.wanted(lambda: function(*args, **kwargs), args, kwargs)
-
-            @functools.wraps(function)
-            async def cached(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", await get(self._cache, wanted(*args, **kwargs)))
-
-            async def forget(*args: P.args, **kwargs: P.kwargs) -> None:
-                await invalidate(self._cache, wanted(*args, **kwargs))
-
-            async def anew(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", await refresh(self._cache, wanted(*args, **kwargs)))
-
-            made = cast("AsyncCached[P, R]", cached)
-            made.invalidate, made.refresh = forget, anew  # type: ignore[method-assign]
-            return made
-
-        return decorate
+        return self._caching.decorator(spec, key, codec)
 
     async def adopt(self, text: str) -> AsyncLease:
         """Carry on a lease that another process exported, with its settings and its fence.
@@ -282,7 +244,8 @@ class AsyncClient:
         A lease that is still held is not released: it runs out, and is reported lost. Cached values
         that are being computed in the background are given up.
         """
-        await self._aside.close(self._command_timeout)
+        if "_caching" in self.__dict__:
+            await self._caching.close()
         for end in self._deployment.ends:
             end()
         if self._deployment.end_tasks is not None:
@@ -503,50 +466,6 @@ class AsyncLease(LeaseFacts):
                 raise failure from error
             if error is None:
                 raise
-
-
-class AsyncCached(Protocol[P, R_co]):
-    """A function whose values are kept: what `client.cached(...)` makes of it."""
-
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Return the value, kept or computed.
-
-        Cancelled, it leaves nothing locked, and the next who waits takes over.
-
-        Raises:
-            AcquireTimeout: others computed it for longer than `timeout`.
-            WouldDeadlock: the function asks for the very value that it is to compute.
-            ConfigurationError: the arguments do not name a value, or it cannot be written.
-        """
-
-    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Forget the value for these arguments, also the one that is being computed just now.
-
-        Nobody who calls after this has returned, in any process, is given an older one.
-
-        Raises:
-            OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
-            NodeUnavailable: the server cannot be reached.
-        """
-
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> AsyncCached[P, R_co]: ...
-
-    @overload
-    def __get__(
-        self: AsyncCached[Concatenate[S, Q], R], instance: S, owner: type, /
-    ) -> Callable[Q, Coroutine[Any, Any, R]]: ...
-
-    async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Compute the value for these arguments now, whatever is kept, keep it and return it.
-
-        Cancelled, it leaves nothing locked, and what was kept is kept.
-
-        Raises:
-            AcquireTimeout: others computed it for longer than `timeout`.
-            OutcomeUnknown: the server did not answer; the new value may be kept, or not.
-            NodeUnavailable: the server cannot be reached.
-        """
 
 
 class _Body:

@@ -6,12 +6,10 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
-from holdfast.adapters.aside import AsideThreads
 from holdfast.adapters.threads import run
 from holdfast.core.acquire import acquire
-from holdfast.core.cache import Cache, get, invalidate, refresh
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
@@ -20,8 +18,6 @@ from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, describe
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
-from holdfast.faces.caching import Recipe
-from holdfast.faces.codecs import JSON
 from holdfast.faces.deployments import over_threads
 from holdfast.faces.entered import Entered
 from holdfast.faces.events import Herald, in_a_thread
@@ -46,17 +42,14 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
-    from holdfast.core.value import Wanted
     from holdfast.faces.atomic import Atomic
-    from holdfast.faces.caching import Key
+    from holdfast.faces.cached import Cached, Caching
     from holdfast.faces.codecs import Codec
+    from holdfast.faces.recipe import Key
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
-S = TypeVar("S")
-R_co = TypeVar("R_co", covariant=True)
 
 
 class Client:
@@ -104,8 +97,6 @@ class Client:
             polls=checked_wait(wait),
         )
         self._session = self._deployment.session
-        self._aside = AsideThreads()
-        self._cache = Cache(self._session, self._aside.begin)
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -167,6 +158,12 @@ class Client:
         return Lock(self, spec)
 
     @functools.cached_property
+    def _caching(self) -> Caching:
+        from holdfast.faces.cached import Caching  # noqa: PLC0415 - who only locks pays nothing
+
+        return Caching(self._session, self._command_timeout)
+
+    @functools.cached_property
     def atomic(self) -> Atomic:
         """Operations that are one step on the server, so that no lock is needed.
 
@@ -185,7 +182,7 @@ class Client:
         key: Key = None,
         stale: float | None = None,
         early: float | None = None,
-        codec: Codec = JSON,
+        codec: Codec | None = None,
         lock_ttl: float = 10.0,
         timeout: float | None = None,
     ) -> Callable[[Callable[P, R]], Cached[P, R]]:
@@ -209,7 +206,7 @@ class Client:
                 computed in the background.
             early: how eagerly values are computed anew in the background before they expire, so
                 that those which are asked for often never do: 1.0 is usual, more is sooner.
-            codec: how a value is written and read: `JSON`, `PICKLE`, `RAW`, or your own.
+            codec: how a value is written and read: `JSON` by default, `PICKLE`, `RAW`, or your own.
             lock_ttl: seconds after which others take over when the one who computes has died.
             timeout: seconds to wait for somebody else's computation; None for ever.
 
@@ -225,40 +222,7 @@ class Client:
             command_timeout=self._command_timeout,
             quorum=self._session.quorum is not None,
         )
-
-        def decorate(function: Callable[P, R]) -> Cached[P, R]:
-            if inspect.iscoroutinefunction(function):
-                raise ConfigurationError(
-                    f"{function.__name__} is a coroutine function: let a holdfast.AsyncClient "
-                    "cache it"
-                )
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise ConfigurationError(
-                    f"{function.__name__} is a generator function: return a list, and cache that"
-                )
-            recipe = Recipe(function, spec, key, codec)
-
-            def wanted(*args: P.args, **kwargs: P.kwargs) -> Wanted:
-                async def compute() -> R:
-                    return function(*args, **kwargs)
-
-                return recipe.wanted(compute, args, kwargs)
-
-            @functools.wraps(function)
-            def cached(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", run(get(self._cache, wanted(*args, **kwargs))))
-
-            def forget(*args: P.args, **kwargs: P.kwargs) -> None:
-                run(invalidate(self._cache, wanted(*args, **kwargs)))
-
-            def anew(*args: P.args, **kwargs: P.kwargs) -> R:
-                return cast("R", run(refresh(self._cache, wanted(*args, **kwargs))))
-
-            made = cast("Cached[P, R]", cached)
-            made.invalidate, made.refresh = forget, anew  # type: ignore[method-assign]
-            return made
-
-        return decorate
+        return self._caching.decorator(spec, key, codec)
 
     def adopt(self, text: str) -> Lease:
         """Carry on a lease that another process exported, with its settings and its fence.
@@ -285,7 +249,8 @@ class Client:
         A lease that is still held is not released: it runs out, and is reported lost. Cached values
         that are being computed in the background are waited for, but no longer than for a command.
         """
-        self._aside.close(self._command_timeout)
+        if "_caching" in self.__dict__:
+            self._caching.close()
         for end in self._deployment.ends:
             end()
 
@@ -526,47 +491,3 @@ class Lease(LeaseFacts):
         except BaseException:
             self._abandon()
             raise
-
-
-class Cached(Protocol[P, R_co]):
-    """A function whose values are kept: what `client.cached(...)` makes of it."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Return the value, kept or computed.
-
-        Interrupted, it leaves nothing locked, and the next who waits takes over.
-
-        Raises:
-            AcquireTimeout: others computed it for longer than `timeout`.
-            WouldDeadlock: the function asks for the very value that it is to compute.
-            ConfigurationError: the arguments do not name a value, or it cannot be written.
-        """
-
-    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Forget the value for these arguments, also the one that is being computed just now.
-
-        Nobody who calls after this has returned, in any process, is given an older one.
-
-        Raises:
-            OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
-            NodeUnavailable: the server cannot be reached.
-        """
-
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Cached[P, R_co]: ...
-
-    @overload
-    def __get__(
-        self: Cached[Concatenate[S, Q], R], instance: S, owner: type, /
-    ) -> Callable[Q, R]: ...
-
-    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Compute the value for these arguments now, whatever is kept, keep it and return it.
-
-        Interrupted, it leaves nothing locked, and what was kept is kept.
-
-        Raises:
-            AcquireTimeout: others computed it for longer than `timeout`.
-            OutcomeUnknown: the server did not answer; the new value may be kept, or not.
-            NodeUnavailable: the server cannot be reached.
-        """
