@@ -766,7 +766,7 @@ MUTANTS = [
     ),
     Mutant(
         "a waiter whose client is gone is passed over",
-        "scripts/_hand_over.lua",
+        "scripts/_tell.lua",
         "return heard > 0 or uncounted",
         "return true",
         CRASHES,
