@@ -10,6 +10,7 @@ import pytest
 from holdfast.core.hold import Grip, Hold
 from holdfast.sim.checks import Violated
 from holdfast.sim.choices import Choices, RandomChoices
+from holdfast.sim.node import Server
 from holdfast.sim.play import Play, play
 from holdfast.sim.quorum_checks import REACHED_BY_MANY, QuorumChecks
 from holdfast.sim.settings import CALM, STORMY, Settings
@@ -24,6 +25,7 @@ from holdfast.sim.sweep import (
     kinds_of,
     sweep,
 )
+from holdfast.sim.world import World
 
 SECONDS, WORLDS = 12, 400
 """How long the sweep may take; the worlds of `make soak` are many more."""
@@ -120,6 +122,16 @@ def _hold(world: Play, client: int, fence: int) -> Hold:
     owner = world.clients[client]
     token = f"hf1:{owner.machine.name}:1:sim@sim:1:t:"
     return Hold(world.spec, token, fence, owner.now(), None, owner.session, Grip())
+
+
+def test_a_replica_fetches_what_was_lost_on_its_way_while_its_primary_was_down() -> None:
+    world = World(Choices())
+    primary, replica = (Server(world, name, CALM) for name in ("primary", "replica"))
+    primary.lead(replica)
+    primary.command("SET", b"a", b"1")
+    primary.restart(1_000_000)
+    world.run(lambda: not primary.down, 2_000_000)
+    assert replica.data.run("GET", b"a") == b"1"
 
 
 def test_a_fence_that_no_majority_stood_at_is_reported() -> None:

@@ -154,6 +154,8 @@ class Server:
         if self.down and not self._gone:
             self.down = False
             self.world.note("up", self.name)
+            for follower in list(self.followers):
+                self.lead(follower)  # what was on its way to it is lost: it fetches everything
             if self._wiped:
                 self._wiped = False
                 self.young_until = self.world.now + int(self.settings.quarantine * SECOND)
