@@ -88,6 +88,18 @@ print(*[os.waitstatus_to_exitcode(os.wait()[1]) for _ in crowd])
 """
 """So many processes that run the same command at once; what takes long is imported before."""
 
+SLOW = """
+import os
+from holdfast.cli import child, main
+begin = child.Child.begin
+def begin_and_dawdle(self, environment):
+    begin(self, environment)
+    os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+child.Child.begin = begin_and_dawdle
+main()
+"""
+"""Looks at the command for the first time when it has ended."""
+
 
 class Ended(NamedTuple):
     status: int
@@ -304,6 +316,25 @@ def test_a_command_that_is_gone_when_its_turn_comes_is_told_too(
         lease.release()
         assert running.end() == (127, "", "holdfast: ./script: command not found\n")
     assert server.command("EXISTS", KEY) == 0
+
+
+@one_kind
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs to wait without taking note")
+def test_why_it_cannot_be_run_is_told_also_if_it_has_ended_before_we_look(place: Place) -> None:
+    script = place.folder / "script"
+    script.write_text("#!/nonesuch\n")
+    script.chmod(0o755)
+    told = subprocess.run(
+        [sys.executable, "-c", SLOW, "run", NAME, "./script"],
+        cwd=place.folder,
+        env=environment(HOLDFAST_URL=place.url),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    why = "holdfast: ./script: its interpreter does not exist\n"
+    assert (told.returncode, told.stderr) == (127, why)
 
 
 @one_kind

@@ -145,7 +145,6 @@ class Supervisor:
         self._hold_until = float("inf") if max_hold is None else now() + max_hold
         self._kill_at = float("inf")
         self._had_to: Literal["lost", "max_hold"] | None = None
-        self._failure: UnrunnableError | None = None
         self._stopped = False
         self._poll = select.poll()
         self._poll.register(signals.ready, select.POLLIN)
@@ -160,7 +159,6 @@ class Supervisor:
             self._lease.extend(self._ttl)
         self._lease.on_lost(self._signals.rouse)
         self._switch.hold_off(self._lease.deadline - SWITCHED * self._ttl)
-        self._poll.register(self._child.said, select.POLLIN)
         if self._terminal.wanted:
             self._terminal.lend(self._child.pid)
         try:
@@ -178,7 +176,7 @@ class Supervisor:
         finally:
             self._child.end()
             self._terminal.take_back(mend=True)
-        return Outcome(status, self._had_to, self._failure)
+        return Outcome(status, self._had_to, self._child.failure())
 
     def _watch(self) -> int:
         while (status := self._look()) is None:
@@ -296,10 +294,7 @@ class Supervisor:
             LONGEST_WAIT if self._had_to else self._lease.remaining() - ASKED * self._ttl,
             LONGEST_WAIT,
         )
-        for fd, _ in self._poll.poll(max(0.0, due) * 1000 + 1):
-            if fd == self._child.said:
-                self._poll.unregister(fd)
-                self._failure = self._child.failure()
+        self._poll.poll(max(0.0, due) * 1000 + 1)
         for number in self._signals.read():
             if number in PASSED_ON:
                 self._child.signal(number)
