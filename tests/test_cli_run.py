@@ -513,6 +513,37 @@ def test_others_of_a_pipeline_keep_the_terminal(place: Place) -> None:
 
 @one_kind
 @with_bash
+def test_ctrl_c_ends_the_loop_around_it_too(place: Place, server: Server) -> None:
+    with place.shell() as screen:
+        screen.enter(f"while :; do $hf {NAME} -- sh -c 'echo be\"\"gun; exec sleep 60'; done")
+        screen.until("\nbegun")
+        screen.press(CTRL_C)
+        screen.until("ready> ")
+        assert status_in(screen) == 130
+        # A script that waits for the lock.
+        server.command("SET", KEY, "another's")
+        screen.enter(f"bash -c '$hf {NAME} -- true; echo status $?'")
+        screen.until("\nholdfast: waiting")
+        screen.press(CTRL_C)
+        screen.until("ready> ")
+        assert status_in(screen) == 130
+
+
+@one_kind
+def test_more_of_the_same_does_not_disturb_its_leaving_the_line(
+    place: Place, server: Server
+) -> None:
+    with holdfast.Client(server.url) as client, client.lock(NAME):
+        with place.start("--", "true") as running:
+            eventually(lambda: waiters(server, QUEUE), within=PATIENCE)
+            while running.process.poll() is None:
+                running.process.send_signal(signal.SIGINT)
+            assert running.end() == (-signal.SIGINT, "", "")
+        assert waiters(server, QUEUE) == 0
+
+
+@one_kind
+@with_bash
 def test_a_killed_command_leaves_the_terminal_usable(place: Place) -> None:
     with place.shell() as screen:
         screen.enter("before=$(stty -g)")

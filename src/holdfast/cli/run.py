@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
+from holdfast.cli import Interrupted
 from holdfast.cli.console import plain, say
 
 if TYPE_CHECKING:
@@ -119,9 +121,11 @@ def run(
         label=" ".join(command)[:LABEL_MOST] if label is None else label,
         verbose=verbose,
     )
-    # Python is not taken apart: that takes longer than most of the above, and threads may still
-    # have something to tell.
-    os._exit(_status(wanted, child, exit_code))
+    try:
+        status = _status(wanted, child, exit_code)
+    except Interrupted as interrupted:
+        status = -interrupted.number
+    _leave(status)
 
 
 class Wanted(NamedTuple):
@@ -142,10 +146,23 @@ class Wanted(NamedTuple):
         return f"'{plain(self.name, NAME_MOST)}'"
 
 
+def _leave(status: int) -> NoReturn:
+    """End with a status, or as a command that was ended by a signal, which is less than 0.
+
+    Ctrl-C ends us too, and not only our command: by that a shell knows that it is to end its loop,
+    or its script. Python is not taken apart: that takes longer than most of what we do, and threads
+    may still have something to tell.
+    """
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    os._exit(status if status >= 0 else 128 - status)
+
+
 def _status(wanted: Wanted, child: Child, busy: int) -> int:
     """Hold the lock and run the command; return the status to end with, `busy` if others hold it.
 
-    Before there is any thread, everything is forked that will be needed.
+    It is that of `_leave`. Before there is any thread, everything is forked that will be needed.
     """
     from holdfast.cli.switch import Switch
 

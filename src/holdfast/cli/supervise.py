@@ -45,6 +45,10 @@ LOOK, LONGEST_WAIT = 0.02, 1.0
 """Seconds between two looks at what is left of a group, and between two looks at the clock: waits
 do not count a machine's sleep."""
 
+CLEANING = 5.0
+"""Seconds after a signal that ended the waiting in which others do not disturb what is left to do:
+timeout(1) sends two at once, and people press Ctrl-C again."""
+
 SHOWN = 60
 """Characters of a lock's name in a message."""
 
@@ -54,7 +58,10 @@ STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Outcome(NamedTuple):
-    """How the command ended, and whether it had to: because the lease was lost, or of max_hold."""
+    """How the command ended, and whether it had to: because the lease was lost, or of max_hold.
+
+    The status is -n if it was ended by signal n.
+    """
 
     status: int
     had_to: Literal["lost", "max_hold"] | None
@@ -75,6 +82,7 @@ class Signals:
         os.set_blocking(self._noted, False)
         os.set_blocking(self.ready, False)
         self._note = False
+        self._unmoved_until = 0.0
         for number in ENDING:
             self._handle(number)
 
@@ -83,7 +91,8 @@ class Signals:
             signal.signal(number, self._strike)
 
     def _strike(self, number: int, _frame: object) -> None:
-        if not self._note:
+        if not self._note and now() >= self._unmoved_until:
+            self._unmoved_until = now() + CLEANING
             raise Interrupted(number)
 
     def noted(self) -> None:
@@ -245,10 +254,8 @@ class Supervisor:
                 self._has_stopped(os.WSTOPSIG(status))
             elif os.WIFCONTINUED(status):
                 self._stopped = False
-            elif os.WIFSIGNALED(status):
-                return 128 + os.WTERMSIG(status)
             else:
-                return os.WEXITSTATUS(status)
+                return os.waitstatus_to_exitcode(status)
         return None
 
     def _has_stopped(self, number: int) -> None:
