@@ -378,6 +378,23 @@ def test_a_wrong_password_a_missing_right_and_silence_are_told(
         assert len(told.err.splitlines()) == 1
 
 
+def test_an_operator_is_told_all_rights_that_looking_needs_and_no_more(server: Server) -> None:
+    server.command("ACL", "SETUSER", "op", "on", ">pw", "+@connection")
+    operator = server.url.replace("//", "//op:pw@")
+    try:
+        for command, needed in ((["ls"], "scan"), (["show", "a"], "")):
+            told = run(operator, *command)
+            assert told.status == 3
+            rules = told.err.partition("ACL SETUSER op ")[2].partition(" (")[0].split()
+            names = {"eval", "evalsha", "get", "pttl", "time", "zrange", needed} - {""}
+            assert {*rules} - {"~holdfast:*"} == {f"+{name}" for name in names}
+        server.command("ACL", "SETUSER", "op", "~holdfast:*", "+scan", *rules)
+        assert run(operator, "ls").status == 0
+        assert run(operator, "show", "a").status == 1
+    finally:
+        server.command("ACL", "DELUSER", "op")
+
+
 def test_where_no_server_runs_there_are_no_locks_and_none_is_started(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
