@@ -22,6 +22,7 @@ from holdfast.cli.console import plain
 from holdfast.overview import looking
 from holdfast.overview.patterns import matcher
 from kit.contention import waiters
+from kit.homes import settle_in
 from kit.servers import ONE_KIND, Server, commands_processed, programs
 from kit.terminal import HOLDFAST, Terminal, environment
 from kit.waiting import eventually
@@ -293,6 +294,21 @@ def test_a_lock_that_would_stay_for_ever_can_be_broken(server: Server) -> None:
         "broken; nobody holds it now"
     )
     assert server.command("EXISTS", "theirs") == 0
+
+
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_one_of_a_quorum_whose_locks_are_short_can_be_broken_though_a_node_is_away(
+    kind: str,
+) -> None:
+    program = programs()[kind]
+    with Server.start(program) as one, Server.start(program) as other:
+        for server in (one, other):
+            settle_in(server)
+            server.command("SET", "holdfast:{a}", "token")
+        nodes = f"{one.url} {other.url} redis://127.0.0.1:1"
+        told = run(nodes, "break", "a", "--yes", "--longest-ttl", "1")
+        assert (told.status, told.err) == (0, "")
+        assert one.command("EXISTS", "holdfast:{a}") == 0
 
 
 def test_a_lock_delay_begins_and_is_ended_by_breaking_again(

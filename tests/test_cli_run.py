@@ -710,6 +710,30 @@ def test_the_server_can_be_given_as_an_option(tmp_path: Path, server: Server) ->
     assert told == (0, "", "")
 
 
+def test_settings_that_all_must_agree_on_can_be_given(tmp_path: Path) -> None:
+    place = Place(tmp_path, "redis://127.0.0.1:1 redis://127.0.0.1:2 redis://127.0.0.1:3")
+    told = place.run("--ttl", "120", "--", "true")
+    assert told.status == 78
+    assert "longest_ttl=120" in told.err
+    assert place.run("--ttl", "120", "--longest-ttl", "120", "-n", "--", "true").status == 69
+
+
+@one_kind
+def test_a_lock_delay_is_kept(place: Place, server: Server) -> None:
+    with place.start("--lock-delay", "9", "--", "sh", "-c", "echo; read -r _; exit 0") as running:
+        running.says()
+        assert server.command("PTTL", KEY) > 31_000
+        assert running.end() == (0, "", "")
+
+
+@one_kind
+def test_without_the_replicas_that_must_have_it_nobody_has_it(place: Place) -> None:
+    told = place.run("--replicas", "1", "--no-wait", "--", "touch", "x")
+    assert told.status == 69
+    assert told.err.count("\n") == 1
+    assert not (place.folder / "x").exists()
+
+
 # ---- odd names
 
 

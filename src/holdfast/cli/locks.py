@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console, open_wide_console, plain
-from holdfast.cli.servers import UNASKED, Urls, complain, given, overview_of, unasked
+from holdfast.cli.servers import UNASKED, LongestTtl, Urls, complain, given, overview_of, unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,9 @@ NOBODY = 1
 
 MEDIUM, WIDE = 70, 110
 """Columns from which on a table has room for times, and for everything."""
+
+TTL = 30.0
+"""Seconds; those who are next in line have their own."""
 
 LEAST = 12
 """Columns for a lock's name, however narrow the terminal."""
@@ -127,13 +131,7 @@ def break_(
     *,
     key: ByKey = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    longest_ttl: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            help="Behind Sentinels, and of a quorum: what clients there are given as longest_ttl.",
-        ),
-    ] = 60.0,
+    longest_ttl: LongestTtl = 60.0,
     urls: Urls = None,
 ) -> None:
     """Take a lock from whoever holds it, and hand it to the next in line. Asks first.
@@ -161,12 +159,17 @@ def break_(
         _tell(console, lock)
         if not yes:
             _ask(lock)
+        logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
         try:
             client = Client(given(urls), longest_ttl=longest_ttl)
         except ConfigurationError as error:
             raise typer.BadParameter(plain(str(error))) from None
         with unasked(), client:
-            target = client.lock("a lock by its key" if key else name, key=name if key else None)
+            target = client.lock(
+                "a lock by its key" if key else name,
+                key=name if key else None,
+                ttl=min(TTL, longest_ttl),
+            )
             broken = target.evict(replace(lock.holders[0], token=lock.token))
         if not broken:
             complain(f"{name} has changed hands meanwhile: nothing was done")

@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import plain, say
+from holdfast.cli.servers import LongestTtl, Urls, given
 
 if TYPE_CHECKING:
     from holdfast.cli.child import Child
@@ -64,14 +65,17 @@ def run(
         str | None,
         typer.Option(metavar="TEXT", help="Shown to who asks who holds it. [default: COMMAND]"),
     ] = None,
-    url: Annotated[
-        list[str] | None,
+    lock_delay: Annotated[
+        float,
         typer.Option(
-            metavar="URL",
-            help="The server; several times: a quorum. [default: HOLDFAST_URL, or else a server of "
-            "this machine's own]",
+            min=0.0, metavar="SECONDS", help="If it is lost, nobody gets it for so long after."
         ),
-    ] = None,
+    ] = 0.0,
+    replicas: Annotated[
+        int, typer.Option(min=0, help="Behind Sentinels: replicas that must have it, best all.")
+    ] = 0,
+    longest_ttl: LongestTtl = 60.0,
+    urls: Urls = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Tell what happens, on stderr.")
     ] = False,
@@ -101,7 +105,9 @@ def run(
     if command[0] == "--":
         del command[0]
     if not command or command[0].startswith("-"):
-        raise typer.BadParameter("write holdfast run [OPTIONS] NAME -- COMMAND...")
+        raise typer.BadParameter(
+            "write holdfast run [OPTIONS] NAME -- COMMAND...; options stand before the name"
+        )
     if not hasattr(os, "fork"):
         raise typer.BadParameter("this system has no process groups and signals")
     from holdfast.cli.child import Child, UnrunnableError
@@ -113,12 +119,15 @@ def run(
         raise typer.Exit(error.status) from None
     wanted = Wanted(
         name=name,
-        urls=" ".join(url or ()).split(),
+        server=given(urls),
         ttl=ttl,
         timeout=0.0 if no_wait else timeout,
         max_hold=max_hold,
         owner=owner,
         label=" ".join(command)[:LABEL_MOST] if label is None else label,
+        lock_delay=lock_delay,
+        replicas=replicas,
+        longest_ttl=longest_ttl,
         verbose=verbose,
     )
     try:
@@ -132,12 +141,15 @@ class Wanted(NamedTuple):
     """The lock to be held, where, and how much to tell of it."""
 
     name: str
-    urls: list[str]
+    server: object
     ttl: float
     timeout: float | None
     max_hold: float | None
     owner: str | None
     label: str
+    lock_delay: float
+    replicas: int
+    longest_ttl: float
     verbose: bool
 
     @property
@@ -201,9 +213,9 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
     from holdfast.faces.client import Client
 
     logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
-    urls = wanted.urls
     client = Client(
-        (urls if urls[1:] else urls[0]) if urls else None,
+        wanted.server,
+        longest_ttl=wanted.longest_ttl,
         on_event=_tell_event if wanted.verbose else None,
     )
     lock = client.lock(
@@ -213,6 +225,8 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
         max_hold=wanted.max_hold,
         owner=wanted.owner,
         label=wanted.label,
+        lock_delay=wanted.lock_delay,
+        replicas=wanted.replicas,
     )
     outcome = None
     waiting = _tell_of_waiting(wanted, lock)
