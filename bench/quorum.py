@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 import holdfast
+from floor import BareCrowd
 from kit.servers import Server, programs
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def task_peers(servers: list[Server]) -> dict[str, Callable[[int], Awaitable[Non
     return peers
 
 
-def threads(how: str, urls: list[str]) -> None:
-    """One thread, against the peers."""
+def threads(how: str, urls: list[str], floor: BareCrowd | None = None) -> None:
+    """One thread, against the peers, and beside the floor: the same scripts, and nothing else."""
     with holdfast.Client(urls, longest_ttl=LONGEST) as client:
         lock = client.lock("threads", ttl=10)
 
@@ -116,7 +117,10 @@ def threads(how: str, urls: list[str]) -> None:
             with lock:
                 pass
 
-        show(f"one thread, {how}", medians({"holdfast": ours, **thread_peers(urls)}, rate), 5)
+        cycles: dict[str, Callable[[], object]] = {"holdfast": ours, **thread_peers(urls)}
+        if floor is not None:
+            cycles["floor"] = floor.cycle
+        show(f"one thread, {how}", medians(cycles, rate), 5)
 
 
 def medians(cycles: dict[str, Any], measure: Callable[[Any], float]) -> dict[str, float]:
@@ -133,9 +137,11 @@ def medians(cycles: dict[str, Any], measure: Callable[[Any], float]) -> dict[str
 def show(what: str, rates: dict[str, float], bar: float) -> None:
     """Say how much faster than the best of the others it is."""
     print(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))
-    others = [rate for name, rate in rates.items() if name != "holdfast"]
+    others = [rate for name, rate in rates.items() if name not in {"holdfast", "floor"}]
     if others:
         print(f"  {rates['holdfast'] / max(others):.1f} times the best of them (bar {bar})")
+        if "floor" in rates:
+            print(f"  the floor is {rates['floor'] / max(others):.1f} times the best of them")
     else:
         print("  no peer is installed here")
 
@@ -268,7 +274,9 @@ def main() -> None:
         servers = [stack.enter_context(Server.start(program)) for _ in range(NODES)]
         urls = [server.url for server in servers]
         wait_for_votes(urls)
-        threads("TCP", urls)
+        floor = BareCrowd([(server.host, server.port) for server in servers])
+        threads("TCP", urls, floor)
+        floor.close()
         threads("unix sockets", [f"unix://{server.unix_path}" for server in servers])
         asyncio.run(tasks(servers))
         one_hung(servers)

@@ -659,6 +659,42 @@ async def test_who_gives_up_waiting_leaves_nothing_behind(cluster: Cluster, face
     assert primary.command("KEYS", "*") == [b"holdfast:{lock}:fence"]
 
 
+# Cached values
+
+
+async def test_a_value_is_computed_once_and_found_also_while_its_slot_moves(
+    cluster: Cluster, face: Face
+) -> None:
+    clients = [face.connect(cluster.url, command_timeout=0.5) for _ in range(2)]
+    go, calls = face.event(), list[str]()
+
+    async def compute(name: str) -> str:
+        calls.append(name)
+        assert await face.wait(go, 20)
+        return f"value of {name}"
+
+    functions = [client.cached(60, key="{name}")(compute) for client in clients]
+    callers = [face.start(functions[0]("lock"))]
+
+    async def computing() -> bool:
+        return bool(calls)
+
+    await face.eventually(computing)
+    callers.append(face.start(functions[1]("lock")))
+    await in_line(face, cluster.primary_of("lock"), "", 1, key="holdfast:{lock}:cache:queue")
+    go.set()
+    assert [await caller.result() for caller in callers] == ["value of lock"] * 2
+    primary = cluster.primary_of("lock")
+    with cluster.moving("lock", cluster.other_primary(primary)) as move:
+        assert await functions[1]("lock") == "value of lock"
+        move.take("holdfast:value:{lock}")
+        assert await functions[1]("lock") == "value of lock"
+    assert await functions[0]("lock") == "value of lock"
+    for name in ("{", "}", "a}b", "other"):
+        assert await functions[0](name) == await functions[1](name) == f"value of {name}"
+    assert calls == ["lock", "{", "}", "a}b", "other"]
+
+
 # The other program
 
 

@@ -26,7 +26,7 @@ from kit.history import (
     check_updates,
     gaps,
 )
-from kit.servers import commands_processed, programs
+from kit.servers import commands_processed
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -126,16 +126,16 @@ def test_a_lock_left_free_although_somebody_waits_is_caught() -> None:
     assert ledger.commands == {"evalsha": 5, "ping": 2}
 
 
-def turns_on(server: Server) -> int:
-    """Each worker's turns: ten thousand in all on one kind of server, two thousand on another."""
-    first = next(iter(programs().values()))
-    return 160 if server._command_line[0] == first else 32
+in_many_turns = pytest.mark.parametrize(
+    "turns", [pytest.param(32, id="2,000"), pytest.param(160, marks=pytest.mark.long, id="10,000")]
+)
+"""Each worker's: two thousand in all in `make test`, ten thousand in `make long`."""
 
 
+@in_many_turns
 def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and_at_once(
-    server: Server, face: Face
+    server: Server, face: Face, turns: int
 ) -> None:
-    turns = turns_on(server)
     many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:
         server.reset_stats()

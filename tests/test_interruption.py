@@ -7,6 +7,7 @@ holdfast, the way a signal strikes. After each the key is gone, or still held as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import linecache
 import os
 import signal
@@ -220,15 +221,42 @@ def test_a_cancelled_callers_late_answer_goes_to_nobody(server: Server, proxy: P
     asyncio.run(story())
 
 
+CACHE = "holdfast:{a}:cache"
+
+
+def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(server: Server) -> None:
+    async def story() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+
+            @client.cached(60, key="a")
+            async def function() -> str:
+                await asyncio.sleep(0)
+                return "value"
+
+            async def call() -> None:
+                server.command("DEL", "holdfast:value:{a}")
+                assert await function() == "value"
+
+            async def nothing() -> None:
+                eventually(lambda: server.command("EXISTS", CACHE) == 0)
+                assert not client._caching._cache.flights
+                assert await function() == "value"
+
+            assert await _cancelled_everywhere(call, nothing) >= 5
+
+    asyncio.run(story())
+
+
 # A coroutine that was interrupted before its first step warns of never having been awaited.
 interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th line of holdfast that this thread executes."""
+    """Raises KeyboardInterrupt at the n-th line of some of holdfast that this thread executes."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, within: tuple[str, ...]) -> None:
         self._left = at
+        self._within = tuple(f"{PACKAGE}{os.sep}{part}" for part in within)
         self.struck: str | None = None
 
     def __enter__(self) -> Self:
@@ -239,7 +267,7 @@ class InterruptAt:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, *_: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        return self._line if frame.f_code.co_filename.startswith(self._within) else None
 
     def _line(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "line" and self.struck is None and not self._is_safe(frame):
@@ -268,12 +296,15 @@ at_many_lines = pytest.mark.parametrize(
 
 
 def _interrupted_everywhere(
-    operation: Callable[[], None], then: Callable[[str], None], every: int = 1
+    operation: Callable[[], None],
+    then: Callable[[str], None],
+    every: int = 1,
+    within: tuple[str, ...] = ("",),
 ) -> int:
     """Interrupt `operation` at one line after the other, until it runs through; count the lines."""
     at = 1
     while True:
-        interrupt = InterruptAt(at)
+        interrupt = InterruptAt(at, within)
         try:
             with interrupt:
                 operation()
@@ -302,6 +333,35 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
 
         assert _interrupted_everywhere(acquire, nothing) > 40
         taken[0].release()
+
+
+@interrupted
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
+    fails: bool, server: Server
+) -> None:
+    with holdfast.Client(server.url) as client:
+
+        @client.cached(60, key="a")
+        def function() -> str:
+            if fails:
+                raise ZeroDivisionError
+            return "value"
+
+        def call() -> None:
+            server.command("DEL", "holdfast:value:{a}")
+            with contextlib.suppress(ZeroDivisionError):
+                assert function() == "value"
+
+        def nothing(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", CACHE) == 0, what=f"gone after {where}")
+            assert not client._caching._cache.flights, where
+
+        call()
+        # What it does with a lock is interrupted elsewhere.
+        parts = os.path.join("core", "cache.py"), "faces"  # noqa: PTH118 - compared, not opened
+        assert _interrupted_everywhere(call, nothing, within=parts) > 50
 
 
 @interrupted
@@ -365,7 +425,7 @@ def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: 
 
         at = 1
         while True:
-            interrupt = InterruptAt(at)
+            interrupt = InterruptAt(at, ("",))
             try:
                 leave(interrupt)
             except KeyboardInterrupt:

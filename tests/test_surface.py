@@ -17,6 +17,7 @@ TWINS = [
     (holdfast.Client, holdfast.AsyncClient),
     (holdfast.Lock, holdfast.AsyncLock),
     (holdfast.Lease, holdfast.AsyncLease),
+    (holdfast.Cached, holdfast.AsyncCached),
     (holdfast.Atomic, holdfast.AsyncAtomic),
     (holdfast.AtomicScript, holdfast.AsyncAtomicScript),
 ]
@@ -26,18 +27,25 @@ OWN_WORDS = {"on_lost", "__call__"}
 
 def names(kind: type) -> set[str]:
     found = {name for name in dir(kind) if not name.startswith("_")}
-    return found | {name for name in ("__call__", "__init__") if name in vars(kind)}
+    own = {"__call__"} if is_protocol(kind) else {"__call__", "__init__"}
+    return found | {name for name in own if name in vars(kind)}
+
+
+def is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))  # whose __init__ is not of our making
 
 
 def test_the_exported_names_are_these() -> None:
     assert set(holdfast.__all__) == {
         "AcquireTimeout",
+        "AsyncCached",
         "AsyncAtomic",
         "AsyncAtomicScript",
         "AsyncClient",
         "AsyncLease",
         "AsyncLock",
         "AsyncRedisLock",
+        "Cached",
         "Atomic",
         "AtomicScript",
         "Client",
@@ -108,6 +116,8 @@ def translated(text: str) -> str:
         ("all threads", "all tasks"),
         ("shared by threads", "shared by tasks"),
         ("the thread that holds it", "the task that holds it"),
+        ("in a thread of its own", "in a task of its own"),
+        ("are waited for, but no longer than for a command", "are given up"),
     ):
         text = text.replace(ours, theirs)
     return text

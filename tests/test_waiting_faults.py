@@ -549,7 +549,7 @@ async def test_s10_leaving_the_line_may_fail_at_any_point(
     else:
         proxy.swallow_reply(1, matching=calls(RELEASE), close=fault.endswith("connection"))
     with pytest.raises(holdfast.AcquireTimeout):
-        await far.lock("a").acquire(timeout=0.1)
+        await far.lock("a").acquire(timeout=0.5)  # long enough to stand in line
     eventually(lambda: waiters(server) == 0, what="it left the line")
     assert proxy.rules_left == 0
     await lease.release()

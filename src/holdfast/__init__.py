@@ -33,8 +33,10 @@ if TYPE_CHECKING:
         WrongValue,
     )
     from holdfast.faces.async_atomic import AsyncAtomic, AsyncAtomicScript
+    from holdfast.faces.async_cached import AsyncCached
     from holdfast.faces.async_client import AsyncClient, AsyncLease, AsyncLock
     from holdfast.faces.atomic import Atomic, AtomicScript
+    from holdfast.faces.cached import Cached
     from holdfast.faces.client import Client, Lease, Lock
     from holdfast.faces.codecs import JSON, PICKLE, RAW, Codec
     from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
@@ -47,12 +49,14 @@ __all__ = [
     "AcquireTimeout",
     "AsyncAtomic",
     "AsyncAtomicScript",
+    "AsyncCached",
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
     "AsyncRedisLock",
     "Atomic",
     "AtomicScript",
+    "Cached",
     "Client",
     "Codec",
     "ConfigurationError",
@@ -75,12 +79,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncCached": "holdfast.faces.async_cached",
     "AsyncAtomic": "holdfast.faces.async_atomic",
     "AsyncAtomicScript": "holdfast.faces.async_atomic",
     "AsyncClient": "holdfast.faces.async_client",
     "AsyncLease": "holdfast.faces.async_client",
     "AsyncLock": "holdfast.faces.async_client",
     "AsyncRedisLock": "holdfast.faces.redis_lock",
+    "Cached": "holdfast.faces.cached",
     "Atomic": "holdfast.faces.atomic",
     "AtomicScript": "holdfast.faces.atomic",
     "Client": "holdfast.faces.client",

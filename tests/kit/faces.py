@@ -8,6 +8,7 @@ a story must do on its own (run beside others, wait for a loss) goes through the
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -51,6 +52,8 @@ class Lifted:
             return awaited
         if name == "lock":
             return lambda *args, **kwargs: _lift(value(*args, **kwargs))
+        if name == "cached":
+            return lambda *args, **kwargs: functools.partial(LiftedCached, value(*args, **kwargs))
         if name == "script":
             return lambda text: _awaitable(value(text))
         return _lift(value)
@@ -71,6 +74,26 @@ class Lifted:
             return locked(*args)
 
         return awaited
+
+
+class LiftedCached:
+    """A coroutine function, cached by the threads face, that can be awaited all the same."""
+
+    def __init__(self, decorate: Any, function: Any) -> None:
+        @functools.wraps(function)
+        def blocking(*args: object, **kwargs: object) -> object:
+            return drive(function(*args, **kwargs))
+
+        self.inner = decorate(blocking)
+
+    async def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.inner(*args, **kwargs)
+
+    async def invalidate(self, *args: object, **kwargs: object) -> None:
+        self.inner.invalidate(*args, **kwargs)
+
+    async def refresh(self, *args: object, **kwargs: object) -> object:
+        return self.inner.refresh(*args, **kwargs)
 
 
 def _awaitable(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
@@ -187,6 +210,10 @@ class Face(ABC):
         """Tell a story in a thread or task of its own, and go on."""
 
     @abstractmethod
+    def event(self) -> Any:
+        """Make an event of this face."""
+
+    @abstractmethod
     async def wait(self, event: Any, seconds: float) -> bool:
         """Wait for an event of this face; say whether it came."""
 
@@ -234,6 +261,9 @@ class Threads(Face):
     def start(self, story: Coroutine[Any, Any, Any]) -> Started:
         return _InAThread(story)
 
+    def event(self) -> threading.Event:
+        return threading.Event()
+
     async def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
 
@@ -263,6 +293,9 @@ class Tasks(Face):
 
     def start(self, story: Coroutine[Any, Any, Any]) -> Started:
         return _InATask(story)
+
+    def event(self) -> asyncio.Event:
+        return asyncio.Event()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         try:

@@ -149,7 +149,8 @@ HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
 MANY: Worlds = {"nodes": 3, "skew": 2.0}
 MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
-MANY_RESET: Worlds = {**MANY_LATE, "reset": 0.05, "slow": 0.3, "cancel": 0.0, "crash": 0.0}
+MANY_TORN: Worlds = {**MANY_LATE, "calm": True, "reset": 0.05, "slow": 0.3}
+MANY_RESET: Worlds = {**MANY_TORN, "cancel": 0.0}
 MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
 MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
 MANY_FLUSHED: Worlds = {
@@ -291,7 +292,7 @@ QUORUM = [
         "scripts/vote.lua",
         "if waiter ~= '' and not is_buried(waiter) then",
         "if waiter ~= '' then",
-        MANY_LATE,
+        MANY_TORN,
         "S10",
     ),
     Mutant(
@@ -766,7 +767,7 @@ MUTANTS = [
     ),
     Mutant(
         "a waiter whose client is gone is passed over",
-        "scripts/_hand_over.lua",
+        "scripts/_tell.lua",
         "return heard > 0 or uncounted",
         "return true",
         CRASHES,

@@ -13,6 +13,7 @@ import random
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from holdfast.adapters.aside import MOST
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
@@ -23,6 +24,7 @@ from holdfast.wire.wiring import on_this_loop
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from holdfast.adapters.aside import Operation
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.wire.wiring import Where
@@ -234,3 +236,40 @@ class TasksPort(Tasks[_Place]):
     ) -> Coroutine[Any, Any, None]:
         """Listen on a connection that all tasks of this loop share."""
         return self._here().ears.listen(listener, timeout)
+
+
+class AsideTasks:
+    """`adapters.aside`, as tasks on the loop of whoever has something done."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._generation = generation()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, operation: Operation) -> bool:
+        """Have it carried out, in the caller's context; False if there are too many already."""
+        if self._generation != generation():  # the loop stayed behind
+            self._begin()
+        for task in [task for task in self._tasks if task.get_loop().is_closed()]:
+            self._tasks.discard(task)
+        if self._closed or len(self._tasks) >= MOST:
+            return False
+        task = asyncio.get_running_loop().create_task(operation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def close(self, timeout: float) -> None:
+        """Begin nothing any more, cancel what is under way, and wait so long for its end."""
+        self._closed = True
+        if self._generation != generation():
+            return
+        tasks, loop = list(self._tasks), asyncio.get_running_loop()
+        for task in tasks:
+            tell(task.get_loop(), task.cancel)
+        here = [task for task in tasks if task.get_loop() is loop]
+        if here:
+            await asyncio.wait(here, timeout=timeout)

@@ -34,7 +34,7 @@ from holdfast.errors import (
     WouldDeadlock,
 )
 from holdfast.port import Quarantined, Uncopied
-from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
+from holdfast.scripts import PROBE, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
@@ -66,6 +66,16 @@ may cost one, and an answer lost on the way another."""
 LATE_GRANTS = 3
 """So many answers that outlive their own lease, and the ttl is too short for this server."""
 
+_HELD = 5  # parts of the answer that somebody else has it
+
+
+class NotNeeded(Exception):  # noqa: N818 - that is what it says
+    """What the lock would have been taken for is there: `reply` is what `spec.taking` answered."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
 
 async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
     """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
@@ -75,6 +85,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait.
         NodeUnavailable: the server does not answer; nothing is held.
         ConfigurationError: the server will never grant it.
+        NotNeeded: the script that was to take it said so instead; nothing is held.
     """
     port = session.port
     if spec.keys[0] in session.held or session.process != port.process():
@@ -98,9 +109,9 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
     try:
         try:
             args: tuple[str, ...] = token, spec.ttl_ms
-            if place or spec.settings:
-                args = token, spec.ttl_ms, place, spec.settings
-            reply = await port.call(ACQUIRE, spec.keys, args, spec.command_timeout)
+            if place or spec.settings or spec.asked:
+                args = token, spec.ttl_ms, place, spec.settings, *spec.asked
+            reply = await port.call(spec.taking, spec.keys, args, spec.command_timeout)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
         if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
@@ -283,9 +294,9 @@ class _Attempt:
             self._waiter.grant, self._waiter.ask = None, False
             if self._waiter.line.ear is not ear:
                 self._waiter.ask = True
-        args = self._token, spec.ttl_ms, place, spec.settings
+        args = self._token, spec.ttl_ms, place, spec.settings, *spec.asked
         try:
-            return await port.call(ACQUIRE, spec.keys, args, limit)
+            return await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             return error
         except ConfigurationError:
@@ -408,6 +419,9 @@ class _Attempt:
             return
         self._asking = False
         self._failures, self._answered_at = 0, now
+        if len(reply) < _HELD:
+            self._in_line = False
+            raise NotNeeded(reply)
         token, left_ms, ticket, _, message = reply
         self._held_by = token, left_ms
         self._in_line = ticket != b"0"

@@ -13,6 +13,8 @@ EventKind: TypeAlias = Literal[
     "polling",
     "node_failed",
     "node_back",
+    "uncached",
+    "refresh_failed",
 ]
 
 
@@ -24,7 +26,9 @@ class Event:
     (a renewal was not answered and will be tried again), "cleanup_failed" (what an interrupted
     operation left on the server could not be taken back and will expire by itself), "polling"
     (the server cannot speak to us, so that waiting costs commands, and has no order), "node_failed"
-    (of several nodes one does not work, and the detail says which and why) or "node_back".
+    (of several nodes one does not work, and the detail says which and why) or "node_back". Of a
+    cached value, whose name is in `lock`: "uncached" (the server is away, so that values are
+    computed and not kept) or "refresh_failed" (computing it anew in the background failed).
     """
 
     kind: EventKind

@@ -16,6 +16,7 @@ from typing import TypeGuard
 from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
+from holdfast.scripts import ACQUIRE, Script
 
 DRIFT = 0.01
 """How far the rates of the holder's and the server's clocks may differ."""
@@ -75,6 +76,8 @@ class LockSpec:
     first_due: float  # how long after the grant the renewer has something to do
     command_timeout: float
     longest_ttl: float  # that any lock may have here
+    taking: Script = ACQUIRE  # or one that takes it only where it is needed
+    asked: tuple[str, ...] = ()  # what that one wants to know besides
 
     @cached_property
     def kept_keys(self) -> Keys:

@@ -16,6 +16,7 @@ from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, describe
+from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_tasks
 from holdfast.faces.entered import Entered
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.faces.async_atomic import AsyncAtomic
+    from holdfast.faces.async_cached import AsyncCached, AsyncCaching
+    from holdfast.faces.codecs import Codec
+    from holdfast.faces.recipe import Key
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
@@ -155,6 +159,12 @@ class AsyncClient:
         return AsyncLock(self, spec)
 
     @functools.cached_property
+    def _caching(self) -> AsyncCaching:
+        from holdfast.faces.async_cached import AsyncCaching  # noqa: PLC0415 - who only locks pays nothing
+
+        return AsyncCaching(self._session, self._command_timeout)
+
+    @functools.cached_property
     def atomic(self) -> AsyncAtomic:
         """Operations that are one step on the server, so that no lock is needed.
 
@@ -165,6 +175,55 @@ class AsyncClient:
         from holdfast.faces.async_atomic import AsyncAtomic  # noqa: PLC0415 - who only locks pays nothing
 
         return AsyncAtomic(checked_port(self._deployment.port), self._command_timeout)
+
+    def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
+        self,
+        ttl: float,
+        *,
+        key: Key = None,
+        stale: float | None = None,
+        early: float | None = None,
+        codec: Codec | None = None,
+        lock_ttl: float = 10.0,
+        timeout: float | None = None,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncCached[P, R]]:
+        """Keep what a function returns, for all who call it with the same arguments, anywhere.
+
+        When there is no value, or it has expired, one caller computes it, under a lock; the others
+        wait for it, and are told when it is there. All get it as it was written and read again.
+        What the function raises is passed on to those who waited in its process, and is not kept;
+        those of other processes then try it themselves, one after the other. While the server
+        cannot be reached, values are computed, in each process one at a time, and kept by nobody.
+
+        With `stale` and `early` the function also runs in the background, in a task of its own:
+        its arguments must be fit for that.
+
+        Args:
+            ttl: seconds for which a value is served.
+            key: names the value: a format string over the arguments, such as "user:{user_id}", or
+                a function of them that returns a text. By default the function's name and all its
+                arguments. Functions with the same key share their values.
+            stale: seconds after the ttl for which an old value is served while a new one is
+                computed in the background.
+            early: how eagerly values are computed anew in the background before they expire, so
+                that those which are asked for often never do: 1.0 is usual, more is sooner.
+            codec: how a value is written and read: `JSON` by default, `PICKLE`, `RAW`, or your own.
+            lock_ttl: seconds after which others take over when the one who computes has died.
+            timeout: seconds to wait for somebody else's computation; None for ever.
+
+        Raises:
+            ConfigurationError: a setting cannot work, and the message says what to write.
+        """
+        spec = describe_cache(
+            ttl=ttl,
+            stale=stale,
+            early=early,
+            lock_ttl=lock_ttl,
+            timeout=timeout,
+            command_timeout=self._command_timeout,
+            quorum=self._session.quorum is not None,
+        )
+        return self._caching.decorator(spec, key, codec)
 
     async def adopt(self, text: str) -> AsyncLease:
         """Carry on a lease that another process exported, with its settings and its fence.
@@ -182,8 +241,11 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost.
+        A lease that is still held is not released: it runs out, and is reported lost. Cached values
+        that are being computed in the background are given up.
         """
+        if "_caching" in self.__dict__:
+            await self._caching.close()
         for end in self._deployment.ends:
             end()
         if self._deployment.end_tasks is not None:

@@ -1,0 +1,407 @@
+"""A value that many want: holdfast, cashews, dogpile.cache and aiocache, in one run.
+
+Bars, of ours:
+
+- 200 callers in 4 processes find nothing, and computing takes 0.2 s: it is computed once, the
+  slowest caller waits at most 1.1 times as long, and at most 40 commands are sent;
+- under load for ten ttls, with `stale` or with `early`, nobody waits for a computation: none is
+  a caller's own;
+- when the process that computes is killed, the others have a value when its lock has expired.
+
+Commands are counted as clients send them, and in brackets together with those that scripts call, on
+connections that were open before. Peers: `make bench-cached` sets up a place for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import holdfast
+from kit.history import Monitor
+from kit.servers import Server, programs
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from multiprocessing.connection import Connection
+
+PROCESSES, CALLERS, WORK, ROUNDS = 4, 50, 0.2, 5
+SLOWEST, COMMANDS = 1.1 * WORK, 40
+LOADED, TTL, PAUSE, TTLS = 10, 1.0, 0.005, 10
+"""Under load: callers a process, the value's ttl, a caller's pause, and for how many ttls."""
+LOCK_TTL = 2.0
+CALLER = "caller"
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class Setting(NamedTuple):
+    """Where, and how long values and locks live."""
+
+    url: str
+    ttl: float
+    work: float
+
+
+class Count:
+    """How often the value was computed in this process, and how often by a caller itself."""
+
+    calls = awaited = 0
+
+    def computing(self, who: str) -> None:
+        """Count a computation by this thread or task."""
+        self.calls += 1
+        self.awaited += who == CALLER
+
+
+# The subjects: each returns the function to be called, blocking or to be awaited.
+
+
+def _sleeper(setting: Setting, count: Count) -> Callable[[], str]:
+    def work() -> str:
+        count.computing(threading.current_thread().name)
+        time.sleep(setting.work)
+        return "value"
+
+    return work
+
+
+def _async_sleeper(setting: Setting, count: Count) -> Callable[[], Awaitable[str]]:
+    async def work() -> str:
+        task = asyncio.current_task()
+        count.computing("" if task is None else task.get_name())
+        await asyncio.sleep(setting.work)
+        return "value"
+
+    return work
+
+
+def _ours_threads(setting: Setting, count: Count, **how: Any) -> Any:  # noqa: ANN401 - as all of these
+    client = holdfast.Client(setting.url)
+    settings = {"ttl": setting.ttl, "key": "bench", "lock_ttl": LOCK_TTL, **how}
+    return client.cached(**settings)(_sleeper(setting, count))
+
+
+def _ours_asyncio(setting: Setting, count: Count, **how: Any) -> Any:  # noqa: ANN401 - as all of these
+    client = holdfast.AsyncClient(setting.url)
+    settings = {"ttl": setting.ttl, "key": "bench", "lock_ttl": LOCK_TTL, **how}
+    return client.cached(**settings)(_async_sleeper(setting, count))  # type: ignore[arg-type]  # is one
+
+
+def _cashews(setting: Setting, count: Count, kind: str, **how: Any) -> Any:  # noqa: ANN401 - as all of these
+    cache: Any = import_module("cashews").Cache()
+    cache.setup(setting.url, client_side=False)
+    decorate = cache if kind == "" else getattr(cache, kind)
+    return decorate(ttl=setting.ttl, key="bench", **how)(_async_sleeper(setting, count))
+
+
+def _dogpile(setting: Setting, count: Count) -> Any:  # noqa: ANN401 - as all of these
+    region = import_module("dogpile.cache").make_region()
+    arguments = {
+        "url": setting.url,
+        "distributed_lock": True,
+        "thread_local_lock": False,
+        "lock_timeout": LOCK_TTL,
+    }
+    region.configure("dogpile.cache.redis", expiration_time=setting.ttl, arguments=arguments)
+    work = _sleeper(setting, count)
+    return lambda: region.get_or_create("bench", work)
+
+
+def _aiocache(setting: Setting, count: Count) -> Any:  # noqa: ANN401 - as all of these
+    aiocache: Any = import_module("aiocache")
+    host, _, port = setting.url.removeprefix("redis://").removesuffix("/0").partition(":")
+    decorate = aiocache.cached_stampede(
+        lease=LOCK_TTL,
+        ttl=setting.ttl,
+        cache=aiocache.Cache.REDIS,
+        endpoint=host,
+        port=int(port),
+        key="bench",
+    )
+    return decorate(_async_sleeper(setting, count))
+
+
+OURS: dict[str, Any] = {
+    "holdfast, threads": (_ours_threads, {}),
+    "holdfast, asyncio": (_ours_asyncio, {}),
+}
+PEERS: dict[str, Any] = {
+    "cashews lock=True": (_cashews, {"kind": "", "lock": True}),
+    "cashews early": (_cashews, {"kind": "early"}),
+    "dogpile distributed": (_dogpile, {}),
+    "aiocache stampede": (_aiocache, {}),
+}
+LOADS: dict[str, Any] = {
+    "holdfast early=1": (_ours_threads, {"early": 1.0}),
+    "holdfast early=1, asyncio": (_ours_asyncio, {"early": 1.0}),
+    "holdfast stale": (_ours_threads, {"stale": 30.0}),
+    "holdfast stale, asyncio": (_ours_asyncio, {"stale": 30.0}),
+    "holdfast": (_ours_threads, {}),
+    **PEERS,
+}
+ALL = {**OURS, **PEERS, **LOADS}
+
+
+# The processes that call
+
+
+def worker(name: str, setting: Setting, pipe: Connection) -> None:
+    """Do what is told over the pipe, until it is None."""
+    make, how = ALL[name]
+    count = Count()
+    if make in {_ours_threads, _dogpile}:
+        Threads(make(setting, count, **how), count, pipe).run()
+    else:
+        asyncio.run(tasks(make, how, setting, count, pipe))
+
+
+class Threads:
+    """Callers that are threads, which stay, and with them their connections."""
+
+    def __init__(self, function: Callable[[], object], count: Count, pipe: Connection) -> None:
+        self._function, self._count, self._pipe = function, count, pipe
+        self._start = threading.Barrier(CALLERS + 1)
+        self._end = threading.Barrier(CALLERS + 1)
+        self._told = "", 0.0
+        self._took: list[float] = []
+
+    def run(self) -> None:
+        """Have all do what is told."""
+        threads = [
+            threading.Thread(target=self._caller, args=(number,), name=CALLER, daemon=True)
+            for number in range(CALLERS)
+        ]
+        for thread in threads:
+            thread.start()
+        self._pipe.send("ready")
+        while (told := self._pipe.recv()) is not None:
+            self._told, self._took = told, []
+            self._count.calls = self._count.awaited = 0
+            self._start.wait()
+            self._end.wait()
+            self._pipe.send((self._count.calls, self._count.awaited, self._took))
+
+    def _caller(self, number: int) -> None:
+        while True:
+            self._start.wait()
+            kind, seconds = self._told
+            if kind == "one by one":  # so that each opens its connection
+                time.sleep(number * 0.01)
+            end = time.monotonic() + seconds
+            if kind != "load" or number < LOADED:
+                self._call()
+            while kind == "load" and number < LOADED and time.monotonic() < end:
+                time.sleep(PAUSE)
+                self._call()
+            self._end.wait()
+
+    def _call(self) -> None:
+        began = time.perf_counter()
+        self._function()
+        self._took.append(time.perf_counter() - began)
+
+
+async def tasks(
+    make: Callable[..., Any], how: dict[str, Any], setting: Setting, count: Count, pipe: Connection
+) -> None:
+    """Callers that are tasks."""
+    function = make(setting, count, **how)
+    loop, took = asyncio.get_running_loop(), list[float]()
+
+    async def call() -> None:
+        began = time.perf_counter()
+        await function()
+        took.append(time.perf_counter() - began)
+
+    async def load(end: float) -> None:
+        while time.monotonic() < end:
+            await call()
+            await asyncio.sleep(PAUSE)
+
+    pipe.send("ready")
+    while (told := await loop.run_in_executor(None, pipe.recv)) is not None:
+        kind, seconds = told
+        took.clear()
+        count.calls = count.awaited = 0
+        end = time.monotonic() + seconds
+        each = [load(end) for _ in range(LOADED)] if kind == "load" else None
+        callers = [
+            loop.create_task(one, name=CALLER) for one in each or [call() for _ in range(CALLERS)]
+        ]
+        await asyncio.gather(*callers)
+        pipe.send((count.calls, count.awaited, list(took)))
+
+
+# The process that looks on
+
+
+class Crowd:
+    """Processes that call the same function."""
+
+    def __init__(self, name: str, setting: Setting, processes: int) -> None:
+        self._pipes, self.processes = [], []
+        for _ in range(processes):
+            here, there = multiprocessing.Pipe()
+            process = _SPAWN.Process(target=worker, args=(name, setting, there), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self.processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def tell(self, kind: str, seconds: float = 0.0) -> None:
+        """Have all of them begin."""
+        for pipe in self._pipes:
+            pipe.send((kind, seconds))
+
+    def told(self) -> tuple[int, int, list[float]]:
+        """Return how often it was computed, and by callers, and how long each call took."""
+        answers = [pipe.recv() for pipe in self._pipes]
+        calls, awaited = (sum(answer[at] for answer in answers) for at in range(2))
+        return calls, awaited, [took for *_, each in answers for took in each]
+
+    def do(self, kind: str, seconds: float = 0.0) -> tuple[int, int, list[float]]:
+        """Have all of them do it."""
+        self.tell(kind, seconds)
+        return self.told()
+
+    def end(self) -> None:
+        """End them."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def crowd(name: str, setting: Setting, processes: int = PROCESSES) -> Iterator[Crowd]:
+    """Make a crowd that goes when it is no longer needed."""
+    made = Crowd(name, setting, processes)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+class Burst(NamedTuple):
+    """How a burst went; of several, the most of each, but the median of the slowest."""
+
+    computed: int
+    commands: int
+    counted: int
+    slowest: float
+
+    def __str__(self) -> str:
+        return (
+            f"computed {self.computed:3}, {self.commands:5,} commands ({self.counted:,}), slowest "
+            f"caller {self.slowest:.3f} s ({self.slowest / WORK:.2f} of the work)"
+        )
+
+
+def sent(lines: list[bytes]) -> tuple[int, int]:
+    """How many commands clients sent, and how many the server carried out."""
+    commands = [line for line in lines if b"] " in line and b'"ECHO"' not in line]
+    return sum(b" lua] " not in line for line in commands), len(commands)
+
+
+def installed(name: str) -> bool:
+    """Whether it can be measured here."""
+    library = name.split(maxsplit=1)[0].strip(",")
+    try:
+        import_module({"dogpile": "dogpile.cache"}.get(library, library))
+    except ImportError:
+        return False
+    return True
+
+
+def stampedes(server: Server) -> None:
+    """Many find nothing at the same moment."""
+    print(f"{PROCESSES * CALLERS} callers in {PROCESSES} processes, {WORK} s of work")
+    for name in filter(installed, [*OURS, *PEERS]):
+        server.command("FLUSHALL")
+        with crowd(name, Setting(server.url, 60, WORK)) as callers:
+            callers.do("one by one")
+            seen = []
+            for number in range(ROUNDS + 1):
+                server.command("FLUSHALL")
+                with Monitor(server) as monitor:
+                    computed, _, took = callers.do("burst")
+                    seen.append(Burst(computed, *sent(monitor.lines()), max(took)))
+                if not number:
+                    print(f"  {name:22} first: {seen[0]}")
+            worst = Burst(*(max(column) for column in zip(*seen[1:], strict=True)))
+            usual = worst._replace(slowest=statistics.median(each.slowest for each in seen[1:]))
+            print(f"  {'':22} then:  {usual}", end="")
+            if name in OURS:
+                holds = usual.computed == 1 and usual.commands <= COMMANDS
+                holds = holds and usual.slowest <= SLOWEST
+                print(f"; bars {'hold' if holds else 'MISSED'}", end="")
+            print()
+
+
+def loads(server: Server) -> None:
+    """Many ask all the time, for ten ttls."""
+    callers, seconds = PROCESSES * LOADED, TTLS * TTL
+    print(
+        f"{callers} callers in {PROCESSES} processes for {TTLS} ttls of {TTL} s, {WORK} s of work"
+    )
+    for name in filter(installed, LOADS):
+        server.command("FLUSHALL")
+        with crowd(name, Setting(server.url, TTL, WORK)) as made:
+            made.do("one by one")
+            computed, awaited, took = made.do("load", seconds)
+        slow = sum(each > WORK / 2 for each in took)
+        print(
+            f"  {name:26} {len(took) / seconds:6,.0f} calls a second, computed {computed:3}, "
+            f"by callers {awaited:3}, calls of over {WORK / 2} s {slow:4}, "
+            f"slowest {max(took):.3f} s",
+            end="",
+        )
+        if "early=1" in name or "stale" in name:
+            print(f"; bar {'holds' if not awaited else 'MISSED'}", end="")
+        print()
+
+
+def killed(server: Server) -> None:
+    """The process that computes is killed while others wait."""
+    print(f"the one who computes is killed; its lock has {LOCK_TTL} s")
+    for name in filter(installed, [*OURS, *PEERS]):
+        if name == "cashews early":  # it has no lock when there is nothing
+            continue
+        server.command("FLUSHALL")
+        with crowd(name, Setting(server.url, 60, 60.0), 1) as first:
+            first.tell("burst")
+            eventually(lambda: server.command("DBSIZE") > 0, within=10)
+            time.sleep(0.3)
+            with crowd(name, Setting(server.url, 60, WORK)) as others:
+                others.tell("burst")
+                time.sleep(0.5)
+                began = time.perf_counter()
+                first.end()
+                computed, *_ = others.told()
+                took = time.perf_counter() - began
+        print(f"  {name:22} all have a value {took:5.2f} s later, computed {computed}", end="")
+        if name in OURS:
+            print(f"; bar {'holds' if took <= LOCK_TTL + 2 * WORK else 'MISSED'}", end="")
+        print()
+
+
+def main() -> None:
+    """Measure everything on a server of its own."""
+    scenes = {"stampedes": stampedes, "loads": loads, "killed": killed}
+    with Server.start(next(iter(programs().values()))) as server:
+        for name, scene in scenes.items():
+            if len(sys.argv) == 1 or name in sys.argv[1:]:
+                scene(server)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A cached value: its settings, its name and keys, and what the server keeps of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.errors import ConfigurationError
+from holdfast.port import Keys
+from holdfast.scripts import ACQUIRE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.core.spec import LockSpec
+    from holdfast.port import Reply
+    from holdfast.scripts import Script
+
+NAME_MAX_BYTES = 300
+"""What is longer is named by its beginning and a digest."""
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The settings of a cached function."""
+
+    lock: LockSpec  # of every value, but for its name and its keys
+    ttl: float
+    stale: float
+    early: float
+    life_ms: str
+    stale_ms: str
+
+
+def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the user gives them
+    *,
+    ttl: float,
+    stale: float | None,
+    early: float | None,
+    lock_ttl: float,
+    timeout: float | None,
+    command_timeout: float,
+    quorum: bool,
+) -> CacheSpec:
+    """Check a cached function's settings and work out what follows from them.
+
+    Raises:
+        ConfigurationError: at the first setting that cannot work, saying what to write instead.
+    """
+    if quorum:
+        raise ConfigurationError(
+            "values are kept by one server, a primary and its replicas, or a cluster: for them, "
+            "give a client of one of these instead of a list of servers"
+        )
+    check_ttl(ttl, lock="")
+    check_timeout(timeout, lock="")
+    for name, given in (("stale", stale), ("early", early)):
+        if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
+            raise ConfigurationError(f"{name}={given!r}: give a number, or None for none")
+        if not 0 <= (given or 0) < math.inf:
+            raise ConfigurationError(f"{name}={given!r}: give a number that is not below 0")
+    lock = describe(
+        "cached",
+        ttl=lock_ttl,
+        timeout=timeout,
+        renew=True,
+        max_hold=None,
+        reentrant=False,
+        owner=None,
+        fair=True,
+        lock_delay=0.0,
+        key=None,
+        label="cached",
+        command_timeout=command_timeout,
+        # No quarantine where a server takes another's place: a second computation does no harm.
+        longest_ttl=math.inf,
+    )
+    life, old = ttl + (stale or 0.0), stale or 0.0
+    return CacheSpec(lock, ttl, old, early or 0.0, to_ms(life), to_ms(old))
+
+
+class Wanted:
+    """A value that somebody asks for: its name, and how it is computed, written and read."""
+
+    __slots__ = ("_key", "compute", "dumps", "keys", "loads", "name", "spec")
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        name: str,
+        compute: Callable[[], Awaitable[Any]],
+        dumps: Callable[[Any], bytes],
+        loads: Callable[[bytes], Any],
+    ) -> None:
+        self.spec = spec
+        self.name = name
+        self.compute = compute
+        self.dumps = dumps
+        self.loads = loads
+        tag = _encoded(name)
+        self._key = b"holdfast:{%b}:cache" % tag
+        self.keys = Keys((b"holdfast:value:{%b}" % tag,))
+        """Of looking: just the value's, which is not named as locks are."""
+
+    def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:
+        """The lock under which it is computed, whose last key is the value's."""
+        keys = Keys((*keys_of(self._key), *self.keys))
+        return replace(self.spec.lock, name=self.name, keys=keys, taking=taking, asked=asked)
+
+
+def _encoded(name: str) -> bytes:
+    """Make a name fit to be the hash tag of a key."""
+    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) <= NAME_MAX_BYTES:
+        return encoded
+    digest = sha256(encoded).hexdigest().encode()
+    return encoded[: NAME_MAX_BYTES - len(digest)] + digest
+
+
+class Kept(NamedTuple):
+    """What the server has of a value."""
+
+    fence: int
+    left: float
+    """Seconds until its ttl is over; below zero, it is stale."""
+    cost: float
+    """Seconds that it took to compute."""
+    payload: bytes
+
+
+def read_kept(reply: Reply) -> Kept | None:
+    """Read what `look` and `claim` answer; None if there is nothing, or nothing of ours."""
+    if not reply:
+        return None
+    value, left_ms = reply
+    head, _, payload = value.partition(b"\n")
+    try:
+        fence, stale_ms, cost_ms = map(int, head.split())
+    except ValueError:
+        return None
+    return Kept(fence, (left_ms - stale_ms) / 1000, cost_ms / 1000, payload)
+
+
+def is_due(kept: Kept, spec: CacheSpec, jitter: float) -> bool:
+    """Whether a value is to be computed anew although it is there.
+
+    That is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch): the
+    dearer it is, and the nearer its end, the more likely. It begins by the cost sooner than with
+    them, because it is done aside and has to be over before anybody finds the value gone; and not
+    in the first half of the ttl, however many draw lots.
+    """
+    if kept.left <= 0 or not spec.early:
+        return kept.left <= 0
+    soon = kept.cost * (1 - spec.early * math.log(1 - jitter))
+    return kept.left <= min(soon, max(kept.cost, spec.ttl / 2))

@@ -1,0 +1,124 @@
+"""Cached functions, for threads. `faces.async_cached` is its twin; a test keeps them in step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from holdfast.adapters.aside import AsideThreads
+from holdfast.adapters.threads import run
+from holdfast.core.cache import Cache, get, invalidate, refresh
+from holdfast.errors import ConfigurationError
+from holdfast.faces.codecs import JSON
+from holdfast.faces.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.session import Session
+    from holdfast.core.value import CacheSpec, Wanted
+    from holdfast.faces.codecs import Codec
+    from holdfast.faces.recipe import Key
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Cached(Protocol[P, R_co]):
+    """A function whose values are kept: what `client.cached(...)` makes of it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Return the value, kept or computed.
+
+        Interrupted, it leaves nothing locked, and the next who waits takes over.
+
+        Raises:
+            AcquireTimeout: others computed it for longer than `timeout`.
+            WouldDeadlock: the function asks for the very value that it is to compute.
+            ConfigurationError: the arguments do not name a value, or it cannot be written.
+        """
+
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Forget the value for these arguments, also the one that is being computed just now.
+
+        Nobody who calls after this has returned, in any process, is given an older one.
+
+        Raises:
+            OutcomeUnknown: the server did not answer; it may have been forgotten, or not.
+            NodeUnavailable: the server cannot be reached.
+        """
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Cached[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Cached[Concatenate[S, Q], R], instance: S, owner: type, /
+    ) -> Callable[Q, R]: ...
+
+    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Compute the value for these arguments now, whatever is kept, keep it and return it.
+
+        Interrupted, it leaves nothing locked, and what was kept is kept.
+
+        Raises:
+            AcquireTimeout: others computed it for longer than `timeout`.
+            OutcomeUnknown: the server did not answer; the new value may be kept, or not.
+            NodeUnavailable: the server cannot be reached.
+        """
+
+
+class Caching:
+    """The cached functions of one client, and what runs for them in the background."""
+
+    def __init__(self, session: Session, command_timeout: float) -> None:
+        self._command_timeout = command_timeout
+        self._aside = AsideThreads()
+        self._cache = Cache(session, self._aside.begin)
+
+    def decorator(
+        self, spec: CacheSpec, key: Key, codec: Codec | None
+    ) -> Callable[[Callable[P, R]], Cached[P, R]]:
+        """Make what `@client.cached(...)` decorates a function with."""
+
+        def decorate(function: Callable[P, R]) -> Cached[P, R]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigurationError(
+                    f"{function.__name__} is a coroutine function: let a holdfast.AsyncClient "
+                    "cache it"
+                )
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise ConfigurationError(
+                    f"{function.__name__} is a generator function: return a list, and cache that"
+                )
+            recipe = Recipe(function, spec, key, JSON if codec is None else codec)
+
+            def wanted(*args: P.args, **kwargs: P.kwargs) -> Wanted:
+                async def compute() -> R:
+                    return function(*args, **kwargs)
+
+                return recipe.wanted(compute, args, kwargs)
+
+            @functools.wraps(function)
+            def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", run(get(self._cache, wanted(*args, **kwargs))))
+
+            def forget(*args: P.args, **kwargs: P.kwargs) -> None:
+                run(invalidate(self._cache, wanted(*args, **kwargs)))
+
+            def anew(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", run(refresh(self._cache, wanted(*args, **kwargs))))
+
+            made = cast("Cached[P, R]", cached)
+            made.invalidate, made.refresh = forget, anew  # type: ignore[method-assign]
+            return made
+
+        return decorate
+
+    def close(self) -> None:
+        """End what runs in the background, or wait for it as long as for a command."""
+        self._aside.close(self._command_timeout)

@@ -1,0 +1,183 @@
+"""What both faces make of a cached function: the name of each of its values, and what is wanted.
+
+A name says which value is meant, in every process and on every machine. So it is made only of
+what is the same everywhere; whatever else is given has to be named by the user.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import Enum
+from string import Formatter
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
+
+from holdfast.core.value import Wanted
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from holdfast.core.value import CacheSpec
+    from holdfast.faces.codecs import Codec
+
+Key: TypeAlias = "str | Callable[..., str] | None"
+"""A format string over the arguments, a function of them, or None: all of them."""
+
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}
+_ALSO_PLAIN = {
+    ("datetime", "date"),
+    ("datetime", "datetime"),
+    ("datetime", "time"),
+    ("datetime", "timedelta"),
+    ("decimal", "Decimal"),
+    ("uuid", "UUID"),
+}
+"""What shows all that it is, and is the same in every process; by name, not to import them."""
+
+_ANONYMOUS = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+class Recipe:
+    """A cached function: how its values are named, computed, written and read."""
+
+    def __init__(
+        self, function: Callable[..., Any], spec: CacheSpec, key: Key, codec: Codec
+    ) -> None:
+        self._spec = spec
+        self._codec = codec
+        self._function = f"{function.__module__}.{function.__qualname__}"
+        self._signature = inspect.signature(function)
+        if not (
+            callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))
+        ):
+            raise self._wrong(f"codec={codec!r} has no dumps and loads: give holdfast.JSON")
+        if isinstance(key, str):
+            self._name = self._formatted(key)
+        elif callable(key):
+            self._name = self._called(key)
+        elif key is None:
+            self._name = self._by_arguments
+        else:
+            raise self._wrong(f"key={key!r}: give a format string, such as 'user:{{user_id}}'")
+
+    def wanted(
+        self,
+        compute: Callable[[], Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Wanted:
+        """Say what is wanted by a call with these arguments.
+
+        Raises:
+            TypeError: the function does not take them.
+            ConfigurationError: they do not name a value.
+        """
+        name = self._name(args, kwargs)
+        return Wanted(self._spec, name, compute, self._dumps, self._codec.loads)
+
+    def _dumps(self, value: object) -> bytes:
+        try:
+            return self._codec.dumps(value)
+        except Exception as error:
+            raise self._wrong(
+                f"what it returned cannot be written: {error}: return something else, or give a "
+                "codec that can write it, such as holdfast.PICKLE"
+            ) from error
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _by_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        words = [
+            f"{name}={self._canonical(value, name)}"
+            for name, value in self._bound(args, kwargs).items()
+        ]
+        return f"{self._function}({', '.join(words)})"
+
+    def _formatted(self, text: str) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+        known = self._signature.parameters
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(text) if field is not None]
+        except ValueError as error:
+            raise self._wrong(f"key={text!r} is no format string: {error}") from None
+        for field in fields:
+            name = field.partition(".")[0].partition("[")[0]
+            if name not in known or known[name].kind in _ANONYMOUS:
+                named = [f"{{{each}}}" for each in known if known[each].kind not in _ANONYMOUS]
+                among = " and ".join(named) or "no fields"
+                raise self._wrong(f"key={text!r}: it has no argument {name!r}: use {among}")
+        fill = _Words(self._wrong).vformat
+
+        def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            return self._checked(fill(text, (), self._bound(args, kwargs)))
+
+        return name_of
+
+    def _called(self, key: Callable[..., str]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+        return lambda args, kwargs: self._checked(key(*args, **kwargs))
+
+    def _checked(self, name: object) -> str:
+        if isinstance(name, str) and name:
+            return name
+        raise self._wrong(f"its key is {name!r}: let it be text that names the value")
+
+    def _canonical(self, value: object, name: str) -> str:
+        """Write an argument so that equal ones, and no others, look alike in every process."""
+        if is_plain(value):
+            return repr(value)
+        if isinstance(value, Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        kind = type(value)
+        if isinstance(value, (list, tuple)) and kind in (list, tuple):
+            return self._listed(kind, [self._canonical(item, name) for item in value])
+        if isinstance(value, (set, frozenset)) and kind in (set, frozenset):
+            return self._listed(kind, sorted(self._canonical(item, name) for item in value))
+        if isinstance(value, dict) and kind is dict:
+            items = [
+                f"{self._canonical(key, name)}: {self._canonical(item, name)}"
+                for key, item in value.items()
+            ]
+            return self._listed(kind, sorted(items))
+        raise self._wrong(
+            f"its argument {name!r}, a {kind.__name__}, does not look the same in every process: "
+            f"give a key, such as 'thing:{{{name}.id}}', or a function of the arguments"
+        )
+
+    @staticmethod
+    def _listed(kind: type, items: Sequence[str]) -> str:
+        return f"{kind.__name__}({', '.join(items)})"
+
+    def _wrong(self, message: str) -> ConfigurationError:
+        return ConfigurationError(f"cached {self._function}: {message}", lock=self._function)
+
+
+def is_plain(value: object) -> bool:
+    """Whether its `repr` is all that it is, and the same everywhere."""
+    kind = type(value)
+    return kind in _PLAIN or (kind.__module__, kind.__name__) in _ALSO_PLAIN
+
+
+class _Words(Formatter):
+    """Fills in a key's fields so that what is in them is never taken for what stands between."""
+
+    def __init__(self, wrong: Callable[[str], ConfigurationError]) -> None:
+        self._wrong = wrong
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as Formatter
+        """Write one field: letters and digits as they are, the rest as %XX."""
+        if isinstance(value, Enum):
+            value = value.name
+        if not is_plain(value):
+            raise self._wrong(
+                f"a {type(value).__name__} in its key does not look the same in every process: "
+                "name something plain in it, such as {user.id}"
+            )
+        if isinstance(value, bytes):
+            value = value.decode("latin-1")
+        text = quote(format(value, format_spec), safe="", errors="surrogateescape")
+        for mark in "-._~":
+            text = text.replace(mark, f"%{ord(mark):02X}")
+        return text
