@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from holdfast.cli.app import COMMANDS, app
+from holdfast.cli.app import COMMANDS, Commands, app
 from kit.terminal import HOLDFAST, SOURCE, environment
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -48,6 +49,17 @@ def test_help_teaches_by_an_example(command: str) -> None:
     _, example, told_then = told.output.lower().partition("example")
     assert example
     assert f"holdfast {command}" in told_then
+
+
+def test_the_reference_page_names_every_option() -> None:
+    page = (SOURCE.parent / "docs" / "cli.md").read_text()
+    group = get_command(app)
+    assert isinstance(group, Commands)
+    found = [group.get_command(None, name) for name in COMMANDS if name != "sim"]
+    found += [each for command in found for each in getattr(command, "commands", {}).values()]
+    options = {word for command in found for each in command.params for word in each.opts}
+    named = {*re.findall(r"--?[a-zA-Z][a-z-]*", page)}
+    assert {word for word in options if word.startswith("-")} <= named
 
 
 def test_a_command_that_does_not_exist_is_refused() -> None:

@@ -22,6 +22,7 @@ from holdfast.cli.console import plain
 from holdfast.overview import looking
 from holdfast.overview.patterns import matcher
 from kit.contention import waiters
+from kit.homes import settle_in
 from kit.servers import ONE_KIND, Server, commands_processed, programs
 from kit.terminal import HOLDFAST, Terminal, environment
 from kit.waiting import eventually
@@ -161,7 +162,7 @@ def test_ten_thousand_locks_take_few_round_trips_and_nothing_is_written(server: 
         "redis.call('SET', 'holdfast:{' .. number .. '}:fence', '1700000000000000') "
         "redis.call('SET', 'other:' .. number, 'else') end"
     )
-    data(server, "ls")  # so that the server knows the script
+    data(server, "show", "a")  # so that the server knows the script
     server.command("EVAL", make, 0)
     server.reset_stats()
     assert len(data(server, "ls")["locks"]) == 10_000
@@ -295,6 +296,21 @@ def test_a_lock_that_would_stay_for_ever_can_be_broken(server: Server) -> None:
     assert server.command("EXISTS", "theirs") == 0
 
 
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_one_of_a_quorum_whose_locks_are_short_can_be_broken_though_a_node_is_away(
+    kind: str,
+) -> None:
+    program = programs()[kind]
+    with Server.start(program) as one, Server.start(program) as other:
+        for server in (one, other):
+            settle_in(server)
+            server.command("SET", "holdfast:{a}", "token")
+        nodes = f"{one.url} {other.url} redis://127.0.0.1:1"
+        told = run(nodes, "break", "a", "--yes", "--longest-ttl", "1")
+        assert (told.status, told.err) == (0, "")
+        assert one.command("EXISTS", "holdfast:{a}") == 0
+
+
 def test_a_lock_delay_begins_and_is_ended_by_breaking_again(
     server: Server, client: holdfast.Client
 ) -> None:
@@ -376,6 +392,23 @@ def test_a_wrong_password_a_missing_right_and_silence_are_told(
         told = run(right, "ls")
         assert told.status == 3
         assert len(told.err.splitlines()) == 1
+
+
+def test_an_operator_is_told_all_rights_that_looking_needs_and_no_more(server: Server) -> None:
+    server.command("ACL", "SETUSER", "op", "on", ">pw", "+@connection")
+    operator = server.url.replace("//", "//op:pw@")
+    try:
+        for command, needed in ((["ls"], "scan"), (["show", "a"], "")):
+            told = run(operator, *command)
+            assert told.status == 3
+            rules = told.err.partition("ACL SETUSER op ")[2].partition(" (")[0].split()
+            names = {"eval", "evalsha", "get", "pttl", "time", "zrange", needed} - {""}
+            assert {*rules} - {"~holdfast:*"} == {f"+{name}" for name in names}
+        server.command("ACL", "SETUSER", "op", "~holdfast:*", "+scan", *rules)
+        assert run(operator, "ls").status == 0
+        assert run(operator, "show", "a").status == 1
+    finally:
+        server.command("ACL", "DELUSER", "op")
 
 
 def test_where_no_server_runs_there_are_no_locks_and_none_is_started(

@@ -202,3 +202,17 @@ def test_every_sort_sorts(server: Server) -> None:
         assert len(board.rows(1)) == 1
         board.press("page down")
         assert len(board.rows(1)) == 1
+
+
+@pytest.mark.parametrize("kind", ONE_KIND)
+def test_it_scrolls_and_says_what_part_is_seen(kind: str) -> None:
+    with Server.start(programs()[kind]) as server:
+        for number in range(10, 30):
+            server.command("SET", f"holdfast:{{lock{number}}}", "somebody")
+        with Terminal(*TOP, height=9, HOLDFAST_URL=server.url) as top:
+            top.shows("rows 1 to 5 of 20", "lock10")
+            for key, shown in (("\x1b[F", "lock29"), ("k", "lock24"), ("\x1b[H", "lock10")):
+                top.types(key)
+                top.shows(shown)
+            top.types("/lock2")
+            top.shows("rows 1 to 5 of 10", "lock20")

@@ -16,6 +16,7 @@ class Interrupted(SystemExit):
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(128 + number)
+        self.number = number
 
 
 def main() -> None:

@@ -33,9 +33,11 @@ SET_BY_PYTHON = (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE))
 class UnrunnableError(Exception):
     """The command cannot be run; `status` is what a shell would answer."""
 
-    def __init__(self, command: str, error: OSError) -> None:
-        missing = error.errno in {errno.ENOENT, errno.ENOTDIR}
-        why = "command not found" if missing else os.strerror(error.errno or 0)
+    def __init__(self, command: str, number: int, path: str = "") -> None:
+        missing = number in {errno.ENOENT, errno.ENOTDIR}
+        why = "command not found" if missing else os.strerror(number)
+        if missing and os.path.exists(path):  # noqa: PTH110 - as it was looked for
+            why = "its interpreter does not exist"
         super().__init__(f"{command}: {why}")
         self.status = NOT_FOUND if missing else NOT_EXECUTABLE
 
@@ -58,7 +60,7 @@ def find(command: str) -> str:
             return path
         else:
             failure = errno.EACCES
-    raise UnrunnableError(command, OSError(failure, ""))
+    raise UnrunnableError(command, failure)
 
 
 class Child:
@@ -72,16 +74,15 @@ class Child:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
-        path = find(command[0])
+        self._path = path = find(command[0])
         _occupy_standard_files()
         go, self._go = os.pipe()
-        self.said, said = os.pipe()
-        """Readable when it has become the command, or could not."""
+        self._said, said = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            os.close(self.said)
+            os.close(self._said)
             _become(path, command, parent, go, said)
         os.close(go)
         os.close(said)
@@ -113,10 +114,10 @@ class Child:
             self.ended = True
 
     def failure(self) -> UnrunnableError | None:
-        """Say why it could not become the command, once `said` is readable."""
-        number = os.read(self.said, 64)
-        os.close(self.said)
-        return UnrunnableError(self._command[0], OSError(int(number), "")) if number else None
+        """Say why it could not become the command, after its end."""
+        number = os.read(self._said, 64)
+        os.close(self._said)
+        return UnrunnableError(self._command[0], int(number), self._path) if number else None
 
     def signal(self, number: int) -> bool:
         """Send a signal to all of its group; False if that is not allowed."""

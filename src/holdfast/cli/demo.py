@@ -12,11 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
 from holdfast.cli.demo_parts import SALES, SELLERS, TTL, Account, stock_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from rich.console import Console
 
@@ -31,6 +33,8 @@ def demo() -> None:
     """
     from holdfast import embedded
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)  # so that no process stays, least of all a paused one
     stage = _Stage(open_console(), f"unix://{embedded.ensure()}")
     stage.title("Processes share one thing. What goes wrong, and what a lock does about it.")
     with stage.cast("sell", SELLERS) as sellers:
@@ -47,6 +51,10 @@ def demo() -> None:
     stage.line("README.md: how to use it, and what it does not promise.")
     stage.line("docs/guarantees.md: what holds on one server, on several, behind Sentinel.")
     stage.line("holdfast run --help: any command, under a lock. holdfast top: who holds what.")
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise Interrupted(number)
 
 
 # The scenes

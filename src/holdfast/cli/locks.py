@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from dataclasses import replace
@@ -11,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console, open_wide_console, plain
-from holdfast.cli.servers import UNASKED, Urls, complain, given, overview_of, unasked
+from holdfast.cli.servers import UNASKED, LongestTtl, Urls, complain, given, overview_of, unasked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from holdfast.core.token import Party
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 NOBODY = 1
 """The status when there is nobody to show, or to break."""
 
-MEDIUM, WIDE = 70, 110
-"""Columns from which on a table has room for times, and for everything."""
-
-LEAST = 12
-"""Columns for a lock's name, however narrow the terminal."""
+TTL = 30.0
+"""Seconds; those who are next in line have their own."""
 
 SORTS: dict[str, Callable[[LockView], tuple[float, str]]] = {
     "name": lambda lock: (0.0, lock.shown),
@@ -83,6 +80,7 @@ def ls(
     The status is 0, also if there are none; 3 if a server could not be asked, so that locks may be
     missing.
     """
+    from holdfast.cli.listing import listed
     from holdfast.overview.looking import ALL
 
     if sort not in SORTS:
@@ -98,7 +96,8 @@ def ls(
         typer.echo(json.dumps(replace(survey, locks=tuple(locks)).as_data(), indent=2))
     elif locks:
         console = open_wide_console()
-        console.print(listed(locks, console.width))
+        coloured = console.color_system is not None and not console.no_color
+        typer.echo("\n".join(listed(locks, console.width, coloured=coloured)))
     elif survey.complete:
         complain("no locks" + (" like this" if pattern or held or waiting else ""))
     for node, failure in survey.failures.items():
@@ -127,13 +126,7 @@ def break_(
     *,
     key: ByKey = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    longest_ttl: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            help="Behind Sentinels, and of a quorum: what clients there are given as longest_ttl.",
-        ),
-    ] = 60.0,
+    longest_ttl: LongestTtl = 60.0,
     urls: Urls = None,
 ) -> None:
     """Take a lock from whoever holds it, and hand it to the next in line. Asks first.
@@ -161,12 +154,17 @@ def break_(
         _tell(console, lock)
         if not yes:
             _ask(lock)
+        logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
         try:
             client = Client(given(urls), longest_ttl=longest_ttl)
         except ConfigurationError as error:
             raise typer.BadParameter(plain(str(error))) from None
         with unasked(), client:
-            target = client.lock("a lock by its key" if key else name, key=name if key else None)
+            target = client.lock(
+                "a lock by its key" if key else name,
+                key=name if key else None,
+                ttl=min(TTL, longest_ttl),
+            )
             broken = target.evict(replace(lock.holders[0], token=lock.token))
         if not broken:
             complain(f"{name} has changed hands meanwhile: nothing was done")
@@ -267,42 +265,6 @@ def cell(text: str, style: str = "") -> Text:
 def name_of(lock: LockView) -> Text:
     """A lock's name, or its key, which is said to be one."""
     return cell(lock.shown) if lock.name is not None else cell(f"key {lock.shown}", "italic")
-
-
-def listed(locks: Sequence[LockView], width: int) -> Table:
-    """A line a lock, with as many columns as fit."""
-    from rich.table import Table
-
-    several = any(lock.nodes[1] > 1 for lock in locks)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("lock", min_width=LEAST)
-    table.add_column("holder")
-    for name in _columns(width, several=several):
-        table.add_column(name, justify="right", no_wrap=True)
-    for lock in locks:
-        facts = {
-            "age": "?" if lock.age is None else seconds(lock.age),
-            "left": "" if lock.state in {"free", "contested"} else seconds(lock.remaining),
-            "waiting": str(lock.waiting or ""),
-            "longest wait": seconds(lock.longest_wait) if lock.waiters else "",
-            "fence": "" if lock.fence is None else str(lock.fence),
-            "on": f"{lock.nodes[0]}/{lock.nodes[1]}",
-        }
-        if lock.state in {"free", "contested"}:
-            facts["age"] = ""
-        style = "" if lock.state == "held" else "yellow"
-        told = [cell(facts[name]) for name in _columns(width, several=several)]
-        table.add_row(name_of(lock), cell(holders_of(lock), style), *told)
-    return table
-
-
-def _columns(width: int, *, several: bool) -> list[str]:
-    columns = ["waiting"]
-    if width >= MEDIUM:
-        columns = ["age", "left", "waiting", "longest wait"]
-    if width >= WIDE:
-        columns.append("fence")
-    return [*columns, "on"] if several else columns
 
 
 def _tell(console: Console, lock: LockView) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
+from holdfast.cli import Interrupted
 from holdfast.cli.console import plain, say
+from holdfast.cli.servers import LongestTtl, Urls, given
 
 if TYPE_CHECKING:
     from holdfast.cli.child import Child
@@ -62,14 +65,17 @@ def run(
         str | None,
         typer.Option(metavar="TEXT", help="Shown to who asks who holds it. [default: COMMAND]"),
     ] = None,
-    url: Annotated[
-        list[str] | None,
+    lock_delay: Annotated[
+        float,
         typer.Option(
-            metavar="URL",
-            help="The server; several times: a quorum. [default: HOLDFAST_URL, or else a server of "
-            "this machine's own]",
+            min=0.0, metavar="SECONDS", help="If it is lost, nobody gets it for so long after."
         ),
-    ] = None,
+    ] = 0.0,
+    replicas: Annotated[
+        int, typer.Option(min=0, help="Behind Sentinels: replicas that must have it, best all.")
+    ] = 0,
+    longest_ttl: LongestTtl = 60.0,
+    urls: Urls = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Tell what happens, on stderr.")
     ] = False,
@@ -99,7 +105,9 @@ def run(
     if command[0] == "--":
         del command[0]
     if not command or command[0].startswith("-"):
-        raise typer.BadParameter("write holdfast run [OPTIONS] NAME -- COMMAND...")
+        raise typer.BadParameter(
+            "write holdfast run [OPTIONS] NAME -- COMMAND...; options stand before the name"
+        )
     if not hasattr(os, "fork"):
         raise typer.BadParameter("this system has no process groups and signals")
     from holdfast.cli.child import Child, UnrunnableError
@@ -111,29 +119,37 @@ def run(
         raise typer.Exit(error.status) from None
     wanted = Wanted(
         name=name,
-        urls=" ".join(url or ()).split(),
+        server=given(urls),
         ttl=ttl,
         timeout=0.0 if no_wait else timeout,
         max_hold=max_hold,
         owner=owner,
         label=" ".join(command)[:LABEL_MOST] if label is None else label,
+        lock_delay=lock_delay,
+        replicas=replicas,
+        longest_ttl=longest_ttl,
         verbose=verbose,
     )
-    # Python is not taken apart: that takes longer than most of the above, and threads may still
-    # have something to tell.
-    os._exit(_status(wanted, child, exit_code))
+    try:
+        status = _status(wanted, child, exit_code)
+    except Interrupted as interrupted:
+        status = -interrupted.number
+    _leave(status)
 
 
 class Wanted(NamedTuple):
     """The lock to be held, where, and how much to tell of it."""
 
     name: str
-    urls: list[str]
+    server: object
     ttl: float
     timeout: float | None
     max_hold: float | None
     owner: str | None
     label: str
+    lock_delay: float
+    replicas: int
+    longest_ttl: float
     verbose: bool
 
     @property
@@ -142,10 +158,23 @@ class Wanted(NamedTuple):
         return f"'{plain(self.name, NAME_MOST)}'"
 
 
+def _leave(status: int) -> NoReturn:
+    """End with a status, or as a command that was ended by a signal, which is less than 0.
+
+    Ctrl-C ends us too, and not only our command: by that a shell knows that it is to end its loop,
+    or its script. Python is not taken apart: that takes longer than most of what we do, and threads
+    may still have something to tell.
+    """
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    os._exit(status if status >= 0 else 128 - status)
+
+
 def _status(wanted: Wanted, child: Child, busy: int) -> int:
     """Hold the lock and run the command; return the status to end with, `busy` if others hold it.
 
-    Before there is any thread, everything is forked that will be needed.
+    It is that of `_leave`. Before there is any thread, everything is forked that will be needed.
     """
     from holdfast.cli.switch import Switch
 
@@ -184,9 +213,9 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
     from holdfast.faces.client import Client
 
     logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
-    urls = wanted.urls
     client = Client(
-        (urls if urls[1:] else urls[0]) if urls else None,
+        wanted.server,
+        longest_ttl=wanted.longest_ttl,
         on_event=_tell_event if wanted.verbose else None,
     )
     lock = client.lock(
@@ -196,6 +225,8 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
         max_hold=wanted.max_hold,
         owner=wanted.owner,
         label=wanted.label,
+        lock_delay=wanted.lock_delay,
+        replicas=wanted.replicas,
     )
     outcome = None
     waiting = _tell_of_waiting(wanted, lock)

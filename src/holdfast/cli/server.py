@@ -26,6 +26,7 @@ TOLD = 5
 """Locks that are named before the rest is counted."""
 
 server = typer.Typer(
+    add_completion=False,
     help="See and end the server of this machine's own, which `Client()` starts where no URL is "
     "given.\n\nExample: `holdfast server status`",
     no_args_is_help=True,

@@ -31,10 +31,21 @@ Urls = Annotated[
     ),
 ]
 
+LongestTtl = Annotated[
+    float,
+    typer.Option(
+        "--longest-ttl",
+        min=0.01,
+        metavar="SECONDS",
+        help="Behind Sentinels, and of a quorum: what clients there are given as longest_ttl.",
+    ),
+]
+
 
 def given(urls: Sequence[str] | None) -> object:
-    """What a client is given for these URLs."""
-    return urls[0] if urls and len(urls) == 1 else urls or None
+    """What a client is given for these URLs; as in HOLDFAST_URL, spaces are between several."""
+    each = " ".join(urls or ()).split()
+    return each[0] if len(each) == 1 else each or None
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ LAST_LOOK = 1000
 
 NOT_SAVED = "not a saved world: "
 
-sim = typer.Typer(rich_markup_mode="markdown")
+sim = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @sim.callback(invoke_without_command=True)

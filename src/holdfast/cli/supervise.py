@@ -45,6 +45,10 @@ LOOK, LONGEST_WAIT = 0.02, 1.0
 """Seconds between two looks at what is left of a group, and between two looks at the clock: waits
 do not count a machine's sleep."""
 
+CLEANING = 5.0
+"""Seconds after a signal that ended the waiting in which others do not disturb what is left to do:
+timeout(1) sends two at once, and people press Ctrl-C again."""
+
 SHOWN = 60
 """Characters of a lock's name in a message."""
 
@@ -54,7 +58,10 @@ STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Outcome(NamedTuple):
-    """How the command ended, and whether it had to: because the lease was lost, or of max_hold."""
+    """How the command ended, and whether it had to: because the lease was lost, or of max_hold.
+
+    The status is -n if it was ended by signal n.
+    """
 
     status: int
     had_to: Literal["lost", "max_hold"] | None
@@ -75,6 +82,7 @@ class Signals:
         os.set_blocking(self._noted, False)
         os.set_blocking(self.ready, False)
         self._note = False
+        self._unmoved_until = 0.0
         for number in ENDING:
             self._handle(number)
 
@@ -83,7 +91,8 @@ class Signals:
             signal.signal(number, self._strike)
 
     def _strike(self, number: int, _frame: object) -> None:
-        if not self._note:
+        if not self._note and now() >= self._unmoved_until:
+            self._unmoved_until = now() + CLEANING
             raise Interrupted(number)
 
     def noted(self) -> None:
@@ -145,7 +154,6 @@ class Supervisor:
         self._hold_until = float("inf") if max_hold is None else now() + max_hold
         self._kill_at = float("inf")
         self._had_to: Literal["lost", "max_hold"] | None = None
-        self._failure: UnrunnableError | None = None
         self._stopped = False
         self._poll = select.poll()
         self._poll.register(signals.ready, select.POLLIN)
@@ -160,7 +168,6 @@ class Supervisor:
             self._lease.extend(self._ttl)
         self._lease.on_lost(self._signals.rouse)
         self._switch.hold_off(self._lease.deadline - SWITCHED * self._ttl)
-        self._poll.register(self._child.said, select.POLLIN)
         if self._terminal.wanted:
             self._terminal.lend(self._child.pid)
         try:
@@ -178,7 +185,7 @@ class Supervisor:
         finally:
             self._child.end()
             self._terminal.take_back(mend=True)
-        return Outcome(status, self._had_to, self._failure)
+        return Outcome(status, self._had_to, self._child.failure())
 
     def _watch(self) -> int:
         while (status := self._look()) is None:
@@ -247,10 +254,8 @@ class Supervisor:
                 self._has_stopped(os.WSTOPSIG(status))
             elif os.WIFCONTINUED(status):
                 self._stopped = False
-            elif os.WIFSIGNALED(status):
-                return 128 + os.WTERMSIG(status)
             else:
-                return os.WEXITSTATUS(status)
+                return os.waitstatus_to_exitcode(status)
         return None
 
     def _has_stopped(self, number: int) -> None:
@@ -296,10 +301,7 @@ class Supervisor:
             LONGEST_WAIT if self._had_to else self._lease.remaining() - ASKED * self._ttl,
             LONGEST_WAIT,
         )
-        for fd, _ in self._poll.poll(max(0.0, due) * 1000 + 1):
-            if fd == self._child.said:
-                self._poll.unregister(fd)
-                self._failure = self._child.failure()
+        self._poll.poll(max(0.0, due) * 1000 + 1)
         for number in self._signals.read():
             if number in PASSED_ON:
                 self._child.signal(number)

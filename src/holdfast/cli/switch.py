@@ -13,15 +13,22 @@ import select
 import signal
 import struct
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.wire.clock import now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEADLINE = struct.Struct("d")
 LONGEST_WAIT = 1.0
 """Seconds after which it looks at the clock: waits do not count a machine's sleep."""
 
 STDERR = 2
+OPEN_FILES, USUAL_FILES = Path("/dev/fd"), 1024
+HAS_KILLED, NOTHING_DONE = 0, 1
+"""With what status it ends by itself."""
+
 GONE = b"holdfast: it was killed itself: the command is killed too\n"
 
 
@@ -52,10 +59,11 @@ class Switch:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         os.close(self._tell)
-        return os.WIFEXITED(status)
+        return os.waitstatus_to_exitcode(status) == HAS_KILLED
 
 
 def _watch(group: int, heard: int) -> NoReturn:
+    status = NOTHING_DONE
     try:
         os.setsid()
         os.chdir("/")
@@ -63,15 +71,20 @@ def _watch(group: int, heard: int) -> NoReturn:
         _close_all_but(STDERR, heard)
         had_begun = _await_the_end(heard)
         os.killpg(group, signal.SIGKILL)
+        status = HAS_KILLED
         if had_begun:
             os.write(STDERR, GONE)
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def _close_all_but(*kept: int) -> None:
     """Keep nobody's files, pipes and terminals open."""
-    for fd in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+    try:
+        files: Iterable[int] = [int(path.name) for path in OPEN_FILES.iterdir()]
+    except OSError:  # nobody has mounted it, in a chroot say
+        files = range(USUAL_FILES)
+    for fd in files:
         if fd not in kept:
             with contextlib.suppress(OSError):
                 os.close(fd)

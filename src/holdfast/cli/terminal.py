@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 UP, DOWN, PAGE_UP, PAGE_DOWN = "up", "down", "page up", "page down"
+HOME, END = "home", "end"
 ENTER, ESCAPE, BACKSPACE, ERASE = "enter", "escape", "backspace", "erase"
 _NAMES = {
     "\x1b[A": UP,
@@ -34,6 +35,8 @@ _NAMES = {
     "\x1bOB": DOWN,
     "\x1b[5~": PAGE_UP,
     "\x1b[6~": PAGE_DOWN,
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~"), HOME),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~"), END),
     "\r": ENTER,
     "\n": ENTER,
     "\x1b": ESCAPE,

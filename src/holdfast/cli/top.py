@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -52,6 +53,8 @@ class Board:
         self.typing = False
         self.by, self.reverse = "t", False
         self.first = 0
+        self.found = 0
+        """How many there are to be seen, of which the first ones may be above the screen."""
         self.changes: dict[bytes, int] = {}
         """Of each lock, how often another held it than the look before."""
         self._last: dict[bytes, str] = {}
@@ -107,14 +110,8 @@ class Board:
             self.by = key
         elif key == terminal.ESCAPE:
             self.filter = ""
-        elif key in (terminal.DOWN, "j"):
-            self.first += 1
-        elif key in (terminal.UP, "k"):
-            self.first -= 1
-        elif key in (terminal.PAGE_DOWN, " "):
-            self.first += 10
-        elif key == terminal.PAGE_UP:
-            self.first -= 10
+        else:
+            self.first += SCROLLS.get(key, 0)
         return True
 
     def _type(self, key: str) -> None:
@@ -140,8 +137,24 @@ class Board:
         found = [lock for lock in self.locks if matches(lock.shown)]
         found.sort(key=lambda lock: (how(self, lock), lock.shown), reverse=self.reverse)
         self.first = max(0, min(self.first, len(found) - room))
+        self.found = len(found)
         return found[self.first : self.first + room]
 
+
+SCROLLS = {
+    "down": 1,
+    "j": 1,
+    "up": -1,
+    "k": -1,
+    "page down": 10,
+    " ": 10,
+    "page up": -10,
+    "end": sys.maxsize,
+    "G": sys.maxsize,
+    "home": -sys.maxsize,
+    "g": -sys.maxsize,
+}
+"""Rows that a key moves by, as far as there are any."""
 
 SORTS: dict[str, tuple[str, Callable[[Board, LockView], float]]] = {
     "n": ("name", lambda _, __: 0.0),
@@ -170,7 +183,8 @@ def top(
     Example: `holdfast top 'invoice:*' --interval 1`
 
     Keys: n, a, l, w, t, h sort by name, age, time left, waiters, longest wait, hand-overs, and
-    pressed again the other way; / filters by what is typed; arrows scroll.
+    pressed again the other way; / filters by what is typed; arrows, Page Up and Down, Home and End
+    scroll.
 
     The server is looked through once an interval, by SCAN, beginning when the last look has ended.
     Hand-overs are those that are seen: a lock that another holds than the look before counts
@@ -248,10 +262,10 @@ def _picture(board: Board, width: int, height: int, interval: float) -> Group:
     room = max(1, height - HEAD - FOOT)
     rows = board.rows(room)
     blank = [cell("")] * (room - len(rows))
-    return Group(*_head(board, interval), _table(board, rows, width), *blank, _foot(board))
+    return Group(*_head(board, interval, room), _table(board, rows, width), *blank, _foot(board))
 
 
-def _head(board: Board, interval: float) -> list[Text]:
+def _head(board: Board, interval: float, room: int) -> list[Text]:
     now = time.monotonic()
     held = sum(lock.state == "held" for lock in board.locks)
     waiting = sum(lock.waiting for lock in board.locks)
@@ -266,7 +280,9 @@ def _head(board: Board, interval: float) -> list[Text]:
         ago = seconds(now - board.looked_at)
         state = cell(f"as seen {ago} ago; {board.trouble}", "bold red")
     else:
-        state = cell(f"one look every {interval:g} s, the last took {board.took:.3f} s", "dim")
+        looks = f"one look every {interval:g} s, the last took {board.took:.3f} s"
+        part = f"rows {board.first + 1} to {min(board.first + room, board.found)} of {board.found}"
+        state = cell(f"{part}; {looks}" if board.found > room else looks, "dim")
     return [cell(counts, "bold"), state]
 
 

@@ -25,7 +25,7 @@ from holdfast.wire.blocking import Link
 from holdfast.wire.cluster import Cluster, slot_of
 from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, pack
-from holdfast.wire.refusals import denial, is_denial
+from holdfast.wire.refusals import denial, is_denial, probes_of_look
 from holdfast.wire.wiring import one_or_several
 
 if TYPE_CHECKING:
@@ -133,15 +133,18 @@ class Lookout:
         return self._link
 
     def _ask(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+        answer = self._exchange(words)
+        if isinstance(answer, hiredis.ReplyError):
+            raise self._refusal(str(answer), Keys((b"holdfast:{}",)))
+        return answer
+
+    def _exchange(self, words: tuple[bytes | str | int, ...]) -> Any:  # noqa: ANN401 - any answer
         try:
-            answer = self._connected().exchange(pack(words), ANSWER)
+            return self._connected().exchange(pack(words), ANSWER)
         except HoldfastError:
             raise
         except (OSError, hiredis.HiredisError) as error:
             raise self._silence(error) from error
-        if isinstance(answer, hiredis.ReplyError):
-            raise self._refusal(str(answer), Keys((b"holdfast:{}",)))
-        return answer
 
     def _run(self, requests: list[Request]) -> list[Sight | None]:
         sights: list[Sight | None] = []
@@ -183,7 +186,9 @@ class Lookout:
 
     def _refusal(self, text: str, keys: Keys) -> HoldfastError:
         if is_denial(text):
-            return denial(text, (), keys, self.target.node, self.target.user)
+            # What a script was denied is not always said, and never all of it.
+            answers = [self._exchange(probe) for probe in probes_of_look(keys)]
+            return denial(text, answers, keys, self.target.node, self.target.user)
         return self.target.refusal(text)
 
 

@@ -133,6 +133,17 @@ def probes_of_step(keys: Keys) -> list[tuple[bytes | str | int, ...]]:
     ]
 
 
+def probes_of_look(keys: Keys) -> list[tuple[bytes | str | int, ...]]:
+    """List the same for who only looks at a lock with these keys."""
+    return [
+        ("EVALSHA", "0" * 40, 0),
+        ("EVAL", "return 0", "no number"),
+        ("TIME",),
+        *((verb, key) for key in keys for verb in ("GET", "PTTL")),
+        ("ZRANGE", keys[-1], 0, 0),
+    ]
+
+
 def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
     """List what is needed besides: to wait, and where another server may take this one's place.
 
