@@ -92,7 +92,7 @@ STEPS = 10
 
 async def _contended_cycles(face: Face, server: Server, proxy: Proxy, what: str) -> None:
     """Two clients take turns, each waiting for the other."""
-    one, two = (face.connect(proxy.url, command_timeout=0.1) for _ in range(2))
+    one, two = (face.connect(proxy.url, command_timeout=0.3) for _ in range(2))
     fences = [0]
     for _ in range(2):
         first = await one.lock("a").acquire()
@@ -137,7 +137,7 @@ async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
 async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
     close: bool, k: int, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    far = face.connect(proxy.url, command_timeout=0.15)
+    far = face.connect(proxy.url, command_timeout=0.3)
     with pytest.raises(holdfast.AcquireTimeout):
         async with face.connect(server.url).lock("a"):
             await far.lock("a").acquire(timeout=0.01)
@@ -513,7 +513,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
 async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.15)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
     lease = await near.lock("a", ttl=0.8).acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     assert not await face.wait(lease.lost, 0.45)  # time passes since the last PING
@@ -540,7 +540,7 @@ async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
 async def test_s10_leaving_the_line_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.15)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
     lease = await near.lock("a").acquire()
     if fault == "request doubled":
         proxy.duplicate_request(1, matching=calls(RELEASE))
@@ -560,7 +560,7 @@ async def test_s10_leaving_the_line_may_fail_at_any_point(
 async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets_none(
     held: bool, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.15)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
     lease = await near.lock("a").acquire()
     late = proxy.hold_request(1, matching=asks_for_a_place)
     with pytest.raises((holdfast.AcquireTimeout, holdfast.NodeUnavailable)):
@@ -580,7 +580,7 @@ async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets
 async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_takes_nothing(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.15)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
     lease = await near.lock("a").acquire()
     late = proxy.hold_request(1, matching=asks_for_a_place)
     (waiting,) = await joined(face, server, far.lock("a").acquire())
