@@ -10,11 +10,16 @@ import asyncio
 import contextlib
 import datetime as dt
 import enum
+import functools
+import json
 import os
+import subprocess
+import sys
 import textwrap
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -909,8 +914,16 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Right(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+    RUN = 4
+
+
 class Thing:
     id = 7
+
+    def own(self) -> None: ...
 
 
 def named(**settings: Any) -> Callable[..., str]:
@@ -942,6 +955,69 @@ def test_a_key_is_a_format_string_or_a_function() -> None:
     pair = named(key="{a}:{b}")
     assert pair("x:y", "z") != pair("x", "y:z"), "what is in a field ends no field"
     assert pair("ü{}/", "-") == "%C3%BC%7B%7D%2F:%2D"
+
+
+def test_members_of_an_enumeration_are_told_apart_also_those_without_a_name() -> None:
+    class Colour(enum.Enum):
+        RED = 1
+
+    several = [Right(number) for number in (0, 1, 2, 3, 5, 8, 16)]
+    for name in (named(), named(key="{a}")):
+        assert len({name(each) for each in several}) == len(several)
+    assert named()(Colour.RED) != named()(globals()["Colour"].RED)
+
+
+def test_what_its_name_and_arguments_do_not_tell_apart_needs_a_key() -> None:
+    cached = holdfast.Client("redis://127.0.0.1:1").cached
+
+    def made_for(tenant: str) -> Any:
+        def load(a: int) -> Any:
+            return tenant, a
+
+        return load
+
+    @functools.wraps(_nothing)
+    def traced() -> Any:
+        return Work
+
+    def calls_itself(n: int) -> int:
+        return n and calls_itself(n - 1)
+
+    for function, why in (
+        (made_for("one"), "tenant, from around it"),
+        (functools.wraps(made_for("one"))(lambda a: a), "tenant"),
+        (lambda a: a, "no name"),
+        (functools.partial(pow, 2), "no name"),
+        (Thing().own, "whose method"),
+    ):
+        with pytest.raises(holdfast.ConfigurationError, match=f"{why}.*give a key"):
+            cached(60)(function)
+        cached(60, key="a")(function)
+    for fine in (traced, calls_itself, Thing.own):
+        cached(60)(fine)
+    odds: list[Any] = [classmethod(print), 5, max]
+    for odd in odds:
+        with pytest.raises(holdfast.ConfigurationError, match="a function of your own"):
+            cached(60, key="a")(odd)
+
+
+def test_programs_that_are_run_do_not_share_a_name(tmp_path: Path) -> None:
+    code = """
+        import multiprocessing
+        from holdfast.faces.recipe import _name_of
+        def load(): ...
+        print(_name_of(load), flush=True)
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=load)
+            process.start()
+            process.join()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+    for name, way in (("bill", ["bill.py"]), ("ship", ["-m", "ship"])):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        command = [sys.executable, *way]
+        told = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+        assert told.split() == [f"{name}.load"] * 2, "also in its workers"
 
 
 def test_what_does_not_name_a_value_is_refused_with_advice() -> None:
@@ -1058,6 +1134,25 @@ async def test_what_cannot_be_written_is_told_and_leaves_nothing_locked(
     with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.PICKLE"):
         await cached(client, work)()
     assert server.command("EXISTS", LOCK, VALUE) == 0
+
+
+async def test_a_codec_that_makes_no_bytes_is_told_and_one_that_makes_text_will_do(
+    client: Any, work: Work, server: Server
+) -> None:
+    assert await cached(client, work, codec=json)() == 1
+    assert kept(server) == b"1"
+    assert await client.atomic.update("b", lambda _: 5, codec=json) == 5
+
+    class Odd(holdfast.JSON):
+        @staticmethod
+        def dumps(_: object, /) -> Any:
+            return [b"1"]
+
+    with pytest.raises(holdfast.ConfigurationError, match="wrote list instead of bytes"):
+        await cached(client, work, codec=Odd, key="c")()
+    with pytest.raises(TypeError, match="wrote list instead of bytes"):
+        await client.atomic.update("c", lambda _: 5, codec=Odd)
+    assert server.command("EXISTS", "c", "holdfast:{c}:cache") == 0
 
 
 async def test_what_another_codec_wrote_is_computed_anew(
