@@ -18,6 +18,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -312,6 +313,26 @@ async def test_an_error_is_told_to_all_who_waited_together_and_not_kept(
     assert server.command("EXISTS", LOCK, QUEUE) == 0
 
 
+async def test_an_error_does_not_grow_with_those_who_are_told(
+    face: Face, client: Any, work: Work
+) -> None:
+    def frames(error: BaseException) -> int:
+        return len(list(traceback.walk_tb(error.__traceback__)))
+
+    async def told() -> int:
+        with pytest.raises(ValueError, match="no") as raised:
+            await asked()
+        return frames(raised.value)
+
+    asked: Any = cached(client, work)
+    work.block()
+    work.outcomes = [ValueError("no")]
+    callers = [face.start(told()) for _ in range(9)]
+    await until_waiting(face, client, 8)
+    work.go.set()
+    assert max([await caller.result() for caller in callers]) < 30
+
+
 async def test_a_lock_error_of_the_function_itself_is_its_error(client: Any, work: Work) -> None:
     function = cached(client, work)
     for error in (holdfast.NodeUnavailable("its own"), holdfast.AcquireTimeout("its own")):
@@ -363,6 +384,47 @@ def test_a_cancelled_leader_does_not_fail_the_others(server: Server) -> None:
 
 
 # Stale, and early
+
+
+def test_a_loop_that_is_closed_in_the_midst_of_a_computation_frees_the_others(
+    server: Server,
+) -> None:
+    text = """
+        import asyncio
+        ours = holdfast.AsyncClient(client_url)
+        calls, stuck = 0, True
+
+        @ours.cached(60, key="a", stale=60, lock_ttl=0.4, timeout=20)
+        async def function():
+            global calls
+            calls += 1
+            begun.set()
+            await (asyncio.Event().wait() if stuck else asyncio.sleep(0))
+            return calls
+
+        async def begin():
+            asyncio.get_running_loop().create_task(function())
+            await begun.wait()
+
+        async def other_than(old):
+            while (value := await function()) == old:
+                await asyncio.sleep(0.01)
+            print(value, flush=True)
+
+        for old in (None, 2):
+            stuck, begun = True, asyncio.Event()
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(begin())
+            loop.close()
+            stuck = False
+            asyncio.run(other_than(old))
+            sys.stdin.readline()
+        """
+    with Process(server, f"client_url = {server.url!r}\n" + textwrap.dedent(text)) as process:
+        assert process.says() == "2"
+        make_stale(server)
+        process.tell()
+        assert process.says() == "4", "that time it was computed in the background"
 
 
 async def test_a_stale_value_is_served_to_all_while_one_computes_it_anew(
