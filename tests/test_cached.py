@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import enum
 import functools
+import inspect
 import json
 import os
 import subprocess
@@ -1135,8 +1136,6 @@ def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
 
 
 def test_a_cached_function_looks_like_the_one_it_was() -> None:
-    import inspect  # noqa: PLC0415 - of this story only
-
     @holdfast.Client("redis://127.0.0.1:1").cached(60)
     def function(a: int, b: str = "x") -> bool:
         """Say something."""
@@ -1169,6 +1168,31 @@ def test_a_method_is_cached_by_what_its_key_names(server: Server) -> None:
     Shop.price.invalidate(one, "a")
     assert one.price("a") != first
     client.close()
+
+
+async def test_a_method_is_not_invalidated_for_nobody(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    client = getattr(client, "inner", client)
+
+    async def asked(answer: Any) -> Any:
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def price(self: Any, item: str = "a") -> str:
+        return f"{self} {item}"
+
+    async def async_price(self: Any, item: str = "a") -> str:
+        return price(self, item)
+
+    plain: Any = async_price if face.name == "asyncio" else price
+    plain.__qualname__ = "Shop.price"
+    Shop: Any = type("Shop", (), {"price": client.cached(60, key="{item}")(plain)})  # noqa: N806 - a class
+    Kiosk: Any = type("Kiosk", (Shop,), {})  # noqa: N806 - a class
+    for wrong in (Shop().price.invalidate, Shop().price.refresh):
+        with pytest.raises(holdfast.ConfigurationError, match=r"Shop\.price\.invalidate\(self,"):
+            await asked(wrong("b"))  # "b" would be the shop, and "a" what is forgotten
+    for shop in (Shop(), Kiosk()):
+        await asked(Shop.price.invalidate(shop, "b"))
+        await asked(shop.price.invalidate(shop, item="b"))
 
 
 @pytest.mark.parametrize(

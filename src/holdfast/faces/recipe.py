@@ -50,6 +50,9 @@ class Recipe:
         self._spec = spec
         self._codec = codec
         self._function = _name_of(function)
+        owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
+        self._owner = "" if owner.endswith("<locals>") else owner
+        """The class that it is a method of."""
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -97,6 +100,26 @@ class Recipe:
         """
         name = self._name(args, kwargs)
         return Wanted(self._spec, name, compute, self._dumps, self._codec.loads)
+
+    def check_instance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See that a method is told whose value is meant, by who does not call it on an instance.
+
+        What `shop.price` has is that of the function, and does not know the shop.
+
+        Raises:
+            TypeError: the function does not take these arguments.
+            ConfigurationError: the first is no instance of its class.
+        """
+        first = next(iter(self._signature.parameters), "")
+        if not self._owner or first not in {"self", "cls"}:
+            return
+        given = self._bound(args, kwargs)[first]
+        kind = given if isinstance(given, type) else given.__class__
+        if all(each.__qualname__ != self._owner for each in kind.__mro__):
+            method = self._function.rpartition(".")[2]
+            raise self._wrong(
+                f"say whose value it is, as in {self._owner}.{method}.invalidate({first}, ...)"
+            )
 
     def _dumps(self, value: object) -> bytes:
         try:
