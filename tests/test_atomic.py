@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import math
 import os
@@ -464,6 +465,47 @@ async def test_a_script_that_fails_says_so_and_what_it_wrote_stays(
     assert server.command("MGET", "a", "b") == [b"1", b"1"]
 
 
+async def test_an_error_of_a_scripts_own_is_not_taken_for_the_servers(
+    atomic: Any, server: Server
+) -> None:
+    for said in ("BUSY with orders", "LOADING the van", "OOM", "READONLY", "NOSCRIPT of mine"):
+        failing = atomic.script(f"redis.call('INCR', KEYS[1]) return redis.error_reply('{said}')")
+        server.command("DEL", "tried")
+        for times in (b"1", b"2"):
+            with pytest.raises(holdfast.ScriptFailed, match=said):
+                await failing(keys=["tried"])
+            assert server.command("GET", "tried") == times
+
+
+async def test_a_script_with_an_id_fails_as_it_would_without_one(
+    atomic: Any, server: Server
+) -> None:
+    for id_, (text, why) in enumerate(
+        (
+            ("return 1 +\nnil", "user_script:[12]: attempt to perform arithmetic"),
+            ("\n\nerror('here')", "user_script:3: here"),
+            ("return record", "record"),
+            ("error()", "nil"),
+        )
+    ):
+        for once in (None, str(id_), str(id_)):
+            with pytest.raises(holdfast.ScriptFailed, match=why):
+                await atomic.script(text)(keys=["a"], once=once)
+    assert len(records(server)) == 4
+
+
+async def test_numbers_reach_a_script_as_numbers_whatever_they_look_like(atomic: Any) -> None:
+    class Level(enum.IntEnum):
+        HIGH = 3
+
+    class Odd(float):
+        def __repr__(self) -> str:
+            return "odd"
+
+    echo = atomic.script("return ARGV")
+    assert await echo(args=[Level.HIGH, Odd(2.5)]) == [b"3", b"2.5"]
+
+
 async def test_a_script_with_an_id_runs_once_whatever_it_answers(
     atomic: Any, server: Server
 ) -> None:
@@ -472,6 +514,8 @@ async def test_a_script_with_an_id_runs_once_whatever_it_answers(
             ("{1, 'two', {false, 4}}", [1, b"two", [None, 4]]),
             ("false", None),
             ("nil", None),
+            ("function() end", None),
+            ("...", None),
             ("'text' -- and a comment at the end", b"text"),
             ("redis.status_reply('FINE')", b"FINE"),
             (str(HUGE), HUGE),

@@ -10,11 +10,18 @@ import asyncio
 import contextlib
 import datetime as dt
 import enum
+import functools
+import inspect
+import json
 import os
+import subprocess
+import sys
 import textwrap
 import threading
 import time
+import traceback
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -307,6 +314,26 @@ async def test_an_error_is_told_to_all_who_waited_together_and_not_kept(
     assert server.command("EXISTS", LOCK, QUEUE) == 0
 
 
+async def test_an_error_does_not_grow_with_those_who_are_told(
+    face: Face, client: Any, work: Work
+) -> None:
+    def frames(error: BaseException) -> int:
+        return len(list(traceback.walk_tb(error.__traceback__)))
+
+    async def told() -> int:
+        with pytest.raises(ValueError, match="no") as raised:
+            await asked()
+        return frames(raised.value)
+
+    asked: Any = cached(client, work)
+    work.block()
+    work.outcomes = [ValueError("no")]
+    callers = [face.start(told()) for _ in range(9)]
+    await until_waiting(face, client, 8)
+    work.go.set()
+    assert max([await caller.result() for caller in callers]) < 30
+
+
 async def test_a_lock_error_of_the_function_itself_is_its_error(client: Any, work: Work) -> None:
     function = cached(client, work)
     for error in (holdfast.NodeUnavailable("its own"), holdfast.AcquireTimeout("its own")):
@@ -358,6 +385,47 @@ def test_a_cancelled_leader_does_not_fail_the_others(server: Server) -> None:
 
 
 # Stale, and early
+
+
+def test_a_loop_that_is_closed_in_the_midst_of_a_computation_frees_the_others(
+    server: Server,
+) -> None:
+    text = """
+        import asyncio
+        ours = holdfast.AsyncClient(client_url)
+        calls, stuck = 0, True
+
+        @ours.cached(60, key="a", stale=60, lock_ttl=0.4, timeout=20)
+        async def function():
+            global calls
+            calls += 1
+            begun.set()
+            await (asyncio.Event().wait() if stuck else asyncio.sleep(0))
+            return calls
+
+        async def begin():
+            asyncio.get_running_loop().create_task(function())
+            await begun.wait()
+
+        async def other_than(old):
+            while (value := await function()) == old:
+                await asyncio.sleep(0.01)
+            print(value, flush=True)
+
+        for old in (None, 2):
+            stuck, begun = True, asyncio.Event()
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(begin())
+            loop.close()
+            stuck = False
+            asyncio.run(other_than(old))
+            sys.stdin.readline()
+        """
+    with Process(server, f"client_url = {server.url!r}\n" + textwrap.dedent(text)) as process:
+        assert process.says() == "2"
+        make_stale(server)
+        process.tell()
+        assert process.says() == "4", "that time it was computed in the background"
 
 
 async def test_a_stale_value_is_served_to_all_while_one_computes_it_anew(
@@ -909,8 +977,16 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Right(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+    RUN = 4
+
+
 class Thing:
     id = 7
+
+    def own(self) -> None: ...
 
 
 def named(**settings: Any) -> Callable[..., str]:
@@ -942,6 +1018,69 @@ def test_a_key_is_a_format_string_or_a_function() -> None:
     pair = named(key="{a}:{b}")
     assert pair("x:y", "z") != pair("x", "y:z"), "what is in a field ends no field"
     assert pair("ü{}/", "-") == "%C3%BC%7B%7D%2F:%2D"
+
+
+def test_members_of_an_enumeration_are_told_apart_also_those_without_a_name() -> None:
+    class Colour(enum.Enum):
+        RED = 1
+
+    several = [Right(number) for number in (0, 1, 2, 3, 5, 8, 16)]
+    for name in (named(), named(key="{a}")):
+        assert len({name(each) for each in several}) == len(several)
+    assert named()(Colour.RED) != named()(globals()["Colour"].RED)
+
+
+def test_what_its_name_and_arguments_do_not_tell_apart_needs_a_key() -> None:
+    cached = holdfast.Client("redis://127.0.0.1:1").cached
+
+    def made_for(tenant: str) -> Any:
+        def load(a: int) -> Any:
+            return tenant, a
+
+        return load
+
+    @functools.wraps(_nothing)
+    def traced() -> Any:
+        return Work
+
+    def calls_itself(n: int) -> int:
+        return n and calls_itself(n - 1)
+
+    for function, why in (
+        (made_for("one"), "tenant, from around it"),
+        (functools.wraps(made_for("one"))(lambda a: a), "tenant"),
+        (lambda a: a, "no name"),
+        (functools.partial(pow, 2), "no name"),
+        (Thing().own, "whose method"),
+    ):
+        with pytest.raises(holdfast.ConfigurationError, match=f"{why}.*give a key"):
+            cached(60)(function)
+        cached(60, key="a")(function)
+    for fine in (traced, calls_itself, Thing.own):
+        cached(60)(fine)
+    odds: list[Any] = [classmethod(print), 5, max]
+    for odd in odds:
+        with pytest.raises(holdfast.ConfigurationError, match="a function of your own"):
+            cached(60, key="a")(odd)
+
+
+def test_programs_that_are_run_do_not_share_a_name(tmp_path: Path) -> None:
+    code = """
+        import multiprocessing
+        from holdfast.faces.recipe import _name_of
+        def load(): ...
+        print(_name_of(load), flush=True)
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=load)
+            process.start()
+            process.join()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parents[1])}
+    for name, way in (("bill", ["bill.py"]), ("ship", ["-m", "ship"])):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        command = [sys.executable, *way]
+        told = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+        assert told.split() == [f"{name}.load"] * 2, "also in its workers"
 
 
 def test_what_does_not_name_a_value_is_refused_with_advice() -> None:
@@ -997,8 +1136,6 @@ def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
 
 
 def test_a_cached_function_looks_like_the_one_it_was() -> None:
-    import inspect  # noqa: PLC0415 - of this story only
-
     @holdfast.Client("redis://127.0.0.1:1").cached(60)
     def function(a: int, b: str = "x") -> bool:
         """Say something."""
@@ -1033,6 +1170,31 @@ def test_a_method_is_cached_by_what_its_key_names(server: Server) -> None:
     client.close()
 
 
+async def test_a_method_is_not_invalidated_for_nobody(face: Face, server: Server) -> None:
+    client = face.connect(server.url)
+    client = getattr(client, "inner", client)
+
+    async def asked(answer: Any) -> Any:
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def price(self: Any, item: str = "a") -> str:
+        return f"{self} {item}"
+
+    async def async_price(self: Any, item: str = "a") -> str:
+        return price(self, item)
+
+    plain: Any = async_price if face.name == "asyncio" else price
+    plain.__qualname__ = "Shop.price"
+    Shop: Any = type("Shop", (), {"price": client.cached(60, key="{item}")(plain)})  # noqa: N806 - a class
+    Kiosk: Any = type("Kiosk", (Shop,), {})  # noqa: N806 - a class
+    for wrong in (Shop().price.invalidate, Shop().price.refresh):
+        with pytest.raises(holdfast.ConfigurationError, match=r"Shop\.price\.invalidate\(self,"):
+            await asked(wrong("b"))  # "b" would be the shop, and "a" what is forgotten
+    for shop in (Shop(), Kiosk()):
+        await asked(Shop.price.invalidate(shop, "b"))
+        await asked(shop.price.invalidate(shop, item="b"))
+
+
 @pytest.mark.parametrize(
     ("codec", "value", "written"),
     [
@@ -1058,6 +1220,25 @@ async def test_what_cannot_be_written_is_told_and_leaves_nothing_locked(
     with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.PICKLE"):
         await cached(client, work)()
     assert server.command("EXISTS", LOCK, VALUE) == 0
+
+
+async def test_a_codec_that_makes_no_bytes_is_told_and_one_that_makes_text_will_do(
+    client: Any, work: Work, server: Server
+) -> None:
+    assert await cached(client, work, codec=json)() == 1
+    assert kept(server) == b"1"
+    assert await client.atomic.update("b", lambda _: 5, codec=json) == 5
+
+    class Odd(holdfast.JSON):
+        @staticmethod
+        def dumps(_: object, /) -> Any:
+            return [b"1"]
+
+    with pytest.raises(holdfast.ConfigurationError, match="wrote list instead of bytes"):
+        await cached(client, work, codec=Odd, key="c")()
+    with pytest.raises(TypeError, match="wrote list instead of bytes"):
+        await client.atomic.update("c", lambda _: 5, codec=Odd)
+    assert server.command("EXISTS", "c", "holdfast:{c}:cache") == 0
 
 
 async def test_what_another_codec_wrote_is_computed_anew(

@@ -130,6 +130,9 @@ class Port(Protocol):
     def actor(self) -> Any:  # noqa: ANN401 - a thread, a task, or a simulation's own kind
         """The thread or task this runs in, the same object every time."""
 
+    def is_gone(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
+        """Whether nothing goes on any more where it ran: its event loop is closed."""
+
     def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
         """A token that was never drawn before, naming the client and the actor."""
 

@@ -153,6 +153,10 @@ class Tasks(Generic[P]):
                 place.close()
         return place
 
+    def is_gone(self, actor: asyncio.Task[Any]) -> bool:
+        """Whether its loop is closed, and whatever it has begun there will never end."""
+        return actor.get_loop().is_closed()
+
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
         here = self._last  # `_here`, written out, as in `call`: the most travelled road

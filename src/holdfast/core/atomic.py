@@ -356,7 +356,9 @@ def _encoded(what: str, value: object, *, empty: bool = False) -> bytes:
 
 def _argument(value: object) -> bytes:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return repr(value).encode()
+        # As the number that it is: members of an IntEnum, say, show themselves in another way.
+        plain = int if isinstance(value, int) else float
+        return plain.__repr__(value).encode()
     return _encoded("args", value, empty=True)
 
 

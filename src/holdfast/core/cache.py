@@ -23,6 +23,7 @@ together with it.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +45,7 @@ from holdfast.scripts import CLAIM, INVALIDATE, LOOK, STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from types import TracebackType
 
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 
 AWAY_FOR = 2.0
 """Seconds for which a server that did not answer is not asked again."""
+
+LOOK_AFTER = 1.0
+"""Seconds between two looks whether the one who is waited for can still go on."""
 
 AGAIN_AFTER = 1.0
 """Seconds after a failed computation in the background before this process tries it again."""
@@ -71,7 +76,7 @@ class Unstored(Exception):  # noqa: N818 - that is what it says
 class Flight:
     """One caller's asking for a value, on behalf of all in its process who want it meanwhile."""
 
-    __slots__ = ("actor", "as_of", "done", "error", "payload", "waiting")
+    __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 
     def __init__(self, actor: object) -> None:
         self.actor = actor
@@ -80,6 +85,8 @@ class Flight:
         """The payload is for those who came before this moment."""
         self.error: Exception | None = None
         """What computing raised."""
+        self.traceback: TracebackType | None = None
+        """Of the error, up to here: each who raises it again adds to its own."""
         self.done = False
         self.waiting: list[Signal] = []
 
@@ -106,7 +113,7 @@ class Cache:
         self.moments = count(1)
         """What came before what, in this process."""
         self.flights: dict[str, Flight] = {}
-        self._refreshing: dict[str, object] = {}
+        self._refreshing: dict[str, Flight] = {}
         self._away_until = -math.inf
 
     def begin_in_this_process(self) -> None:
@@ -132,17 +139,23 @@ class Cache:
             self.session.report(Event("uncached", wanted.name, 0, detail))
 
     def end(self, name: str, flight: Flight) -> None:
-        """End a flight; only its leader does. Gone first, so that nobody joins once it is over."""
+        """End a flight, as only its leader does, or whoever finds that it is gone.
+
+        Taken out first, so that nobody joins once it is over.
+        """
         if self.flights.get(name) is flight:
             del self.flights[name]
         flight.land()
 
     def refresh_aside(self, wanted: Wanted, seen: int) -> None:
         """Have a value computed anew in the background, if nobody here does so already."""
-        mark, begun = object(), False
-        if self._refreshing.setdefault(wanted.name, mark) is not mark:
+        port, begun = self.session.port, False
+        flight = Flight(port.actor())
+        other = self._refreshing.setdefault(wanted.name, flight)
+        if other is not flight and not port.is_gone(other.actor):
             return
-        operation = self._refresh(wanted, seen)
+        self._refreshing[wanted.name] = flight
+        operation = self._refresh(wanted, seen, flight)
         try:
             begun = self._aside(operation)
         finally:
@@ -150,10 +163,10 @@ class Cache:
                 operation.close()
                 self._refreshing.pop(wanted.name, None)
 
-    async def _refresh(self, wanted: Wanted, seen: int) -> None:
+    async def _refresh(self, wanted: Wanted, seen: int, flight: Flight) -> None:
         # In line behind others who compute it, if need be, so that nobody else of this process
         # asks for it meanwhile.
-        flight, failure = Flight(self.session.port.actor()), cast("Exception | None", None)
+        failure = cast("Exception | None", None)
         try:
             await compute(self, wanted, flight, wanted.lock(CLAIM, str(seen)), None)
         except NotNeeded:
@@ -207,7 +220,7 @@ async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever w
             )
         await _join(cache, wanted, other, give_up)
         if other.error is not None:
-            raise other.error
+            raise other.error.with_traceback(other.traceback)
         if other.payload is not None and arrived < other.as_of:
             return wanted.loads(other.payload)
 
@@ -221,7 +234,8 @@ async def _join(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
         if left <= 0:
             message = f"{wanted.name!r} was not computed within {wanted.spec.lock.timeout} s"
             raise AcquireTimeout(message, lock=wanted.name)
-        await port.wait(signal, left)
+        if not await port.wait(signal, min(left, LOOK_AFTER)) and port.is_gone(flight.actor):
+            cache.end(wanted.name, flight)
 
 
 async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> Any:  # noqa: ANN401 - as `get`
@@ -299,13 +313,14 @@ async def _under_lock(
     cache: Cache, wanted: Wanted, flight: Flight, taking: tuple[LockSpec, float | None, Grip]
 ) -> bytes:
     session, grip = cache.session, taking[2]
-    await acquire(session, *taking)
+    hold = (await acquire(session, *taking))._hold
+    if hold is not None:
+        hold.forsaken = partial(session.port.is_gone, hold.actor)
     try:
         payload, cost = await _make(cache, wanted, flight)
     except Exception:
         await _let_go(session, grip)
         raise
-    hold = grip._hold
     if hold is not None and hold.alive(session.port.now(), session.port.process()):
         try:
             # Who comes after this may know of an invalidation that came after the storing.
@@ -353,7 +368,7 @@ async def _make(cache: Cache, wanted: Wanted, flight: Flight) -> tuple[bytes, fl
     try:
         flight.payload = payload = wanted.dumps(await wanted.compute())
     except Exception as error:
-        flight.error = error
+        flight.error, flight.traceback = error, error.__traceback__
         raise
     return payload, port.now() - began
 

@@ -87,6 +87,8 @@ class Hold:
     """When the renewer will look at this. Written by the renewer alone."""
     tainted = False
     """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
+    forsaken: Callable[[], bool] | None = None
+    """Says whether nobody will ever release it. Asked before each renewal."""
     waiter: Waiter | None = None
     """Who stood in line for it: the server may have more to say to them."""
     settled: Signal | None = None

@@ -239,6 +239,8 @@ class Renewer:
             hold.renewing = False
             detail = f"held for max_hold={hold.spec.max_hold} s: it is not renewed any more"
             self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
+        if hold.forsaken is not None and hold.forsaken():
+            hold.renewing = False
         return hold.renewing and not self._closed
 
     def _next_batch(self) -> list[Hold | Cleanup]:

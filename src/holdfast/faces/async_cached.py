@@ -100,9 +100,11 @@ class AsyncCaching:
                 return cast("R", await get(self._cache, wanted(*args, **kwargs)))
 
             async def forget(*args: P.args, **kwargs: P.kwargs) -> None:
+                recipe.check_instance(args, kwargs)
                 await invalidate(self._cache, wanted(*args, **kwargs))
 
             async def anew(*args: P.args, **kwargs: P.kwargs) -> R:
+                recipe.check_instance(args, kwargs)
                 return cast("R", await refresh(self._cache, wanted(*args, **kwargs)))
 
             made = cast("AsyncCached[P, R]", cached)

@@ -108,9 +108,11 @@ class Caching:
                 return cast("R", run(get(self._cache, wanted(*args, **kwargs))))
 
             def forget(*args: P.args, **kwargs: P.kwargs) -> None:
+                recipe.check_instance(args, kwargs)
                 run(invalidate(self._cache, wanted(*args, **kwargs)))
 
             def anew(*args: P.args, **kwargs: P.kwargs) -> R:
+                recipe.check_instance(args, kwargs)
                 return cast("R", run(refresh(self._cache, wanted(*args, **kwargs))))
 
             made = cast("Cached[P, R]", cached)

@@ -201,7 +201,7 @@ class Client:
             ttl: seconds for which a value is served.
             key: names the value: a format string over the arguments, such as "user:{user_id}", or
                 a function of them that returns a text. By default the function's name and all its
-                arguments. Functions with the same key share their values.
+                arguments, where these tell it all. Functions with the same key share their values.
             stale: seconds after the ttl for which an old value is served while a new one is
                 computed in the background.
             early: how eagerly values are computed anew in the background before they expire, so

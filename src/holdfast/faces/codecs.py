@@ -20,6 +20,19 @@ class Codec(Protocol):
         """Read a value that `dumps` has written; any exception says that it is none."""
 
 
+def as_bytes(written: object) -> bytes:
+    """Take what a codec has written: bytes, or text, as the `json` module itself writes.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(written, str):
+        return written.encode()
+    if isinstance(written, (bytes, bytearray, memoryview)):
+        return bytes(written)
+    raise TypeError(f"its codec wrote {type(written).__name__} instead of bytes")
+
+
 class JSON:
     """What JSON can say, as UTF-8: tuples come back as lists, keys of dictionaries as text."""
 

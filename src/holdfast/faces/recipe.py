@@ -7,13 +7,16 @@ what is the same everywhere; whatever else is given has to be named by the user.
 from __future__ import annotations
 
 import inspect
+import sys
 from enum import Enum
+from pathlib import PurePath
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from holdfast.core.value import Wanted
 from holdfast.errors import ConfigurationError
+from holdfast.faces.codecs import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -46,8 +49,14 @@ class Recipe:
     ) -> None:
         self._spec = spec
         self._codec = codec
-        self._function = f"{function.__module__}.{function.__qualname__}"
-        self._signature = inspect.signature(function)
+        self._function = _name_of(function)
+        owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
+        self._owner = "" if owner.endswith("<locals>") else owner
+        """The class that it is a method of."""
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise self._wrong(f"cache a function of your own that calls it: {error}") from None
         if not (
             callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))
         ):
@@ -57,9 +66,25 @@ class Recipe:
         elif callable(key):
             self._name = self._called(key)
         elif key is None:
+            self._check_named_by_arguments(function)
             self._name = self._by_arguments
         else:
             raise self._wrong(f"key={key!r}: give a format string, such as 'user:{{user_id}}'")
+
+    def _check_named_by_arguments(self, function: Callable[..., Any]) -> None:
+        """Refuse what returns another value for the same name and arguments."""
+        inmost = inspect.unwrap(function)
+        free = getattr(getattr(inmost, "__code__", None), "co_freevars", ())
+        around = [name for name in free if name != inmost.__name__]  # it may call itself
+        if not inspect.isroutine(inmost) or inmost.__name__ == "<lambda>":
+            why = "it has no name of its own"
+        elif inspect.ismethod(inmost):
+            why = "its name does not say whose method it is"
+        elif around:
+            why = f"it also depends on {' and '.join(around)}, from around it"
+        else:
+            return
+        raise self._wrong(f"{why}: give a key, such as 'thing:{{thing_id}}'")
 
     def wanted(
         self,
@@ -76,9 +101,29 @@ class Recipe:
         name = self._name(args, kwargs)
         return Wanted(self._spec, name, compute, self._dumps, self._codec.loads)
 
+    def check_instance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See that a method is told whose value is meant, by who does not call it on an instance.
+
+        What `shop.price` has is that of the function, and does not know the shop.
+
+        Raises:
+            TypeError: the function does not take these arguments.
+            ConfigurationError: the first is no instance of its class.
+        """
+        first = next(iter(self._signature.parameters), "")
+        if not self._owner or first not in {"self", "cls"}:
+            return
+        given = self._bound(args, kwargs)[first]
+        kind = given if isinstance(given, type) else given.__class__
+        if all(each.__qualname__ != self._owner for each in kind.__mro__):
+            method = self._function.rpartition(".")[2]
+            raise self._wrong(
+                f"say whose value it is, as in {self._owner}.{method}.invalidate({first}, ...)"
+            )
+
     def _dumps(self, value: object) -> bytes:
         try:
-            return self._codec.dumps(value)
+            return as_bytes(self._codec.dumps(value))
         except Exception as error:
             raise self._wrong(
                 f"what it returned cannot be written: {error}: return something else, or give a "
@@ -129,7 +174,7 @@ class Recipe:
         if is_plain(value):
             return repr(value)
         if isinstance(value, Enum):
-            return f"{type(value).__qualname__}.{value.name}"
+            return f"{_name_of(type(value))}.{_member(value)}"
         kind = type(value)
         if isinstance(value, (list, tuple)) and kind in (list, tuple):
             return self._listed(kind, [self._canonical(item, name) for item in value])
@@ -154,6 +199,24 @@ class Recipe:
         return ConfigurationError(f"cached {self._function}: {message}", lock=self._function)
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    """Name a function by where it is, in the same way in whichever process.
+
+    A program that is run has no name but `__main__`, as any other has: its file's is taken.
+    """
+    module = getattr(function, "__module__", None)
+    if module in {"__main__", "__mp_main__"}:
+        main = sys.modules.get(module)
+        found, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = found.name if found else PurePath(file).stem if file else module
+    return f"{module}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _member(value: Enum) -> str:
+    """Name a member of an enumeration; several flags at once have no name, or not everywhere."""
+    return value.name if value.name in type(value).__members__ else repr(value.value)
+
+
 def is_plain(value: object) -> bool:
     """Whether its `repr` is all that it is, and the same everywhere."""
     kind = type(value)
@@ -169,7 +232,7 @@ class _Words(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as Formatter
         """Write one field: letters and digits as they are, the rest as %XX."""
         if isinstance(value, Enum):
-            value = value.name
+            value = _member(value)
         if not is_plain(value):
             raise self._wrong(
                 f"a {type(value).__name__} in its key does not look the same in every process: "

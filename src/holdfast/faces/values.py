@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError, WrongValue
+from holdfast.faces.codecs import as_bytes
 
 if TYPE_CHECKING:
     from holdfast.faces.codecs import Codec
@@ -36,10 +37,11 @@ def dump(codec: Codec, key: str | bytes, value: object) -> bytes:
 
     Raises:
         ConfigurationError: it returned nothing.
+        Exception: whatever the codec raises; TypeError, if that does not make bytes of it.
     """
     if value is None:
         raise ConfigurationError(
             f"the function that updates {named(key)!r} returned None: have it return the new value",
             lock=named(key),
         )
-    return codec.dumps(value)
+    return as_bytes(codec.dumps(value))

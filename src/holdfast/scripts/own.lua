@@ -1,4 +1,8 @@
--- own: a script of the user's that is carried out once for its id. Its text stands where it says so.
+local function own(...) --:own text
+end
+
+-- own: a script of the user's that is carried out once for its id. Its text stands where it says so: on
+-- the first line, so that errors name the user's own lines, and before all names that are ours.
 --
 -- KEYS  the script's own, and last the record of the id
 -- ARGV  the script's own, and then  digest of what is asked for  life of the record (ms)
@@ -24,16 +28,14 @@ if begun.err then
   return begun  -- as the server's error, not the script's
 end
 
-local function own()
---:own text
-end
-
 local done, answer = pcall(own)
 if type(answer) == 'table' and answer.err then
   done, answer = false, answer.err
 end
-if answer == nil then
-  answer = false
+if not done then
+  answer = type(answer) == 'table' and 'unknown error' or tostring(answer)
+elseif answer == nil or type(answer) == 'function' then
+  answer = false  -- as the server answers these
 end
 done = done and 1 or 0
 redis.call('SET', record, digest .. ' ' .. done .. ' ' .. cmsgpack.pack(answer), 'PX', life)

@@ -220,6 +220,10 @@ class SimClient:
         """The task whose step this is."""
         return cast("Task", self.world.task)
 
+    def is_gone(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
+        """No: here whole processes die."""
+        return False
+
     def draw_token(self, actor: Task, suffix: str) -> str:
         """Draw a token that names the task."""
         return self._mint.draw(actor.name, suffix)

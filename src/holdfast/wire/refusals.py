@@ -36,12 +36,13 @@ _NOT_NOW = {
     "MISCONF": "it cannot save its data and therefore refuses writes",
     "CLUSTERDOWN": "its cluster is down",
 }
-_BEFORE_RUNNING = frozenset(
-    (
-        *("MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "NOAUTH", "NOPERM", "READONLY"),
-        *("OOM", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "MISCONF"),
-    )
+_BEFORE_RUNNING = re.compile(
+    r"(?:MOVED|ASK) \d+ \S*:\d+$|TRYAGAIN Multiple keys|CROSSSLOT Keys in request|NOAUTH Auth"
+    r"|CLUSTERDOWN (?:The cluster|Hash slot)|READONLY You can't|OOM command not allowed|NOPERM"
+    r"|(?:BUSY|LOADING) \w+ is (?:busy|loading)|MASTERDOWN Link with|NOREPLICAS Not enough"
+    r"|MISCONF "
 )
+"""How a server begins when it refuses to run a script; the first word alone may be a script's."""
 _QUARANTINE = re.compile(r"QUARANTINE (\d+)")
 _DENIED = re.compile(
     r"^NOPERM|ACL failure in script|user executing the script can't"
@@ -90,7 +91,7 @@ def is_of_server(text: str) -> bool:
     """Whether an error reply says that a script was not run, rather than how it ended."""
     if "user_script" in text:
         return False
-    known = text.partition(" ")[0] in _BEFORE_RUNNING
+    known = _BEFORE_RUNNING.match(text) is not None
     return known or "unknown command" in text or is_denial(text)
 
 

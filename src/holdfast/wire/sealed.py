@@ -41,6 +41,7 @@ NATIVE = True
 
 _INNER = b"000"  # the serial of a script that is sealed anyway
 _NOT_THERE = ("ERR", "NOPERM")
+_UNKNOWN_SCRIPT = "NOSCRIPT No matching script"  # the first word alone may be a script's own
 
 
 class Talk:
@@ -131,7 +132,7 @@ def _own(step: Step) -> Said:
 def _run(step: Step) -> Said:
     script, keys, args = step
     answer = yield ("EVALSHA", script.sha, len(keys), *keys, *args)
-    if isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOSCRIPT"):
+    if isinstance(answer, hiredis.ReplyError) and str(answer).startswith(_UNKNOWN_SCRIPT):
         answer = yield ("EVAL", script.text, len(keys), *keys, *args)
     return answer
 
