@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Most tests wait most of the time: there may be more of them than cores. Simulated worlds only
 # compute, and would keep the others from being woken in time: they come by themselves.
-WAITING = -n $(shell expr $(CORES) + 2) -m 'not long' --ignore-glob='tests/test_sim*'
-COMPUTING = -n $(CORES) -m 'not long' tests/test_sim*.py
+WAITING = -n $(shell expr $(CORES) + 2) --ignore-glob='tests/test_sim*'
+COMPUTING = -n $(CORES) tests/test_sim*.py
 
 .PHONY: demo test long lint format bench bench-quorum bench-cached soak clean
 
@@ -16,11 +16,12 @@ demo: $(READY)
 	$(BIN)/holdfast demo
 
 test: $(READY)
-	$(BIN)/python -m pytest $(WAITING) $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest $(COMPUTING) $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m 'not long' $(WAITING) $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m 'not long' $(COMPUTING) $(ARGS) || [ $$? -eq 5 ]
 
 long: $(READY)
-	$(BIN)/python -m pytest -n $(CORES) -m long $(ARGS)
+	$(BIN)/python -m pytest -m long $(WAITING) $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m long $(COMPUTING) $(ARGS) || [ $$? -eq 5 ]
 
 lint: $(READY)
 	$(BIN)/ruff check .

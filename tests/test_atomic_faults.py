@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
+pytestmark = pytest.mark.crosswise
+
 UNKNOWN = object()
 DONE, TAKEN, NOT_TAKEN = True, (True, 1), (False, 3)
 OWN = "return redis.call('INCR', KEYS[1])"
@@ -183,21 +185,21 @@ async def test_an_id_outlives_the_operation_that_could_not_be_answered(
 
 
 async def test_a_connection_that_was_closed_while_idle_makes_nothing_unknown(
-    face: Face, server: Server
+    face: Face, own_server: Server
 ) -> None:
-    atomic = face.connect(server.url).atomic
+    atomic = face.connect(own_server.url).atomic
     for number in range(1, 6):
         assert await atomic.incr("n") == number
-        server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        own_server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
         async def gone() -> bool:
-            return len(server.command("CLIENT", "LIST").splitlines()) == 1
+            return len(own_server.command("CLIENT", "LIST").splitlines()) == 1
 
         await face.eventually(gone)
         assert await atomic.compare_and_set(
             "v", None if number == 1 else str(number - 1), str(number)
         )
-        server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        own_server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await face.eventually(gone)
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.servers import Server
 
+pytestmark = pytest.mark.crosswise
+
 PROCESSES, WORKERS = 4, 16
 
 

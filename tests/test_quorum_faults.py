@@ -148,5 +148,5 @@ def test_clocks_that_step_may_end_exclusion_but_not_the_order_of_fences(
                     server.command("DEL", KEY)
                 campaign.goes_on(10)
         report = campaign.end()
-    report.check_fences()
+    report.check_fences(since="asked")
     report.check_resource()

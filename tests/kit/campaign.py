@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import redis
 
 import holdfast
+from holdfast.core.spec import validity_of
 from holdfast.wire.clock import now
 from kit.faces import Face, Tasks, Threads
 from kit.waiting import eventually
@@ -56,6 +57,7 @@ class Turn(NamedTuple):
 
     token: str
     fence: int
+    asked: float
     granted: float
     believed_until: float
     how: str
@@ -80,13 +82,17 @@ class Report(NamedTuple):
             if last is None or turn.believed_until > last.believed_until:
                 last = turn
 
-    def check_fences(self) -> None:
-        """No two had one fence; who was granted after another had ended has the higher one."""
+    def check_fences(self, *, since: str = "granted") -> None:
+        """No two had one fence; who was granted after another had ended has the higher one.
+
+        Where exclusion may end, a slow one may hear of its grant when another has come and gone
+        since: then it counts when it was `asked` for.
+        """
         assert len({turn.fence for turn in self.turns}) == len(self.turns), "a fence came twice"
         ended = sorted(self.turns, key=attrgetter("believed_until"))
         highest, done = 0, 0
-        for turn in sorted(self.turns, key=attrgetter("granted")):
-            while ended[done].believed_until < turn.granted:
+        for turn in sorted(self.turns, key=attrgetter(since)):
+            while ended[done].believed_until < getattr(turn, since):
                 highest = max(highest, ended[done].fence)
                 done += 1
             assert turn.fence > highest, f"a fence did not grow: {turn}, after {highest}"
@@ -176,6 +182,7 @@ class _Contender:
 
     def __init__(self, client: Any, resource: str, ttl: float, stop: threading.Event) -> None:
         self._lock = client.lock(LOCK, ttl=ttl, timeout=2 * ttl)
+        self._ttl = ttl
         self._guarded = redis.Redis.from_url(resource)
         self._stop = stop
         self.turns: list[Turn] = []
@@ -189,6 +196,7 @@ class _Contender:
                 self.errors[type(error).__name__] += 1
                 continue
             granted, how = now(), "released"
+            asked = lease.deadline - validity_of(self._ttl)
             self._change(lease)
             deadline, ended = lease.deadline, now()
             try:
@@ -197,7 +205,7 @@ class _Contender:
                 how = type(error).__name__
                 self.errors[how] += 1
             believed = min(deadline, ended)
-            self.turns.append(Turn(lease.token, lease.fence, granted, believed, how))
+            self.turns.append(Turn(lease.token, lease.fence, asked, granted, believed, how))
         self._guarded.close()
 
     def _change(self, lease: Any) -> None:
