@@ -835,7 +835,7 @@ STAMPEDE = {
         @client.cached(60, key="a")
         def function():
             calls.append(1)
-            time.sleep(0.2)
+            time.sleep(1)
             return "value"
 
         @client.cached(60, key="warm {n}")
@@ -866,7 +866,7 @@ STAMPEDE = {
         @client.cached(60, key="a")
         async def function():
             calls.append(1)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1)
             return "value"
 
         async def main():
