@@ -923,6 +923,17 @@ async def test_l1_when_the_one_who_computes_is_killed_another_takes_over(
         assert await caller.result() == 1
 
 
+async def test_l1_the_lock_outlives_its_holder_by_half_of_its_ttl_which_leaves_half_to_compute(
+    face: Face, server: Server, work: Work
+) -> None:
+    work.block()
+    caller = face.start(cached(face.connect(server.url), work, lock_ttl=20)())
+    assert await face.wait(work.begun, 20)
+    assert 5_000 < server.command("PTTL", LOCK) <= 10_000
+    work.go.set()
+    assert await caller.result() == 1
+
+
 @forking
 def test_s13_a_forked_child_waits_for_nobody_of_its_parent_and_stores_nothing_of_its(
     server: Server,
@@ -1108,9 +1119,9 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for settings in (
         *({"ttl": 0}, {"ttl": -1}, {"ttl": None}, {"ttl": float("inf")}, {"ttl": "60"}),
         *({"stale": -1}, {"stale": "1"}, {"stale": True}, {"early": -1}, {"early": float("nan")}),
-        *({"lock_ttl": 0}, {"timeout": -1}),
+        *({"lock_ttl": 0}, {"lock_ttl": 0.015}, {"lock_ttl": "10"}, {"timeout": -1}),
     ):
-        with pytest.raises(holdfast.ConfigurationError):
+        with pytest.raises(holdfast.ConfigurationError, match=f"^{next(iter(settings))}="):
             one.cached(**{"ttl": 60, **settings})  # type: ignore[arg-type]
     urls = [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]
     for client in (holdfast.Client(urls), holdfast.AsyncClient(urls)):

@@ -236,10 +236,12 @@ def to_ms(seconds: float) -> str:
     return str(math.ceil(seconds * 1000))
 
 
-def check_ttl(ttl: object, *, lock: str, longest: float = math.inf) -> None:
+def check_ttl(
+    ttl: object, *, lock: str, longest: float = math.inf, least: float = TTL_MIN, name: str = "ttl"
+) -> None:
     """Refuse a ttl that a server could not keep, or longer than others count on."""
-    if not _is_number(ttl) or not TTL_MIN <= ttl <= TTL_MAX:
-        raise _wrong(f"ttl={ttl!r}: give seconds from {TTL_MIN} to {TTL_MAX:.0f}, e.g. 30", lock)
+    if not _is_number(ttl) or not least <= ttl <= TTL_MAX:
+        raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
     if ttl > longest:
         raise _wrong(
             f"ttl={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} s, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.core.spec import TTL_MIN, check_timeout, check_ttl, describe, keys_of, to_ms
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 NAME_MAX_BYTES = 300
 """What is longer is named by its beginning and a digest."""
+
+HELD_FOR = 0.5
+"""Of `lock_ttl`: so long the lock outlives its holder. The rest is for the one who takes over, so
+that there is a value within `lock_ttl`, and not just somebody who begins to compute it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
             "give a client of one of these instead of a list of servers"
         )
     check_ttl(ttl, lock="")
+    check_ttl(lock_ttl, lock="", least=TTL_MIN / HELD_FOR, name="lock_ttl")
     check_timeout(timeout, lock="")
     for name, given in (("stale", stale), ("early", early)):
         if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
@@ -64,7 +69,7 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
             raise ConfigurationError(f"{name}={given!r}: give a number that is not below 0")
     lock = describe(
         "cached",
-        ttl=lock_ttl,
+        ttl=lock_ttl * HELD_FOR,
         timeout=timeout,
         renew=True,
         max_hold=None,

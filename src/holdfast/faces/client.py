@@ -207,7 +207,8 @@ class Client:
             early: how eagerly values are computed anew in the background before they expire, so
                 that those which are asked for often never do: 1.0 is usual, more is sooner.
             codec: how a value is written and read: `JSON` by default, `PICKLE`, `RAW`, or your own.
-            lock_ttl: seconds after which others take over when the one who computes has died.
+            lock_ttl: seconds within which others have a value when the one who computes has died,
+                if computing takes less than half of it: after the other half they take over.
             timeout: seconds to wait for somebody else's computation; None for ever.
 
         Raises:
