@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from holdfast.cli import UNWRITTEN
 from holdfast.cli.app import COMMANDS, Commands, app
 from kit.terminal import HOLDFAST, SOURCE, environment
 
+FULL = Path("/dev/full")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -66,6 +69,16 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
     told = run("acquire")
     assert told.returncode == 2
     assert "acquire" in told.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own() -> None:
+    with FULL.open("w") as full:
+        told = subprocess.run(
+            [*HOLDFAST, "--version"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert told.returncode == UNWRITTEN
+    assert re.fullmatch(rb"holdfast: .*: No space left on device\n", told.stderr)
 
 
 def test_completion_knows_the_commands() -> None:

@@ -400,6 +400,23 @@ def test_ctrl_c_ends_the_waiting_and_nothing_stays_in_line(place: Place, server:
     assert not (place.folder / "x").exists()
 
 
+@one_kind_of_its_own
+@with_bash
+def test_who_waits_at_a_terminal_is_told_when_the_server_is_away(
+    own_place: Place, own_server: Server
+) -> None:
+    with holdfast.Client(own_server.url) as client:
+        lease = client.lock(NAME, label="first").acquire()
+        with own_place.shell() as screen:
+            screen.enter(f"$hf {NAME} -- echo done")
+            screen.until(r"waiting for 'nightly': .* \(first\)")
+            own_server.freeze()
+            screen.until(r"waiting for 'nightly': cannot reach")
+            own_server.thaw()
+            lease.release()
+            screen.until("done")
+
+
 @one_kind
 def test_sigterm_ends_the_waiting_too(place: Place, server: Server) -> None:
     with holdfast.Client(server.url) as client, client.lock(NAME):

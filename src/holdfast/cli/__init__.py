@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 
@@ -9,6 +10,9 @@ __all__ = ["Interrupted", "main"]
 
 NEEDED = {"click", "lupa", "rich", "typer"}
 """What the extra `cli` installs, by the names under which it is imported."""
+
+UNWRITTEN = 74
+"""The status when there is no room for the output: no command has it as an answer."""
 
 
 class Interrupted(SystemExit):
@@ -35,3 +39,8 @@ def main() -> None:
         if missing.name not in NEEDED:
             raise
         sys.exit(f"holdfast: {missing.name} is not installed: pip install 'holdfast[cli]'")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"holdfast: what was to be told could not be written: {error.strerror}\n")
+        sys.exit(UNWRITTEN)

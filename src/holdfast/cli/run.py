@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 UNAVAILABLE, LOST, MISCONFIGURED, HELD_TOO_LONG = 69, 75, 78, 124
 LABEL_MOST, NAME_MOST = 200, 60
-PATIENCE = 1.0
-"""Seconds of waiting after which it is told for whom."""
+PATIENCE, LOOK_AFTER = 1.0, 2.0
+"""Seconds of waiting after which it is told for whom, and between two looks whether that is so."""
 
 
 def run(
@@ -233,7 +232,7 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
     try:
         with lock as lease:
             signals.noted()
-            waiting.cancel()
+            waiting.set()
             if wanted.verbose:
                 say(f"{wanted.shown} is ours, fence {lease.fence}")
             supervisor = Supervisor(
@@ -251,7 +250,7 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
             raise
         return _status_of(outcome, wanted, error)
     finally:
-        waiting.cancel()
+        waiting.set()
     return _status_of(outcome, wanted, None)
 
 
@@ -272,21 +271,30 @@ def _status_of(outcome: Outcome, wanted: Wanted, unreleased: HoldfastError | Non
     return outcome.status
 
 
-def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Timer:
-    """Say who holds it when the wait takes long, to people and to who wants to know."""
+def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
+    """Say who holds it when the wait takes long, to people and to who wants to know.
+
+    Again when it is somebody else, or the server is away. Set what is returned to have it end.
+    """
+    over = threading.Event()
 
     def tell() -> None:
         from holdfast.errors import HoldfastError
 
-        with contextlib.suppress(HoldfastError):
-            holder = lock.holder()
-            say(f"waiting for {wanted.shown}: {holder or 'others are before us'}")
+        told, pause = None, PATIENCE
+        while not over.wait(pause):
+            try:
+                holder = lock.holder()
+                who, text = holder and holder.token, str(holder or "others are before us")
+            except HoldfastError as error:
+                who = text = str(error.__cause__ or error)
+            if who != told and not over.is_set():
+                say(f"waiting for {wanted.shown}: {text}")
+            told, pause = who, LOOK_AFTER
 
-    timer = threading.Timer(PATIENCE, tell)
-    timer.daemon = True
     if wanted.verbose or (sys.stderr is not None and sys.stderr.isatty()):
-        timer.start()
-    return timer
+        threading.Thread(target=tell, name="holdfast-waiting", daemon=True).start()
+    return over
 
 
 def _tell(wanted: Wanted, error: BaseException) -> None:
