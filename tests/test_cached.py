@@ -395,7 +395,7 @@ def test_a_loop_that_is_closed_in_the_midst_of_a_computation_frees_the_others(
         ours = holdfast.AsyncClient(client_url)
         calls, stuck = 0, True
 
-        @ours.cached(60, key="a", stale=60, lock_ttl=0.4, timeout=20)
+        @ours.cached(60, key="a", stale=60, lock_ttl=0.6, timeout=20)
         async def function():
             global calls
             calls += 1
@@ -783,6 +783,15 @@ async def test_while_the_server_is_away_values_are_computed_and_not_kept(
     assert [await function(), await function()] == [4, 4]
 
 
+async def test_a_server_that_stalls_for_longer_than_the_lock_would_wait_has_its_values_still(
+    face: Face, server: Server, work: Work
+) -> None:
+    function = cached(face.connect(server.url), work, lock_ttl=0.6)
+    assert await function() == 1
+    server.command("CLIENT", "PAUSE", "300")
+    assert await function() == 1
+
+
 async def test_a_server_that_goes_away_during_a_computation_costs_nobody_the_value(
     face: Face, own_server: Server, work: Work
 ) -> None:
@@ -1119,7 +1128,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for settings in (
         *({"ttl": 0}, {"ttl": -1}, {"ttl": None}, {"ttl": float("inf")}, {"ttl": "60"}),
         *({"stale": -1}, {"stale": "1"}, {"stale": True}, {"early": -1}, {"early": float("nan")}),
-        *({"lock_ttl": 0}, {"lock_ttl": 0.015}, {"lock_ttl": "10"}, {"timeout": -1}),
+        *({"lock_ttl": 0}, {"lock_ttl": 0.4}, {"lock_ttl": "10"}, {"timeout": -1}),
     ):
         with pytest.raises(holdfast.ConfigurationError, match=f"^{next(iter(settings))}="):
             one.cached(**{"ttl": 60, **settings})  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
     try:
         if cache.away:
             return wanted.loads((await _make(cache, wanted, flight))[0])
-        reply = await _ask(cache, LOOK, wanted.keys, (), spec.lock.command_timeout)
+        reply = await _ask(cache, LOOK, wanted.keys, (), spec.command_timeout)
         kept = read_kept(reply)
         if kept is not None and kept.left > -spec.stale:
             value = _loaded(wanted, flight, kept)
@@ -358,7 +358,8 @@ async def invalidate(cache: Cache, wanted: Wanted) -> None:
         ConfigurationError: it will never allow it.
     """
     lock = wanted.lock()
-    await _ask(cache, INVALIDATE, lock.keys, (lock.ttl_ms,), lock.command_timeout, TRIES)
+    timeout = wanted.spec.command_timeout
+    await _ask(cache, INVALIDATE, lock.keys, (lock.ttl_ms,), timeout, TRIES)
 
 
 async def _make(cache: Cache, wanted: Wanted, flight: Flight) -> tuple[bytes, float]:
@@ -378,7 +379,7 @@ async def _store(cache: Cache, wanted: Wanted, hold: Hold, payload: bytes, cost:
     head = f"{spec.stale_ms} {to_ms(cost)}"
     written = cast("str", payload)  # bytes go out as they are
     args = hold.token, str(hold.fence), spec.life_ms, head, written
-    return bool(await _ask(cache, STORE, hold.spec.keys, args, spec.lock.command_timeout))
+    return bool(await _ask(cache, STORE, hold.spec.keys, args, spec.command_timeout))
 
 
 async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.core.spec import TTL_MIN, check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 NAME_MAX_BYTES = 300
 """What is longer is named by its beginning and a digest."""
 
-HELD_FOR = 0.5
-"""Of `lock_ttl`: so long the lock outlives its holder. The rest is for the one who takes over, so
-that there is a value within `lock_ttl`, and not just somebody who begins to compute it."""
+LOCK_TTL_MIN, HELD_FOR = 0.5, 0.5
+"""Of `lock_ttl`: the least that can be kept to, in seconds, and for which part of it the lock
+outlives its holder. The rest is for the one who takes over, so that there is a value within it, and
+not just somebody who begins to compute it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class CacheSpec:
     """The settings of a cached function."""
 
     lock: LockSpec  # of every value, but for its name and its keys
+    command_timeout: float  # of what has nothing to do with the lock
     ttl: float
     stale: float
     early: float
@@ -60,7 +62,7 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
             "give a client of one of these instead of a list of servers"
         )
     check_ttl(ttl, lock="")
-    check_ttl(lock_ttl, lock="", least=TTL_MIN / HELD_FOR, name="lock_ttl")
+    check_ttl(lock_ttl, lock="", least=LOCK_TTL_MIN, name="lock_ttl")
     check_timeout(timeout, lock="")
     for name, given in (("stale", stale), ("early", early)):
         if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
@@ -84,7 +86,7 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
         longest_ttl=math.inf,
     )
     life, old = ttl + (stale or 0.0), stale or 0.0
-    return CacheSpec(lock, ttl, old, early or 0.0, to_ms(life), to_ms(old))
+    return CacheSpec(lock, command_timeout, ttl, old, early or 0.0, to_ms(life), to_ms(old))
 
 
 class Wanted:
