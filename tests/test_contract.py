@@ -279,6 +279,20 @@ async def test_a_renewed_lease_outlives_its_ttl(face: Face, client: Any, server:
     await lease.release()
 
 
+async def test_a_short_lease_is_renewed_now_and_then_and_not_all_the_time(
+    face: Face, client: Any, server: Server
+) -> None:
+    lease = await client.lock("a", ttl=0.14).acquire()
+    first = lease.deadline
+    server.reset_stats()
+
+    async def renewed_for_long() -> bool:
+        return bool(lease.deadline > first + 0.6 or not lease.held)
+
+    await face.eventually(renewed_for_long)
+    assert commands_processed(server).get("evalsha", 0) < 100
+
+
 async def test_losing_while_the_body_runs_is_never_silent(
     face: Face, client: Any, server: Server
 ) -> None:

@@ -203,7 +203,7 @@ class Renewer:
             if not item.live or item.due != due:
                 heappop(self._heap)
                 continue
-            if due > now + (WINDOW if due < item.deadline else 0.0):
+            if due > now + _early(item, due):
                 return due
             heappop(self._heap)
             if isinstance(item, Errand):
@@ -229,8 +229,9 @@ class Renewer:
             item.lose(item.overdue())
             return
         item.live = False
-        if item.forget is not None:
+        if item.forget is not None:  # one node of several, which is known to fail
             item.forget()
+            return
         detail = "the server could not be told to forget it; it expires by itself"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
@@ -289,6 +290,13 @@ class Renewer:
             item.lose("taken")
         elif item.prolong(asked_at, item.spec.ttl, now):
             self._schedule(item, item.next_due())
+
+
+def _early(item: Hold | Cleanup | Errand, due: float) -> float:
+    """By how much this may be done before it is due."""
+    if due >= item.deadline:
+        return 0.0
+    return min(WINDOW, item.spec.first_due / 2) if isinstance(item, Hold) else WINDOW
 
 
 def _request(item: Hold | Cleanup) -> Request:
