@@ -20,6 +20,7 @@ from holdfast.overview.looking import Overview
 from holdfast.wire.clock import now
 from kit.homes import settle_in
 from kit.servers import Server, programs
+from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -113,6 +114,29 @@ class Events:
 
 
 # Holding
+
+
+async def test_over_tls_it_is_held_waited_for_and_handed_on(
+    face: Face, three: list[Server]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        fronts = [stack.enter_context(TlsFront(each.host, each.port)) for each in three]
+        trust = f"ssl_ca_certs={CERTIFICATE}"
+        first, second = (
+            face.connect([f"rediss://127.0.0.1:{front.port}?{trust}" for front in fronts])
+            for _ in range(2)
+        )
+        lease = await first.lock("a").acquire()
+        waiter = face.start(second.lock("a").acquire(timeout=20))
+        # Not where it was not connected to yet: the lease is not there either.
+        await soon(face, lambda: sum(server.command("EXISTS", QUEUE) for server in three) > 1)
+        await lease.release()
+        later = await waiter.result()
+        assert later.fence > lease.fence
+        await later.release()
+        for _ in range(20):  # answers of the slower nodes are read with the next question
+            async with first.lock("a"):
+                assert await second.lock("a").try_acquire() is None
 
 
 async def test_a_lease_is_on_every_node_and_gone_from_all_of_them_when_released(
@@ -255,6 +279,20 @@ async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
     await lease.release()
     five[3].thaw()
     await soon(face, lambda: five[3].command("EXISTS", KEY) == 0)
+
+
+async def test_a_node_that_hangs_is_told_once_and_not_with_every_lock(
+    face: Face, five: list[Server]
+) -> None:
+    events = Events()
+    client = face.connect(urls(five), command_timeout=0.3, on_event=events)
+    leases = [await client.lock(f"lock {number}").acquire() for number in range(20)]
+    five[3].freeze()
+    for lease in leases:
+        await lease.release()
+    await soon(face, lambda: bool(events.of("node_failed")))
+    await client.close()
+    assert [event.kind for event in events.seen] == ["node_failed"]
 
 
 @pytest.mark.parametrize("wrong", ["password", "replica", "full"])
@@ -562,6 +600,20 @@ async def test_who_waits_is_told_when_it_is_free(
     await soon(
         face, lambda: all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 0 for server in three)
     )
+
+
+async def test_who_waits_is_told_also_where_a_node_does_not_have_the_lease(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lease = await near.lock("a").acquire()
+    three[2].command("DEL", KEY)
+    waiting = face.start(far.lock("a").acquire())
+    await soon(face, lambda: all(server.command("EXISTS", QUEUE) for server in three[:2]))
+    await lease.release()
+    got = await waiting.result()
+    assert got.fence > lease.fence
+    await got.release()
 
 
 async def test_who_gives_up_waiting_leaves_no_word_behind(face: Face, three: list[Server]) -> None:

@@ -6,8 +6,9 @@ What an attempt keeps to:
   before the next one, on every node, also on those that did not answer.
 - The deadline counts from before the round. A round is won only while `min_validity` is left.
 - Nobody stands in line: of those who ask, one is quicker. Who finds the lock held leaves word where
-  it is, and asks again when told that it is free there, or after a while. Who had a part of it
-  waits at random before asking again: of those who took it from each other one will be first.
+  it is, and asks again when told that it is free there, or after a while. Who had a part of it that
+  nobody has a majority of waits at random before asking again: of those who took it from each other
+  one will be first.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ class _Candidate:
                 return fence
             await self._give_back()
             pause = self._pause_after(votes)
-            if votes.given or not votes.refused:
-                await port.sleep(pause)
-            else:
+            if quorum.name_one(votes) or (votes.refused and not votes.given):
                 await port.wait(await self._listen(), pause)
+            else:
+                await port.sleep(pause)
 
     def _left(self) -> float:
         """What is left of the time in which the round can be won."""

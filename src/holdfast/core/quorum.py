@@ -455,8 +455,12 @@ class Quorum:
         return len(tally.given) >= self.majority or tally.complete
 
     def _is_known(self, tally: Tally) -> bool:
+        return tally.complete or self.name_one(tally)
+
+    def name_one(self, tally: Tally) -> bool:
+        """Whether a majority names the same holder, or nobody."""
         holders = Counter(map(_holder, _answers(tally)))
-        return tally.complete or max(holders.values(), default=0) >= self.majority
+        return max(holders.values(), default=0) >= self.majority
 
     def _answer(self, script: Script, tally: Tally) -> Reply:
         """What a single node would have answered.
@@ -508,6 +512,8 @@ class Quorum:
 
     def watch(self, node: int, answer: Reply | HoldfastError) -> None:
         """Report a node that begins to fail, and one that is back."""
+        if self._closed:  # it is us who do not hear it any more
+            return
         if isinstance(answer, HoldfastError):
             if node not in self.failing and not isinstance(answer, Unconnected):
                 self.failing.add(node)
