@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from holdfast.sim.page import draw_page, draw_svg, overlaps
-from holdfast.sim.timeline import Arrow, Bar, Lane, Mark, Timeline
+from holdfast.sim.telling import timeline_of
+from holdfast.sim.timeline import Arrow, Bar, Lane, LaneKind, Mark, Timeline
 
 pytest.importorskip("rich")
 
@@ -162,6 +163,23 @@ def test_one_after_the_other_is_no_overlap() -> None:
     story = Timeline("hand-off", lanes, bars=bars)
     assert not overlaps(story)
     assert "red-edge" not in classes(draw_svg(story))
+
+
+def test_who_takes_anothers_place_is_drawn_in_it() -> None:
+    trace = [
+        (1, "crashed", "c1"),
+        (2, "restarted", "c1'"),
+        (3, "message", "c1'", "server'", "acquire", 4),
+        (5, "believes", "c1'", 7),
+        (9, "through", "c1'", "a token"),
+    ]
+    lanes: dict[str, LaneKind] = {"server": "server", "c1": "client"}
+    told = timeline_of(trace, "", "", lanes)
+    assert told.bars == [
+        Bar("c1", 1, 2, "down", "crashed"),
+        Bar("c1", 5, 9, "held", "fence 7"),
+    ]
+    assert told.arrows == [Arrow("c1", "server", 3, 4, "acquire")]
 
 
 def test_a_lost_message_is_shown_as_lost() -> None:

@@ -45,6 +45,7 @@ _END: dict[str, tuple[BarKind, ...]] = {
     "doubts": ("held",),
     "goes on": ("paused",),
     "up": ("down",),
+    "restarted": ("down",),
     "crashed": ("waits", "held", "paused"),
 }
 
@@ -64,10 +65,11 @@ def timeline_of(
     for at, kind, who, *rest in trace:
         if kind == "message":
             target, what, arrives = rest
-            if who in lanes and target in lanes:
-                timeline.arrows.append(Arrow(who, target, at, arrives, what))
+            here, there = _name(who), _name(target)
+            if here in lanes and there in lanes:
+                timeline.arrows.append(Arrow(here, there, at, arrives, what))
             continue
-        lane = who if who in lanes else _lane(rest, lanes)
+        lane = _name(who) if _name(who) in lanes else _lane(rest, lanes)
         for ended in _END.get(kind, ()):
             end(lane, ended, at)
         if kind in _BEGIN:
@@ -87,7 +89,7 @@ def _marked(kind: str, who: str, lane: str, rest: Sequence[Any]) -> tuple[MarkKi
     if kind in _FAULTS:
         return "fault", " ".join([kind, *map(_amount, rest)])
     if kind == "violation":
-        return "violation", rest[0] if who == lane else f"{who}: {rest[0]}"
+        return "violation", rest[0] if _name(who) == lane else f"{who}: {rest[0]}"
     if kind == "accepted":
         return "accepted", f"{rest[0]} writes, {_fence(rest[1])}"
     if kind == "refused":
@@ -99,10 +101,15 @@ def _marked(kind: str, who: str, lane: str, rest: Sequence[Any]) -> tuple[MarkKi
 
 def _lane(rest: Sequence[Any], lanes: Mapping[str, LaneKind]) -> str:
     """Whom a note without a lane of its own is about: the first client it names, or a server."""
-    named = re.search(r"hf1:([^:]+):", " ".join(map(_words, rest)))
+    named = re.search(r"hf1:([^:']+)", " ".join(map(_words, rest)))
     if named and named[1] in lanes:
         return named[1]
     return next((lane for lane, kind in lanes.items() if kind == "server"), next(iter(lanes)))
+
+
+def _name(who: str) -> str:
+    """Whose place somebody took: a client that was started again, or a new server."""
+    return who.rstrip("'")
 
 
 def _fence(number: int) -> str:
