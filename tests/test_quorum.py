@@ -353,6 +353,25 @@ async def test_it_is_lost_at_its_deadline_when_no_majority_answers(
     assert not lease.held
 
 
+async def test_a_lease_outlives_nodes_that_lose_it_one_after_the_other(
+    face: Face, three: list[Server]
+) -> None:
+    client, other = face.connect(urls(three)), face.connect(urls(three))
+    lease = await client.lock("a", ttl=1.5).acquire()
+    token = lease.token.encode()
+    for server in three:
+        await soon(face, lambda: holders(three) == [token] * 3)
+        server.command("DEL", KEY, FENCE)
+        await soon(face, lambda: holders(three) == [token] * 3)
+        assert server.command("GET", FENCE) >= str(lease.fence).encode()
+    lease.check()
+    assert await other.lock("a").try_acquire() is None
+    await lease.release()
+    await soon(face, lambda: nothing_is_left(three))
+    later = await other.lock("a").acquire()
+    assert later.fence > lease.fence
+
+
 async def test_a_release_that_too_few_answer_says_so_and_is_tried_again(
     face: Face, three: list[Server]
 ) -> None:

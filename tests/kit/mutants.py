@@ -164,6 +164,7 @@ MANY_FLUSHED: Worlds = {
 }
 MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
 MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
+MANY_LONG: Worlds = {**MANY, "calm": True, "ttl": 15.0, "hold": 6.0, "slow": 0.2, "reset": 0.05}
 MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
 
 QUORUM = [
@@ -237,7 +238,7 @@ QUORUM = [
         "            await self._give_back()\n            pause",
         "            pause",
         MANY_CALM,
-        "L6",
+        "L6 S10",
     ),
     Mutant(
         "who does not answer is seen to",
@@ -250,9 +251,9 @@ QUORUM = [
     Mutant(
         "what may yet come is buried",
         "core/quorum.py",
-        'if args[2] != "0" or there is None or UNSURE not in there.values():',
-        "if True:",
-        MANY_RESET,
+        'if tombstone == "0" and there and',
+        "if False and there and",
+        MANY_TORN,
         "S10",
     ),
     Mutant(
@@ -261,6 +262,22 @@ QUORUM = [
         "if node not in stands:  #",
         "if False:  #",
         MANY_FLUSHED,
+        "S10",
+    ),
+    Mutant(
+        "what is given again may be overtaken by its release",
+        "core/quorum.py",
+        "there.update(dict.fromkeys(nodes, UNSURE))",
+        "there.update(dict.fromkeys(new, THERE))",
+        MANY_LONG,
+        "S10",
+    ),
+    Mutant(
+        "an old answer does not undo what was given again",
+        "core/quorum.py",
+        "            elif there.get(node) is ASKED:\n",
+        "            else:\n",
+        MANY_LONG,
         "S10",
     ),
     Mutant(

@@ -13,7 +13,8 @@ majority of them worth a lease:
   the same hint of the time.
 - **Where is my token?** `_whereabouts` says of each token on which nodes it is, or may be. What is
   asked of a lease is asked there, and giving it back is not over before it is gone from all of
-  them: who does not answer is seen to in the background.
+  them: who does not answer is seen to in the background. A lease that is renewed is given to the
+  nodes that missed or lost it, so that they may go and come one after the other.
 
 This module makes one node out of many: it answers for scripts as a single node would. How an
 attempt waits and tries again is in `core.election`.
@@ -25,10 +26,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.core.events import Event
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import TOMBSTONE_MS, keys_of
 from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.port import Unconnected
-from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW
+from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,6 +156,8 @@ class Quorum:
         self._clean_up = clean_up
         self._later = later
         self._whereabouts: dict[str, dict[int, str]] = {}
+        self._leaving: set[str] = set()
+        """The tokens that are being given back."""
         self.failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
         self._released: dict[str, Request] = {}
@@ -181,7 +184,8 @@ class Quorum:
 
         def is_there(node: int, state: str = THERE) -> None:
             over = node not in there or self._whereabouts.get(token) is not there
-            there[node] = state
+            if there.get(node) is not UNSURE:  # as when it is being given again
+                there[node] = state
             if over:  # it was given up meanwhile, and this came, or will come, after that
                 self._see_to(node, request)
 
@@ -189,9 +193,9 @@ class Quorum:
             unknown = isinstance(answer, OutcomeUnknown)
             if waiter and (unknown or isinstance(answer, list)):
                 self._is_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
-            if unknown or (type(answer) is int and answer > 0):
+            if unknown or _is_yes(answer):
                 is_there(node, UNSURE if unknown else THERE)
-            else:
+            elif there.get(node) is ASKED:
                 there.pop(node, None)
 
         tally = _Yes(self._all, self._is_decided, self, is_there)
@@ -243,7 +247,7 @@ class Quorum:
         token = request[2][0]
         there = self._whereabouts.get(token)
         if not there:
-            self._whereabouts.pop(token, None)
+            self.forget(token)
             return
         have_it = {node for node, state in there.items() if state is THERE}
         tally = await self._release(
@@ -271,6 +275,7 @@ class Quorum:
     def forget(self, token: str) -> None:
         """Care for a token no more: it is another's, or expires by itself."""
         self._whereabouts.pop(token, None)
+        self._leaving.discard(token)
         self._released.pop(token, None)
 
     def abandon(self, request: Request) -> None:
@@ -320,10 +325,63 @@ class Quorum:
             return not unsettled
 
         await self._background.ask(posts, timeout, heard, meanwhile)
+        await self._give_again(requests, tallies, meanwhile)
         return [
             self._outcome(script, tally)
             for (script, *_), tally in zip(requests, tallies, strict=True)
         ]
+
+    async def _give_again(
+        self, requests: Sequence[Request], tallies: list[Tally], meanwhile: Callable[[], float]
+    ) -> None:
+        """Give leases that were just renewed to the nodes that do not have them; wait for none.
+
+        They count from the next renewal on, and not for this one: what the holder believes in is
+        that a majority has had it all the time.
+        """
+        posts: list[Post] = []
+        notes: list[Note] = []
+        for (script, keys, args), tally in zip(requests, tallies, strict=True):
+            if script is not RENEW or len(tally.given) < self.majority:
+                continue
+            token, ttl, settings = args
+            nodes, voted, confirmed = self._missing_at(token, tally)
+            if nodes:
+                fence, every = str(max(tally.given.values())), keys_of(keys[0])
+                posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
+                posts.append((nodes, (CONFIRM, every, (token, ttl, fence, settings))))
+                notes += voted, confirmed
+
+        def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
+            self.watch(node, answer)
+            notes[number](node, answer)
+            return False
+
+        if posts:
+            await self._background.ask(posts, 0.0, heard, meanwhile)
+
+    def _missing_at(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
+        """Where a token is to be given again, and what to note of the vote and of its number."""
+        there = self._whereabouts.get(token, self._asked)
+        nodes = [n for n in self._all if n not in there or tally.answers.get(n) == 0]
+        new = {node for node in nodes if node not in there}
+
+        def voted(node: int, answer: Reply | HoldfastError) -> None:
+            if node in new and not _is_yes(answer) and not isinstance(answer, OutcomeUnknown):
+                self._is_gone(token, node)
+
+        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
+            if node in new and _is_yes(answer) and there.get(node) is UNSURE:
+                there[node] = THERE
+
+        # Noted first, looked at second: a release does these two in the other order. Where it finds
+        # the token noted it takes it back, also if it overtakes the vote, which is on another road.
+        there.update(dict.fromkeys(nodes, UNSURE))
+        if token in self._leaving or self._whereabouts.get(token) is not there:
+            for node in new:
+                self._is_gone(token, node)
+            nodes = []
+        return nodes, voted, confirmed
 
     def _outcome(self, script: Script, tally: Tally) -> Reply | HoldfastError:
         if script is RELEASE and tally.failed:
@@ -392,6 +450,8 @@ class Quorum:
         if script is INSPECT:
             return [(self._all, request)], Tally(self._all, self._is_known, self.watch)
         there = self._whereabouts.get(args[0])
+        if script is RELEASE and there is not None:
+            self._leaving.add(args[0])
         if keys.node is None:
             nodes = list(self._all if there is None else there)
         else:
@@ -400,14 +460,7 @@ class Quorum:
             tally: Tally = _Yes(nodes, self._is_kept, self, _nothing)
             tally.note = self._not_there(args[0])
             return [(nodes, request)], tally
-        tally = self._ending(args[0], nodes, enough)
-        if args[2] != "0" or there is None or UNSURE not in there.values():
-            return [(nodes, request)], tally
-        # A tombstone is left where a request may yet arrive by another road.
-        unsure = [node for node in nodes if there.get(node) is UNSURE]
-        sure = [node for node in nodes if node not in unsure]
-        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
-        return [(sure, request), (unsure, buried)], tally
+        return [(nodes, request)], self._ending(request, nodes, enough)
 
     def _not_there(self, token: str) -> Note:
         """Note where a token that is asked after turns out not to be."""
@@ -420,17 +473,23 @@ class Quorum:
         return note
 
     def _ending(
-        self, token: str, nodes: list[int], enough: Callable[[Tally], bool] | None
+        self,
+        request: Request,
+        nodes: list[int],
+        enough: Callable[[Tally], bool] | None,
     ) -> Tally:
-        """Count those who have released a token, and note where it is not any more."""
+        """Count those who have released a token, and note where it is not any more.
+
+        Where it may yet arrive, by another road, a tombstone is left.
+        """
+        token, _, tombstone, *_ = request[2]
 
         def gone(node: int) -> None:
             there = self._whereabouts.get(token)
-            if there is not None:
-                there.pop(node, None)
-                if not there:
-                    self._whereabouts.pop(token, None)
-                    self._released.pop(token, None)
+            if tombstone == "0" and there and there.get(node) is UNSURE:
+                self._see_to(node, request)
+            else:
+                self._is_gone(token, node)
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             if not isinstance(answer, HoldfastError):
@@ -442,6 +501,14 @@ class Quorum:
             tally = _Yes(nodes, enough, self, gone)
         tally.note = note
         return tally
+
+    def _is_gone(self, token: str, node: int) -> None:
+        """Note that a token is not on a node any more."""
+        there = self._whereabouts.get(token)
+        if there is not None:
+            there.pop(node, None)
+            if not there:
+                self.forget(token)
 
     def _missing(self, tally: Tally) -> int:
         """How many nodes are known not to have it."""
@@ -529,6 +596,10 @@ def _answers(tally: Tally) -> list[list[bytes]]:
 
 def _holder(answer: list[bytes]) -> bytes:
     return answer[0] if answer else b""
+
+
+def _is_yes(answer: Reply | HoldfastError) -> bool:
+    return type(answer) is int and answer > 0
 
 
 def _is_complete(tally: Tally) -> bool:

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Unconnected
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.world import Future
 from holdfast.wire.crowd import AGAIN, GRACE, Question
@@ -146,14 +147,28 @@ class _Seat:
             reply = answer.result()
             self._client.observer.answered(self._client, owed.request, reply)
         except ServerError as error:
-            if str(error).startswith("NOSCRIPT"):
+            if str(error).startswith("NOSCRIPT") and not self._is_too_late(owed):
                 self._send(owed, in_full=True)
                 return
-            reply = refusal(str(error), self._server.name)
+            if owed not in self.owed:
+                return
+            name = self._server.name
+            unknown = str(error).startswith("NOSCRIPT")
+            reply = Unconnected(name, node=name) if unknown else refusal(str(error), name)
         except ConnectionResetError:
             reply = self.unknown()
         self.owed.remove(owed)
         self._table.tell(owed, reply)
+
+    def _is_too_late(self, owed: _Owed) -> bool:
+        """Whether a request is not sent a second time, when the server does not know its script."""
+        if self._table.loop:
+            stray = (owed.number, owed.node) in owed.question.given_up
+            if stray:  # it might be the answer to another
+                self.drop()
+            return stray
+        self._known.discard(owed.request[0].sha)
+        return owed.question.over
 
 
 class _Table:

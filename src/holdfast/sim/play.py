@@ -29,6 +29,7 @@ from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import Server
 from holdfast.sim.quorum_checks import QuorumChecks
+from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
 
 if TYPE_CHECKING:
@@ -319,7 +320,11 @@ class Play:
         except Stuck:
             self.checks.fail("L2", "nothing can happen any more, and somebody waits")
         self._heal()
-        self._let_pass(CLEAN_UP + int(self.settings.quarantine * SECOND))
+        settings = self.settings
+        # What a failover undid, a release say, is over with its ttl.
+        undone = LONGER * settings.ttl if settings.failover else 0.0
+        silent = settings.quarantine if settings.wipe or settings.restart else 0.0
+        self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
         for server in self.servers:
             self.checks.tidied(server, self.spec.keys)
         self._let_pass(self._patience())

@@ -33,6 +33,7 @@ REACHED_BY_MANY = (
     "told that it is free",
     "taken back in the background",
     "a renewal that a node did not get",
+    "given again to a node",
     "a request that found its tombstone",
     "a renewal answered after the deadline",
     "a lease lost: expired",
@@ -69,6 +70,7 @@ class QuorumChecks(Checks):
         self._through: set[Hold] = set()
         self._denied: defaultdict[str, set[str]] = defaultdict(set)
         """Which nodes said of a token that they do not have it."""
+        self._renewed: set[str] = set()
 
     # At each node
 
@@ -176,6 +178,10 @@ class QuorumChecks(Checks):
         reached, mine = self.reached, earlier == args[0].encode()
         if script.name == "vote":
             reached["a request that found its tombstone"] += reply == 0
+            given = isinstance(reply, int) and reply > 0 and not mine
+            reached["given again to a node"] += given and args[0] in self._renewed
+        elif script.name == "renew" and mine:
+            self._renewed.add(args[0])
         elif script.name == "confirm":
             reached["numbers brought into agreement"] += reply != 0
         elif script.name == "release" and mine:

@@ -260,7 +260,12 @@ class _Seat:
     def _refused(self, text: str) -> None:
         question, number, request, _, at = self.owed.popleft()
         node = self.target.node
-        if text.startswith("NOSCRIPT"):
+        if text.startswith("NOSCRIPT") and question.over:
+            # Sent again it would come behind what was sent since, and nobody may be there to hear.
+            self.known.discard(request[0].sha)
+            forgotten = Unconnected(f"{node} did not know {request[0].name}", node=node)
+            question.tell(number, self._node, forgotten)
+        elif text.startswith("NOSCRIPT"):
             serial = next(self._serials)
             self.owed.append((question, number, request, serial, at))
             self.out.append(self.introduce(request, serial))
