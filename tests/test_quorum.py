@@ -372,6 +372,23 @@ async def test_a_lease_outlives_nodes_that_lose_it_one_after_the_other(
     assert later.fence > lease.fence
 
 
+async def test_what_was_extended_is_given_again_for_as_long_as_its_holder_believes(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=1.5).acquire()
+    await soon(face, lambda: holders(three) == [lease.token.encode()] * 3)
+    await lease.extend(12)
+    three[0].command("DEL", KEY)
+
+    async def is_back() -> bool:
+        return bool(three[0].command("GET", KEY))
+
+    await face.eventually(is_back, within=20)
+    assert three[0].command("PTTL", KEY) > 2_500
+    await lease.release()
+
+
 async def test_a_release_that_too_few_answer_says_so_and_is_tried_again(
     face: Face, three: list[Server]
 ) -> None:

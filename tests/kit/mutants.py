@@ -251,8 +251,16 @@ QUORUM = [
     Mutant(
         "what may yet come is buried",
         "core/quorum.py",
-        'if tombstone == "0" and there and',
-        "if False and there and",
+        "(*args[:2], TOMBSTONE_MS, *args[3:])",
+        "args",
+        MANY_RESET,
+        "S10",
+    ),
+    Mutant(
+        "what turns out to come after all is buried too",
+        "core/quorum.py",
+        'if unsure and tombstone == "0" and',
+        "if False and",
         MANY_TORN,
         "S10",
     ),

@@ -353,7 +353,6 @@ class Quorum:
                 notes += voted, confirmed
 
         def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
-            self.watch(node, answer)
             notes[number](node, answer)
             return False
 
@@ -362,11 +361,14 @@ class Quorum:
 
     def _missing_at(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
         """Where a token is to be given again, and what to note of the vote and of its number."""
-        there = self._whereabouts.get(token, self._asked)
+        there = self._whereabouts.get(token)
+        if there is None:
+            return [], _nothing, _nothing
         nodes = [n for n in self._all if n not in there or tally.answers.get(n) == 0]
         new = {node for node in nodes if node not in there}
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:
+            self.watch(node, answer)
             if node in new and not _is_yes(answer) and not isinstance(answer, OutcomeUnknown):
                 self._is_gone(token, node)
 
@@ -460,7 +462,13 @@ class Quorum:
             tally: Tally = _Yes(nodes, self._is_kept, self, _nothing)
             tally.note = self._not_there(args[0])
             return [(nodes, request)], tally
-        return [(nodes, request)], self._ending(request, nodes, enough)
+        # A tombstone is left where a request may yet arrive by another road.
+        unsure = [n for n in nodes if args[2] == "0" and there and there.get(n) is UNSURE]
+        if not unsure:
+            return [(nodes, request)], self._ending(request, nodes, enough, [])
+        sure = [node for node in nodes if node not in unsure]
+        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
+        return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
 
     def _not_there(self, token: str) -> Note:
         """Note where a token that is asked after turns out not to be."""
@@ -477,16 +485,18 @@ class Quorum:
         request: Request,
         nodes: list[int],
         enough: Callable[[Tally], bool] | None,
+        buried: list[int],
     ) -> Tally:
         """Count those who have released a token, and note where it is not any more.
 
-        Where it may yet arrive, by another road, a tombstone is left.
+        Where it turns out meanwhile that it may yet arrive, it is buried too.
         """
         token, _, tombstone, *_ = request[2]
 
         def gone(node: int) -> None:
             there = self._whereabouts.get(token)
-            if tombstone == "0" and there and there.get(node) is UNSURE:
+            unsure = there is not None and there.get(node) is UNSURE
+            if unsure and tombstone == "0" and node not in buried:
                 self._see_to(node, request)
             else:
                 self._is_gone(token, node)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms, ttl_of
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.scripts import RELEASE
 
@@ -261,7 +261,7 @@ class Renewer:
         if batch:
             asked_at = self._background.now()
             timeout = max(item.patience for item in batch)
-            requests = [_request(item) for item in batch]
+            requests = [_request(item, asked_at) for item in batch]
             try:
                 replies = await self._background.call_many(requests, timeout, self._meanwhile)
             except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
@@ -299,8 +299,11 @@ def _early(item: Hold | Cleanup | Errand, due: float) -> float:
     return min(WINDOW, item.spec.first_due / 2) if isinstance(item, Hold) else WINDOW
 
 
-def _request(item: Hold | Cleanup) -> Request:
-    return item.renewal(item.spec.ttl) if isinstance(item, Hold) else item.request
+def _request(item: Hold | Cleanup, now: float) -> Request:
+    if not isinstance(item, Hold):
+        return item.request
+    # As long as the holder believes in it, if it was extended: a node may be given it anew.
+    return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))
 
 
 def taking_back(spec: LockSpec, token: str) -> Request:

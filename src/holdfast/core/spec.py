@@ -231,6 +231,11 @@ def validity_of(ttl: float) -> float:
     return ttl * (1 - DRIFT) - MARGIN
 
 
+def ttl_of(validity: float) -> float:
+    """The ttl that is to be asked for by a sender who believes in it for so long."""
+    return (validity + MARGIN) / (1 - DRIFT)
+
+
 def to_ms(seconds: float) -> str:
     """Whole milliseconds, rounded up: the server never forgets sooner than the holder."""
     return str(math.ceil(seconds * 1000))
