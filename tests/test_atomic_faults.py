@@ -77,7 +77,7 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:
     for story in STORIES:
         if story.before is not None:
             server.command("SET", story.key, story.before)
-    return face.connect(proxy.url, command_timeout=0.1).atomic
+    return face.connect(proxy.url, command_timeout=0.3).atomic
 
 
 @pytest.fixture(params=[True, False], ids=["native", "script"])
