@@ -372,6 +372,7 @@ async def test_a_lease_outlives_nodes_that_lose_it_one_after_the_other(
     assert later.fence > lease.fence
 
 
+@pytest.mark.long
 async def test_what_was_extended_is_given_again_for_as_long_as_its_holder_believes(
     face: Face, three: list[Server]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kit.mutants import (
     CONTROL,
+    MANY_LONG,
     MUTANTS,
     NO_CHANGE,
     RARE,
@@ -48,7 +49,16 @@ def test_mutants_are_many_and_have_names_of_their_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+HUNTED = [
+    pytest.param(
+        mutant, marks=pytest.mark.long if mutant.worlds is MANY_LONG else (), id=mutant.name
+    )
+    for mutant in MUTANTS
+]
+"""Worlds in which leases are held for long take long."""
+
+
+@pytest.mark.parametrize("mutant", HUNTED)
 def test_a_mutant_is_caught(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     assert places(mutant) == 1, "the code has changed: say anew what to take out of it"
     found = hunt(mutant, mutant.worlds, SEEDS)
