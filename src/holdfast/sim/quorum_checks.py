@@ -69,7 +69,7 @@ class QuorumChecks(Checks):
         self._highest_by_then: list[int] = []
         self._through: set[Hold] = set()
         self._denied: defaultdict[str, set[str]] = defaultdict(set)
-        """Which nodes said of a token that they do not have it."""
+        """Which nodes said of a token that they do not have it, and were not given it since."""
         self._renewed: set[str] = set()
 
     # At each node
@@ -131,6 +131,7 @@ class QuorumChecks(Checks):
             self.fail("S5", f"{script.name} made a lock that was not there")
         if fence <= last:
             self.fail("S6", f"{server.name} numbered it {fence} after {last}")
+        self._denied[name].discard(server.name)
         back = server.name in self._returned[name]
         if back and not self.world.doubled and not self.untrusted and not self.settings.wipe:
             self.fail("S10", f"{name} took {server.name} after it had given it back")
@@ -255,6 +256,8 @@ class QuorumChecks(Checks):
 
     def _believes_them(self, token: str) -> None:
         """Who was told by a majority that it is not theirs does not believe any more."""
+        if len(self._denied[token]) < self._majority:
+            return
         for client, hold in self._holds:
             if hold.token == token and self.alive(client, hold):
                 self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
