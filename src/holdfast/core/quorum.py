@@ -462,10 +462,10 @@ class Quorum:
             tally: Tally = _Yes(nodes, self._is_kept, self, _nothing)
             tally.note = self._not_there(args[0])
             return [(nodes, request)], tally
-        # A tombstone is left where a request may yet arrive by another road.
-        unsure = [n for n in nodes if args[2] == "0" and there and there.get(n) is UNSURE]
-        if not unsure:
+        if args[2] != "0" or there is None or UNSURE not in there.values():
             return [(nodes, request)], self._ending(request, nodes, enough, [])
+        # A tombstone is left where a request may yet arrive by another road.
+        unsure = [node for node in nodes if there.get(node) is UNSURE]
         sure = [node for node in nodes if node not in unsure]
         buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
         return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
