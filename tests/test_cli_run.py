@@ -641,7 +641,9 @@ def test_the_command_does_not_outlive_a_holdfast_that_is_killed_or_stopped(
 ) -> None:
     (place.folder / "beat.py").write_text(BEAT)
     pair = f"{sys.executable} -S beat.py beats & echo $!; echo $$; wait"
-    with place.start("--ttl", TTL, "--", "sh", "-c", pair) as running:
+    # Of a holdfast that is stopped a twentieth is left for killing, on a machine that is busy.
+    ttl = TTL if how is signal.SIGKILL else "3"
+    with place.start("--ttl", ttl, "--", "sh", "-c", pair) as running:
         pids = [int(running.says()) for _ in range(2)]
         eventually((place.folder / "beats").exists, within=PATIENCE)
         running.process.send_signal(how)

@@ -498,6 +498,7 @@ def test_a_blackhole_is_silent_until_healed(
     newcomer = RawClient(proxy.port)
     with newcomer.socket:
         newcomer.send("PING")
+        eventually(lambda: proxy.requests == 4, what="all were swallowed")
         assert newcomer.hears_nothing()
         assert client.hears_nothing()
         assert counter(server) == 1
