@@ -131,6 +131,22 @@ def test_it_leaves_the_terminal_to_the_shell_while_it_is_stopped(kind: str) -> N
         assert terminal.gave_back
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["goes on", "was stopped"])
+def test_however_often_it_hears_that_it_goes_on_it_gives_the_terminal_back(
+    top: Terminal, *, stopped: bool
+) -> None:
+    top.shows("0 held")
+    if stopped:
+        top.send(signal.SIGSTOP)
+    before = top.taken
+    top.send(signal.SIGCONT)
+    eventually(lambda: top.taken > before, within=PATIENCE, what="it is taken again")
+    top.shows("0 held")
+    top.types("q")
+    assert top.ends() == 0
+    eventually(lambda: top.gave_back, within=PATIENCE, what="the screen is given back")
+
+
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_it_says_that_the_server_is_away_and_goes_on_when_it_is_back(kind: str) -> None:
     with Server.start(programs()[kind]) as server, Terminal(*TOP, HOLDFAST_URL=server.url) as top:

@@ -120,9 +120,14 @@ class Terminal:
     @property
     def gave_back(self) -> bool:
         """Whether the screen and the cursor were given back as often as they were taken."""
-        taken, given = self.written.count(b"\x1b[?1049h"), self.written.count(b"\x1b[?1049l")
+        given = self.written.count(b"\x1b[?1049l")
         hidden, shown = self.written.count(b"\x1b[?25l"), self.written.count(b"\x1b[?25h")
-        return taken == given > 0 and hidden == shown
+        return self.taken == given > 0 and hidden == shown
+
+    @property
+    def taken(self) -> int:
+        """How often the screen was taken."""
+        return self.written.count(b"\x1b[?1049h")
 
     def __enter__(self) -> Self:
         return self

@@ -123,7 +123,10 @@ class Terminal:
             self._goes_on = True
         if self._goes_on:
             self._goes_on = False
-            self._take()  # also if it was stopped without being asked: who knows what came of it
+            # It may have been stopped without being asked, and who knows what came of the terminal.
+            # Or this is heard late, and it has been taken already.
+            self._give_back()
+            self._take()
 
     def ring(self) -> None:
         """End `wait`, from any thread."""
