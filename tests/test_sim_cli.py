@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -18,10 +20,10 @@ from holdfast.sim.hazards import GALLERY
 from holdfast.sim.settings import CALM
 from holdfast.sim.sweep import Found
 from kit.terminal import HOLDFAST, PATIENCE, SOURCE, Screen, environment, on_a_terminal
+from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 WITHOUT = """
 import sys
@@ -381,8 +383,20 @@ def test_ctrl_c_while_workers_start_is_as_silent(tmp_path: Path) -> None:
     assert "Traceback" not in screen.text
 
 
-def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
+def inode(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):  # others come and go
+        return path.stat().st_ino
+    return None
+
+
+def test_neither_workers_nor_semaphores_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
     with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("[1-9][0-9]* worlds in ")
+        mapped = Path(f"/proc/{screen.process.pid}/maps").read_text()
+        inodes = set(map(int, re.findall(r"(\d+) +/dev/shm/sem\.", mapped)))
+        home = Path("/dev/shm")  # noqa: S108 - only looked at
+        semaphores = [each for each in home.glob("sem.*") if inode(each) in inodes]
+        assert semaphores
         screen.process.kill()
         assert screen.to_the_end() == -signal.SIGKILL
+    eventually(lambda: not any(each.exists() for each in semaphores), what="they are removed")

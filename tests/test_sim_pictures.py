@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from holdfast.sim.page import draw_page, draw_svg, overlaps
+from holdfast.sim.pictures.page import draw_page, draw_svg
+from holdfast.sim.pictures.wording import overlaps
 from holdfast.sim.telling import timeline_of
 from holdfast.sim.timeline import Arrow, Bar, Lane, LaneKind, Mark, Timeline
 
@@ -17,7 +18,7 @@ pytest.importorskip("rich")
 from rich.cells import cell_len
 from rich.console import Console
 
-from holdfast.sim.text_picture import draw_text
+from holdfast.sim.pictures.text import draw_text
 
 EVIL = "<script>alert(\"1\" & '2')</script>\x1b[31m\x00]]>\n\u202e"
 

@@ -5,45 +5,31 @@ The simulator is imported by the commands, not here: asking for help should not 
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import sys
-import time
-import warnings
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields, replace
-from itertools import count
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
+from holdfast.cli.sweeping import Sweeping, chunks, cores, quietly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from multiprocessing.synchronize import Event
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from rich.console import Console
     from rich.progress import Progress
-    from typing_extensions import Self
 
     from holdfast.sim.hazards import Hazard, Side
     from holdfast.sim.play import Outcome
     from holdfast.sim.settings import Settings
     from holdfast.sim.sweep import Found, Report
     from holdfast.sim.timeline import LaneKind, Timeline
-
-CHUNK = 28
-"""Worlds that a worker is given at a time: a fraction of a second, and each kind twice."""
 
 WORLDS = 1000
 """How many are run if nothing is said."""
@@ -155,7 +141,7 @@ def hazards(
         if pictures or names:
             _draw_both(console, both.broken.timeline, both.holdfast.timeline)
     if page is not None:
-        from holdfast.sim.page import draw_page
+        from holdfast.sim.pictures.page import draw_page
 
         drawn = [each.timeline for _, both in shown for each in (both.broken, both.holdfast)]
         _write(page, draw_page(drawn, "How locks go wrong, and what holdfast does"))
@@ -204,7 +190,7 @@ def _outcome_of(side: Side) -> str:
 def _draw_both(console: Console, left: Timeline, right: Timeline) -> None:
     from rich.table import Table
 
-    from holdfast.sim.text_picture import draw_text
+    from holdfast.sim.pictures.text import draw_text
 
     if console.width >= SIDE_BY_SIDE:
         beside = Table.grid(padding=(0, 3, 0, 0))
@@ -286,6 +272,9 @@ def run(
             show_default=False,
         ),
     ] = None,
+    hand_off: Annotated[
+        float | None, _chance("A lease is handed to another client in the end.", WHO)
+    ] = None,
     slow: Annotated[float | None, _chance("A message is slow.")] = None,
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,
@@ -314,10 +303,10 @@ def run(
     """
     kinds = _kinds(ctx)
     console = open_console()
-    jobs = jobs or _cores()
+    jobs = jobs or cores()
     wanted = WORLDS if seeds is None and seconds is None else seeds
     try:
-        with _Sweeping(kinds, twice=twice, jobs=jobs) as sweeping:
+        with Sweeping(kinds, twice=twice, jobs=jobs) as sweeping:
             _follow(console, sweeping, first, wanted, seconds)
     except Interrupted:
         _say(console, f"stopped; {_tell(sweeping.report)}")
@@ -359,126 +348,8 @@ def _kinds(ctx: typer.Context) -> list[Settings]:
         raise typer.BadParameter(f"{error}{hint}") from None
 
 
-def _cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class _Worker:
-    """What a worker process knows."""
-
-    stop: Event
-
-    @staticmethod
-    def begin(stop: Event) -> None:
-        """Leave Ctrl-C to the process that started this one, and go when it is gone."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _quietly()
-        _Worker.stop = stop
-        Thread(target=_Worker._go_along, daemon=True).start()
-
-    @staticmethod
-    def _go_along() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    @staticmethod
-    def goes_on(report: Report) -> bool:
-        """Whether there is a need for more worlds."""
-        return not report.found and not _Worker.stop.is_set()
-
-    @staticmethod
-    def work(seeds: range, kinds: Sequence[Settings], *, twice: bool) -> Report:
-        """Run some worlds."""
-        from holdfast.sim.sweep import sweep
-
-        return sweep(seeds, kinds, twice=twice, go_on=_Worker.goes_on)
-
-
-class _Sweeping:
-    """Worker processes that run worlds, and what they have seen so far."""
-
-    def __init__(self, kinds: Sequence[Settings], *, twice: bool, jobs: int) -> None:
-        from holdfast.sim.sweep import Report, states_of
-
-        self.report = Report(states_of(kinds))
-        self.jobs = jobs
-        self._kinds = kinds
-        self._twice = twice
-        context = get_context("spawn")
-        self._stop = context.Event()
-        self._pool = ProcessPoolExecutor(jobs, context, _Worker.begin, (self._stop,))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        with _uninterrupted():
-            if kind is not None:
-                self._stop.set()
-            self._pool.shutdown(cancel_futures=True)
-
-    def run(self, seeds: Iterator[range], seconds: float) -> Iterator[Report]:
-        """Run the worlds of all these seeds, and tell from time to time how it stands.
-
-        After a world that breaks a promise those that were begun are still ended, so that the
-        first one is the same each time.
-        """
-        began = time.perf_counter()
-        running: set[Future[Report]] = set()
-        enough = False
-        while True:
-            while not enough and len(running) < 2 * self.jobs:
-                some = next(seeds, None)
-                if some is None:
-                    enough = True
-                else:
-                    running.add(self._submit(some))
-            if not running:
-                return
-            done, running = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
-            for each in done:
-                self.report.add(each.result())
-            self.report.seconds = time.perf_counter() - began
-            if self.report.seconds >= seconds:
-                self._stop.set()
-                enough = True
-            enough = enough or bool(self.report.found)
-            yield self.report
-
-    def _submit(self, seeds: range) -> Future[Report]:
-        with _uninterrupted():  # a worker that is started here is not interrupted at all
-            return self._pool.submit(_Worker.work, seeds, self._kinds, twice=self._twice)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C, where that is possible."""
-    if sys.platform == "win32":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _chunks(first: int, wanted: int | None) -> Iterator[range]:
-    for begin in count(first, CHUNK):
-        end = begin + CHUNK if wanted is None else min(begin + CHUNK, first + wanted)
-        if begin >= end:
-            return
-        yield range(begin, end)
-
-
 def _follow(
-    console: Console, sweeping: _Sweeping, first: int, wanted: int | None, seconds: float | None
+    console: Console, sweeping: Sweeping, first: int, wanted: int | None, seconds: float | None
 ) -> None:
     """Let the worlds run, and tell of it: by a bar on a terminal, or else by a line at times."""
     how_many = "worlds" if wanted is None else f"{wanted} worlds"
@@ -489,7 +360,7 @@ def _follow(
     with bar or nullcontext():
         task = bar.add_task("", total=wanted or seconds) if bar else None
         limit = float("inf") if seconds is None else seconds
-        for report in sweeping.run(_chunks(first, wanted), limit):
+        for report in sweeping.run(chunks(first, wanted), limit):
             if bar is not None and task is not None:
                 done = report.worlds if wanted else min(report.seconds, seconds or 0.0)
                 bar.update(task, completed=done, description=_tell(report))
@@ -533,7 +404,7 @@ def _tell_found(console: Console, found: Found, save: Path | None) -> None:
     _write(path, found.dump())
     _say(console, f"saved in {path}; to see it again: holdfast sim replay {shlex.quote(str(path))}")
     _say(console, "looking for the shortest way to it, which may take a minute ...")
-    _quietly()
+    quietly()
     shortest = found.shortest()
     _write(path, shortest.dump())
     special = sum(map(bool, shortest.choices))
@@ -569,7 +440,7 @@ def replay(
     Example: `holdfast sim replay holdfast-S1-seed-42.json`
     """
     console = open_console()
-    _quietly()
+    quietly()
     try:
         found = _loaded(file)
         outcome = found.run()
@@ -583,12 +454,12 @@ def replay(
     now = _broke(outcome.check, outcome.detail)
     _say(console, f"now:              {now}", "bold red" if outcome.check else "green")
     if page is not None:
-        from holdfast.sim.page import draw_page
+        from holdfast.sim.pictures.page import draw_page
 
         _write(page, draw_page([timeline], timeline.title))
         _say(console, f"the picture is in {page}")
     if svg is not None:
-        from holdfast.sim.page import draw_svg
+        from holdfast.sim.pictures.page import draw_svg
 
         _write(svg, draw_svg(timeline))
         _say(console, f"the drawing is in {svg}")
@@ -670,7 +541,7 @@ def _end_of(timeline: Timeline, free: Sequence[int]) -> Timeline:
 
 
 def _draw(console: Console, timeline: Timeline) -> None:
-    from holdfast.sim.text_picture import draw_text
+    from holdfast.sim.pictures.text import draw_text
 
     console.print(draw_text(timeline, console.width))
     _say(console)
@@ -694,8 +565,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         _fail(f"{path} could not be written: {error.strerror}")
-
-
-def _quietly() -> None:
-    """Say nothing of work that was never begun: that of processes that crashed."""
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

@@ -7,11 +7,12 @@ its holders believe, and the numbers they were given.
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.core.hold import HELD
 from holdfast.core.spec import keys_of
+from holdfast.errors import LeaseLost
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ PUSHED = {
 """Of these, what does not happen where waiting polls."""
 
 
+HANDED_ON = (
+    "a lease adopted",
+    "adopted by another, or over",
+    "exported, and adopted by nobody",
+    "an adoption that found its own token",
+    "an adoption given back",
+)
+"""The same where leases are handed from one client to another."""
+
+
 class Violated(BaseException):
     """Something happened that must never happen, or did not that must."""
 
@@ -110,6 +121,14 @@ class Resource:
         return True
 
 
+class _Exported(NamedTuple):
+    """A lease that was handed off, to how many, and when."""
+
+    hold: Hold
+    takers: int
+    at: int
+
+
 class Checks:
     """Everything that is checked in one world, about one lock."""
 
@@ -133,6 +152,10 @@ class Checks:
         self._left: object = -2
         self._given_back: set[str] = set()  # tokens whose holder released them
         self._kept: dict[str, tuple[SimClient, Hold]] = {}  # the last hold of each token
+        self._exported: dict[str, _Exported] = {}  # by their tokens
+        self._passed: defaultdict[str, set[str]] = defaultdict(set)  # to whom, at the server
+        self._ran_out: set[str] = set()  # of what was exported, what the server then gave anew
+        self._adopted: dict[str, str] = {}  # what each had exported who adopted it, and believed
         self._same_since: tuple[bytes | None, int] = (None, 0)
         self._free_since = 0
         self.untrusted = not settings.trusts
@@ -174,7 +197,9 @@ class Checks:
         if holder != earlier:
             self.world.note("holder", server.name, holder, fence)
             self._given_up(script, args, earlier)
-            if holder is not None:
+            if script.name == "adopt" and holder is not None:
+                self._passed_on(server, keys, args)
+            elif holder is not None:
                 self._went_to(server, holder, script, args)
                 self._in_order(holder, _line(server, keys), script, args)
         elif holder is not None and fence != earlier_fence:
@@ -184,10 +209,15 @@ class Checks:
         self._believers_are_kept(server)
 
     def _given_up(self, script: Script, args: Sequence[str], earlier: bytes | None) -> None:
-        """Only its own holder's request takes a lock from somebody."""
+        """Only its own holder's request takes a lock from somebody, or what that one exported."""
         token = args[0].encode()
+        if self._may_adopt(script, args, earlier):
+            return
         if earlier is not None and earlier != token and not self._joined(earlier, token):
             self.fail("S4", f"{script.name} of {token!r} took the lock from {earlier!r}")
+        exported = args[0] in self._exported and args[0] not in self._ran_out
+        if earlier == token and exported and not self.untrusted:
+            self.fail("S4", f"{script.name} ended {earlier!r}, which was exported")
         if earlier == token and script.name == "release" and "lost" not in "".join(args[2:3]):
             self._given_back.add(args[0])
 
@@ -195,9 +225,25 @@ class Checks:
         """Only an acquire or a release gives it to somebody."""
         if script.name == "renew":
             self.fail("S5", "a renewal made a lock that was not there")
-        if script.name != "adopt":
-            self._server_granted(holder, look(server, [self._key, self._key + b":fence"])[1])
-            self._may_have_it(server, holder, args[0].encode())
+        self._server_granted(holder, look(server, [self._key, self._key + b":fence"])[1])
+        self._may_have_it(server, holder, args[0].encode())
+
+    def _may_adopt(self, script: Script, args: Sequence[str], earlier: bytes | None) -> bool:
+        """Whether it is the adoption of what is there, and was exported."""
+        return script.name == "adopt" and args[2].encode() == earlier and args[2] in self._exported
+
+    def _passed_on(self, server: Server, keys: Sequence[bytes], args: Sequence[str]) -> None:
+        """An adoption takes over what is there, with its fence, for one who has not given it up."""
+        name, holder, (earlier, earlier_fence) = args[0], args[0].encode(), self._before
+        fence = look(server, keys)[1]
+        if earlier is None:
+            self.fail("S5", "an adoption made a lock that was not there")
+        if fence != earlier_fence:
+            self._fence_changed("adopt", holder, fence)
+        if server.data.run("ZSCORE", keys[2], b"+" + holder) is not None:
+            self.fail("S10", f"{name} adopted the lock after it had given up")
+        self._passed[args[2]].add(name)
+        self._last_holder, self._last_name = holder, name
 
     def _not_in_the_delay(self, name: str) -> None:
         """Nobody keeps, or gets back, what is there for the sake of the delay alone."""
@@ -209,10 +255,14 @@ class Checks:
         """It went to somebody who is there, did not give it up, and not before the delay."""
         name = holder.decode()
         client = holder.split(b":")[1]
+        if name in self._exported:  # by a request of its exporter's that came late
+            self._ran_out.add(name)
         if client != asking.split(b":")[1] and not server.hears(b"holdfast:push:" + client):
             self.fail("L3", f"{name} got the lock, and its client is gone")
         if name in self._given_back and not self.world.doubled and not self._forgetful:
             self.fail("S10", f"{name} got the lock after it had given it back")
+        if name in self._adopted.values() and not self._forgetful:
+            self.fail("S10", f"{name} got the lock after it was exported and adopted")
         last = self._kept.get(self._last_name)
         self._last_name = name
         if last is None or self.untrusted or not self.settings.lock_delay:
@@ -257,7 +307,9 @@ class Checks:
         """Called again and again once all is well: nobody of those waits long for a free lock."""
         waiting = [waiter for waiter in _line(server, keys) if waiter.decode() in tokens]
         holder = look(server, keys)[0]
-        if holder != self._same_since[0] or any(self.alive(*each) for each in self._holds):
+        passed_on = holder is not None and self._is_passed_on(holder)
+        held = passed_on or any(self.alive(*each) for each in self._holds)
+        if holder != self._same_since[0] or held:
             self._same_since = holder, self.world.now
         elif holder and self.settings.calm and self.world.now - self._same_since[1] > FREE_AT_MOST:
             self.fail("L3", f"{holder!r} does not know that it has the lock")
@@ -325,6 +377,21 @@ class Checks:
                 isinstance(reply, int) and earlier == args[0].encode()
             )
             reached["stood in line"] += isinstance(reply, list) and reply[2] != b"0"
+        self._note_adoption(script, args, reply, earlier)
+
+    def _note_adoption(
+        self,
+        script: Script,
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+        earlier: bytes | None,
+    ) -> None:
+        mine = earlier == args[0].encode()
+        if script.name == "adopt":
+            self.reached["an adoption that found its own token"] += mine and reply != 0
+        elif script.name == "release" and mine and args[0] not in self._kept:
+            adopters = set().union(*self._passed.values())
+            self.reached["an adoption given back"] += args[0] in adopters
 
     # At a client
 
@@ -349,9 +416,47 @@ class Checks:
             for other, held in self._holds:
                 if held is not hold and self.alive(other, held) and not self._share(held, hold):
                     self.fail("S1", f"{held.token} and {hold.token} both believe")
-            if hold.fence <= self._highest_believed and not self.settings.owner:
+            if not self._is_above(hold, self._highest_believed) and not self.settings.owner:
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
         self._remember(client, hold)
+
+    def _is_above(self, hold: Hold, fence: int) -> bool:
+        """Whether it comes after that fence; what was adopted has it from its exporter."""
+        return hold.fence >= fence if hold.token in self._adopted else hold.fence > fence
+
+    def exported(self, client: SimClient, hold: Hold, takers: int) -> None:
+        """A client has handed a lease to so many: from now on it does not believe."""
+        self.world.note("exports", client.machine.name)
+        self._releasing.add(hold)
+        self._exported[hold.token] = _Exported(hold, takers, self.world.now)
+        self.reached["exported, and adopted by nobody"] += not takers
+        self.ended(client, hold, "export")
+
+    def adopted(self, client: SimClient, hold: Hold, exported: str) -> None:
+        """A client goes on with what another had exported, and is the only one who does."""
+        self.reached["a lease adopted"] += 1
+        fence = self._exported[exported].hold.fence
+        if exported in self._adopted.values() and not self.untrusted:
+            self.fail("S4", f"{hold.token} adopted {exported}, as somebody else had")
+        if hold.fence != fence:
+            self.fail("S8", f"{hold.token} adopted fence {fence} as {hold.fence}")
+        if self._fences[fence] in {exported, *self._passed[exported]}:
+            self._fences[fence] = hold.token
+        self._adopted[hold.token] = exported
+        self.granted(client, hold)
+
+    def not_adopted(self, exported: str, error: BaseException) -> None:
+        """A client could not have what another had exported."""
+        self.reached["adopted by another, or over"] += isinstance(error, LeaseLost)
+        _, takers, at = self._exported[exported]
+        soon = self.world.now < at + self.settings.ttl * SECOND / 2
+        if self.settings.calm and soon and takers == 1:
+            self.fail("ADOPT", f"nobody else wanted {exported}, and it was not to be had: {error}")
+
+    def _is_passed_on(self, holder: bytes) -> bool:
+        """Whether it was exported, and nobody has adopted it."""
+        name = holder.decode()
+        return name in self._exported and name not in self._adopted.values()
 
     def _remember(self, client: SimClient, hold: Hold) -> None:
         self._highest_believed = max(self._highest_believed, hold.fence)
@@ -451,7 +556,7 @@ class Checks:
         holder = look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
-        if holder and name not in self._gone and not kept:
+        if holder and name not in self._gone and not kept and not self._is_passed_on(holder):
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")
 
     def finished(self, server: Server, keys: Sequence[bytes]) -> None:
@@ -466,9 +571,13 @@ class Checks:
             self.fail("S6", "an accepted write was overwritten")
 
     def _excused(self, waiter: bytes) -> bool:
-        """Whether its client is no more, or never sent the request that put it there."""
+        """Whether its client is no more, or never sent the request that put it there.
+
+        An abandoned request of one who exported the lease may come when that has run out: if it is
+        granted the lock, it hands it back.
+        """
         _, client, number, _ = waiter.decode().split(":", 3)
-        if client in self._gone:
+        if client in self._gone or self._is_passed_on(waiter):
             return True
         what = f"acquire {client}:{number}"
         return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)

@@ -15,8 +15,8 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.port import Unconnected
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.world import Future
-from holdfast.wire.crowd import AGAIN, GRACE, Question
 from holdfast.wire.refusals import refusal
+from holdfast.wire.table import AGAIN, GRACE, Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.acquire import acquire
 from holdfast.core.extend import extend
+from holdfast.core.hand_off import adopt, export
 from holdfast.core.hold import RELEASED, RELEASING, Grip
 from holdfast.core.release import check, release
 from holdfast.core.spec import describe
@@ -191,16 +192,23 @@ class Play:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - acquire returned
         self.checks.granted(client, hold)
+        await self._hold(client, grip)
+
+    async def _hold(self, client: SimClient, grip: Grip) -> None:
+        """Work with what was granted or adopted, then release it or hand it on."""
         try:
             await self._work(client, grip)
         except Cancelled:
             self.checks.reached["cancelled while holding"] += 1
-        await self._release(client, grip)
+        if self.world.choices.chance("hands off", self.settings.hand_off):
+            await self._hand_off(client, grip)
+        else:
+            await self._release(client, grip)
 
     def _nothing_is_held(self, grip: Grip) -> None:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         if hold is not None and hold.live:
-            self.checks.fail("S16", "an acquire that failed holds the lock")
+            self.checks.fail("S16", "what failed holds the lock")
 
     def _in_time(self, client: SimClient, began: float) -> None:
         """An acquire with a timeout is over by then and one command's."""
@@ -294,6 +302,48 @@ class Play:
         else:
             self.checks.ended(client, hold, "release")
 
+    async def _hand_off(self, client: SimClient, grip: Grip) -> None:
+        """Export it and pass the text on; what cannot be exported is released."""
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        try:
+            text = await export(client.session, grip)
+        except (Cancelled, HoldfastError) as error:
+            self.world.note("not exported", client.machine.name, type(error).__name__)
+            await self._release(client, grip)
+            return
+        takers = (1, 2, 0)[self.world.choices.pick("takers", (4, 3, 1))]
+        self.checks.exported(client, hold, takers)
+        for _ in range(takers):
+            self._pass_on(text, hold.token)
+        await release(client.session, grip)  # as the end of a `with` does: it is nobody's here
+
+    def _pass_on(self, text: str, token: str) -> None:
+        """Have somebody adopt it, sooner or later."""
+        choices = self.world.choices
+        client = self.clients[choices.pick("taker", [1] * len(self.clients))]
+        later = (0.0, 0.02, 0.5, self.settings.ttl)[choices.pick("carried", (4, 3, 2, 1))]
+        adopting = self._adopt(client, text, token, later)
+        task = client.machine.spawn(adopting, f"a{len(self.tasks)}")
+        self.tasks.append((client, task))
+
+    async def _adopt(self, client: SimClient, text: str, exported: str, later: float) -> None:
+        """Adopt it, and go on as if it had been acquired."""
+        who, grip = client.machine.name, Grip()
+        await client.sleep(later)
+        self.world.note("adopts", who)
+        try:
+            await adopt(client.session, text, grip, COMMAND_TIMEOUT)
+        except (Cancelled, HoldfastError) as error:
+            self.world.note("turn ended", who, type(error).__name__)
+            self._nothing_is_held(grip)
+            self.checks.not_adopted(exported, error)
+            return
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - adopt returned
+        self.checks.adopted(client, hold, exported)
+        await self._hold(client, grip)
+
     # From beginning to end
 
     def run(self) -> Outcome:
@@ -345,6 +395,8 @@ class Play:
         turns = settings.clients * settings.tasks * settings.turns
         each = 8 * settings.hold + settings.lock_delay + 1.0
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
+        if settings.hand_off:  # it is held by several, or runs out
+            each += 3 * each + LONGER * settings.ttl
         young = settings.quarantine
         return int((turns * each + dead + young + 10.0) * SECOND) + self._faults.jumped
 

@@ -71,6 +71,10 @@ class QuorumChecks(Checks):
         self._denied: defaultdict[str, set[str]] = defaultdict(set)
         """Which nodes said of a token that they do not have it, and were not given it since."""
         self._renewed: set[str] = set()
+        self._passed_at: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
+        """Of what was exported, which nodes each adopter ever had."""
 
     # At each node
 
@@ -103,7 +107,7 @@ class QuorumChecks(Checks):
             self.world.note("holder", server.name, holder, fence)
             self._gave_up(server, script, args, earlier)
             if holder is not None:
-                self._took(server, script, holder, int(fence or 0), int(earlier_fence or 0))
+                self._took(server, script, args, holder, int(fence or 0), int(earlier_fence or 0))
         elif holder is not None and fence != earlier_fence:
             self._renumbered(script, args, holder, int(fence or 0))
         if holder is not None:
@@ -117,19 +121,39 @@ class QuorumChecks(Checks):
         token = args[0].encode()
         if earlier is None:
             return
+        if self._may_adopt(script, args, earlier):
+            return
         if earlier != token or script.name != "release":
             self.fail("S4", f"{script.name} of {token!r} took {server.name} from {earlier!r}")
+        if args[0] in self._exported and not self.untrusted:
+            most = max(map(len, self._passed_at[args[0]].values()), default=0)
+            if most < self._majority:
+                self.fail("S4", f"{earlier!r} was exported, and {server.name} gave it up")
         if "lost" not in "".join(args[2:3]):
             self._returned[args[0]].add(server.name)
             if len(self._returned[args[0]]) >= self._majority:
                 self._given_back.add(args[0])
 
-    def _took(self, server: Server, script: Script, holder: bytes, fence: int, last: int) -> None:
-        """Only a vote takes a node, and it raises the node's number."""
-        name = holder.decode()
-        if script.name != "vote":
+    def _took(  # noqa: PLR0913, PLR0917 - what was asked, and what came of it
+        self,
+        server: Server,
+        script: Script,
+        args: Sequence[str],
+        holder: bytes,
+        fence: int,
+        last: int,
+    ) -> None:
+        """Only a vote takes a node, and it raises the node's number; an adoption keeps it."""
+        name, adopts = holder.decode(), script.name == "adopt"
+        if (script.name != "vote" and not adopts) or (adopts and self._before[0] is None):
             self.fail("S5", f"{script.name} made a lock that was not there")
-        if fence <= last:
+        if adopts:
+            if fence != last and not self.untrusted:
+                self.fail("S8", f"{server.name} numbered {fence} what was adopted as {last}")
+            self._passed[args[2]].add(name)
+            self._passed_at[args[2]][name].add(server.name)
+            self._through.add(self._exported[args[2]].hold)
+        elif fence <= last:
             self.fail("S6", f"{server.name} numbered it {fence} after {last}")
         self._denied[name].discard(server.name)
         back = server.name in self._returned[name]
@@ -188,6 +212,7 @@ class QuorumChecks(Checks):
         elif script.name == "release" and mine:
             reached["votes given back"] += args[0] not in self._kept
             reached["taken back in the background"] += _node_of(keys) is not None
+        self._note_adoption(script, args, reply, earlier)
 
     # At a client
 
@@ -197,7 +222,7 @@ class QuorumChecks(Checks):
         given = self._fences.setdefault(hold.fence, hold.token)
         if given != hold.token:
             self.fail("S6", f"fence {hold.fence} was given to {given} and to {hold.token}")
-        stood = self._stood.get((hold.token, hold.fence), set())
+        stood = self._stood_at(hold)
         if len(stood) < self._majority:
             self.fail("S6", f"fence {hold.fence} of {hold.token} stood at {len(stood)} nodes only")
         self._in_real_time(client, hold)
@@ -205,7 +230,7 @@ class QuorumChecks(Checks):
             for other, held in self._holds:
                 if held is not hold and self.alive(other, held):
                     self.fail("S1", f"{held.token} and {hold.token} both believe")
-            if hold.fence <= self._highest_believed:
+            if not self._is_above(hold, self._highest_believed):
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
             self._after_the_delay()
         has_it = [each.data.run("GET", self._key) == hold.token.encode() for each in self._nodes]
@@ -217,12 +242,19 @@ class QuorumChecks(Checks):
         self._believed_at.append(self.world.now)
         self._highest_by_then.append(self._highest_believed)
 
+    def _stood_at(self, hold: Hold) -> set[str]:
+        """Where it had its fence; what was adopted had it before, and need only be there."""
+        exported = self._adopted.get(hold.token)
+        if exported is None:
+            return self._stood.get((hold.token, hold.fence), set())
+        return self._passed_at[exported][hold.token]
+
     def _in_real_time(self, client: SimClient, hold: Hold) -> None:
         """Whatever happens: who asked after somebody believed has the greater fence."""
         asked_at = client.machine.true_time(hold.deadline - hold.spec.validity)
         before = bisect_right(self._believed_at, asked_at)
         highest = self._highest_by_then[before - 1] if before else 0
-        if hold.fence <= highest:
+        if not self._is_above(hold, highest):
             self.fail("S7", f"fence {hold.fence} was asked for when {highest} was held")
 
     def _after_the_delay(self) -> None:
@@ -283,7 +315,8 @@ class QuorumChecks(Checks):
     def _patience(self) -> int:
         settings = self.settings
         left_over = 0.0
-        if not settings.calm:  # what a crashed holder had, for as long as it was extended to
+        # What a crashed holder had, or nobody adopts, for as long as it was extended to.
+        if settings.hand_off or not settings.calm:
             left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
         return int((5.0 + left_over) * SECOND)
 

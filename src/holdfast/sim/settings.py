@@ -13,6 +13,9 @@ DRIFT_MOST = 0.005
 LONGER = 3.0
 """Of a ttl, the most that a lease is extended to."""
 
+HAND_OFF_MOST = 0.5
+"""How probable it may be that a lease is handed on: who adopts it may do so too."""
+
 SLACK = 1.0  # as in the scripts
 """Seconds by which a fence may be ahead of a node's clock."""
 
@@ -49,6 +52,7 @@ class Settings:
     skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
     replicas: int = 0  # of one node: all of them have what is granted, before it is
     loop: bool = False  # of several nodes: tasks share connections, as on an event loop
+    hand_off: float = 0.0  # a lease is exported in the end, and not released
 
     # What may happen to a message
     slow: float = 0.0
@@ -92,6 +96,10 @@ class Settings:
             if min(chances) < 0 or sum(chances) > 1:
                 given = ", ".join(f"{name} {getattr(self, name)}" for name in together)
                 raise ValueError(f"more than 1 together, or below 0: {given}")
+        if not 0 <= self.hand_off <= HAND_OFF_MOST:
+            raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}, so that it ends some time")
+        if self.owner and self.hand_off:
+            raise ValueError("what has an owner is not exported: no hand_off")
         if self.owner and self.reentrant:
             raise ValueError("an owner may take it again anyway: not reentrant too")
         self._check_nodes()

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.checks import PUSHED, REACHED
+from holdfast.sim.checks import HANDED_ON, PUSHED, REACHED
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import play
 from holdfast.sim.quorum_checks import REACHED_BY_MANY
@@ -39,6 +39,13 @@ SINGLE_NODE: Mapping[str, Settings] = {
     "data lost": replace(STORMY, wipe=0.05, evict=0.05),
     "clock jumps": replace(STORMY, clock_jump=0.1),
     "failover": replace(STORMY, failover=0.1),
+    "handed on": replace(STORMY, hand_off=0.4),
+    "handed on, calm": replace(CALM, hand_off=0.4),
+    "handed on, nothing doubled": replace(
+        STORMY, hand_off=0.4, doubled=0.0, cancel=0.04, slow=0.1, ttl=30.0
+    ),
+    "handed on, delay": replace(STORMY, hand_off=0.4, lock_delay=1.0),
+    "handed on, data lost": replace(STORMY, hand_off=0.4, wipe=0.05, evict=0.05),
 }
 """The kinds of worlds that a sweep without settings of its own goes through."""
 
@@ -65,6 +72,15 @@ QUORUM: Mapping[str, Settings] = {
     "quorum, data lost": replace(_MANY, wipe=0.15, restart=0.0, full=0.0),
     "quorum, evictions": replace(_MANY, evict=0.1),
     "quorum, clock jumps": replace(_MANY, clock_jump=0.1),
+    "quorum, handed on": replace(_MANY, hand_off=0.4),
+    "quorum, handed on, calm": replace(CALM, nodes=3, skew=2.0, loop=True, hand_off=0.4),
+    "quorum, handed on, torn": replace(
+        CALM, nodes=3, hand_off=0.5, clients=2, ttl=30.0, reset=0.05, slow=0.2, restart=0.5
+    ),
+    "quorum, handed on, loop": replace(_MANY, hand_off=0.4, loop=True, doubled=0.0, slow=0.1),
+    "quorum, handed on, delay": replace(_MANY, hand_off=0.4, lock_delay=1.0),
+    "quorum, handed on, data lost": replace(_MANY, hand_off=0.4, wipe=0.15, restart=0.0, full=0.0),
+    "quorum, handed on by five": replace(_MANY, hand_off=0.4, nodes=5),
 }
 """The same for a lock that several nodes keep."""
 
@@ -78,6 +94,7 @@ REPLICATED: Mapping[str, Settings] = {
     "replicas, tasks": replace(_COPIED, clients=2, tasks=2),
     "replicas, long ttl": replace(_COPIED, ttl=10.0, hold=1.0, crash=0.01),
     "replicas, no renewal": replace(_COPIED, renew=False),
+    "replicas, handed on": replace(_COPIED, hand_off=0.4),
 }
 """The same for one server and its replicas, any of which may take its place."""
 
@@ -231,12 +248,13 @@ class Report:
 
 def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
     """What worlds of these kinds have to come across."""
+    handed_on = HANDED_ON if any(kind.hand_off for kind in kinds) else ()
     if all(kind.nodes > 1 for kind in kinds):
-        return REACHED_BY_MANY
+        return [*REACHED_BY_MANY, *handed_on]
     never = set(PUSHED) if all(kind.polls for kind in kinds) else set()
     if all(kind.trusts for kind in kinds):
         never.add("a lease lost: taken")
-    return [state for state in REACHED if state not in never]
+    return [state for state in (*REACHED, *handed_on) if state not in never]
 
 
 def sweep(

@@ -32,6 +32,7 @@ _FAULTS = {
 }
 _BEGIN: dict[str, tuple[BarKind, str]] = {
     "asks": ("waits", ""),
+    "adopts": ("waits", "adopts"),
     "believes": ("held", ""),
     "paused": ("paused", "paused"),
     "down": ("down", "down"),
@@ -42,6 +43,7 @@ _END: dict[str, tuple[BarKind, ...]] = {
     "believes": ("waits",),
     "turn ended": ("waits", "held"),
     "through": ("held",),
+    "exports": ("held",),
     "doubts": ("held",),
     "goes on": ("paused",),
     "up": ("down",),
@@ -94,7 +96,7 @@ def _marked(kind: str, who: str, lane: str, rest: Sequence[Any]) -> tuple[MarkKi
         return "accepted", f"{rest[0]} writes, {_fence(rest[1])}"
     if kind == "refused":
         return "refused", f"{rest[0]} refused, {_fence(rest[1])}"
-    if kind in {"note", "event", "hands back", "turn ended"}:
+    if kind in {"note", "event", "hands back", "exports", "not exported", "turn ended"}:
         return "note", " ".join(map(_words, rest)) or kind
     return None
 

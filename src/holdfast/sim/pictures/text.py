@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from holdfast.sim.page import BAR_WORDS, KIND_WORDS, as_ms, client_numbers, overlaps, printable
+from holdfast.sim.pictures.wording import (
+    BAR_WORDS,
+    KIND_WORDS,
+    as_ms,
+    client_numbers,
+    overlaps,
+    printable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

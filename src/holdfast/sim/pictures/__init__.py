@@ -1,0 +1,1 @@
+"""Timelines, drawn: as text for a terminal, as SVG, as a page of HTML."""
