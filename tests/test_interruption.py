@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import linecache
 import os
 import signal
 import sys
@@ -20,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from kit.interrupts import InterruptAt, interrupted_everywhere
 from kit.servers import ONE_KIND
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from types import FrameType
-
-    from typing_extensions import Self
 
     from kit.proxy import Proxy
     from kit.servers import Server
@@ -251,70 +248,10 @@ def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(serve
 interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th line of some of holdfast that this thread executes."""
-
-    def __init__(self, at: int, within: tuple[str, ...]) -> None:
-        self._left = at
-        self._within = tuple(f"{PACKAGE}{os.sep}{part}" for part in within)
-        self.struck: str | None = None
-
-    def __enter__(self) -> Self:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, *_: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(self._within) else None
-
-    def _line(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "line" and self.struck is None and not self._is_safe(frame):
-            self._left -= 1
-            if self._left == 0:
-                self.struck = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self._line
-
-    @staticmethod
-    def _is_safe(frame: FrameType) -> bool:
-        """Whether nothing can be done about an interrupt here.
-
-        Python itself lets none strike between a with block and the releasing of its mutex. And one
-        that strikes as `__exit__` is entered, before its first instruction, cannot be caught.
-        """
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        entering_exit = frame.f_code.co_name == "__exit__" and line == "try:"
-        return line == "with self._mutex:" or entering_exit
-
-
 at_many_lines = pytest.mark.parametrize(
     "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(6, id="some")]
 )
 """Of a long operation, each line in `make long`, and one of six in `make test`."""
-
-
-def _interrupted_everywhere(
-    operation: Callable[[], None],
-    then: Callable[[str], None],
-    every: int = 1,
-    within: tuple[str, ...] = ("",),
-) -> int:
-    """Interrupt `operation` at one line after the other, until it runs through; count the lines."""
-    at = 1
-    while True:
-        interrupt = InterruptAt(at, within)
-        try:
-            with interrupt:
-                operation()
-        except KeyboardInterrupt:
-            assert interrupt.struck is not None
-            then(interrupt.struck)
-            at += every
-            continue
-        assert interrupt.struck is None, f"{interrupt.struck} swallowed KeyboardInterrupt"
-        return at
 
 
 @interrupted
@@ -331,7 +268,7 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
         def nothing(where: str) -> None:
             eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
 
-        assert _interrupted_everywhere(acquire, nothing) > 40
+        assert interrupted_everywhere(acquire, nothing) > 40
         taken[0].release()
 
 
@@ -361,7 +298,7 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
         call()
         # What it does with a lock is interrupted elsewhere.
         parts = os.path.join("core", "cache.py"), "faces"  # noqa: PTH118 - compared, not opened
-        assert _interrupted_everywhere(call, nothing, within=parts) > 50
+        assert interrupted_everywhere(call, nothing, within=parts) > 50
 
 
 @interrupted
@@ -387,7 +324,7 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
 
     with holdfast.Client(server.url) as warm:  # so that the server knows the scripts
         warm.lock("b").acquire().release()
-    assert _interrupted_everywhere(acquire, working, every) > 100
+    assert interrupted_everywhere(acquire, working, every) > 100
     clients[-1].close()
     server.command("FLUSHALL")
 
@@ -407,7 +344,7 @@ def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server:
         def nothing(where: str) -> None:
             eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
 
-        assert _interrupted_everywhere(enter, nothing) > 40
+        assert interrupted_everywhere(enter, nothing) > 40
 
 
 @interrupted
@@ -454,7 +391,7 @@ def test_release_interrupted_at_any_line_still_releases_or_can_be_tried_again(
             assert server.command("EXISTS", KEY) == 0, where
             leases.append(lock.acquire())
 
-        assert _interrupted_everywhere(release, free) > 20
+        assert interrupted_everywhere(release, free) > 20
 
 
 @interrupted
@@ -470,7 +407,7 @@ def test_extend_interrupted_at_any_line_leaves_the_lease_usable(server: Server) 
             assert lease.held, where
             assert server.command("GET", KEY).decode() == lease.token
 
-        assert _interrupted_everywhere(extend, usable) > 20
+        assert interrupted_everywhere(extend, usable) > 20
         lease.release()
         assert server.command("EXISTS", KEY) == 0
 

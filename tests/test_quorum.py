@@ -17,16 +17,17 @@ import valkey
 import holdfast
 from holdfast.overview import looking
 from holdfast.overview.looking import Overview
+from holdfast.scripts import VOTE
 from holdfast.wire.clock import now
+from kit.faces import AnotherThread, Face, Tasks, Threads
 from kit.homes import settle_in
-from kit.servers import Server, programs
+from kit.proxy import Proxy
+from kit.servers import Server, commands_processed, programs
 from kit.tls_front import CERTIFICATE, TlsFront
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from kit.faces import Face
 
 KEY = "holdfast:{a}"
 FENCE, QUEUE = f"{KEY}:fence", f"{KEY}:queue"
@@ -45,6 +46,16 @@ def start(number: int, *settings: str) -> list[Server]:
         if settings is DURABLE:
             settle_in(server)
     return servers
+
+
+@pytest.fixture(
+    params=[pytest.param(Threads, marks=pytest.mark.long), AnotherThread, Tasks],
+    ids=["main thread", "thread", "asyncio"],
+)
+def face(request: pytest.FixtureRequest) -> Face:
+    """One of the two faces; in all threads but the main one it shares its connections."""
+    made: Face = request.param()
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +284,24 @@ async def test_a_frozen_node_is_not_waited_for_and_keeps_nothing(
     await soon(face, lambda: five[3].command("EXISTS", KEY) == 0)
 
 
+@pytest.mark.parametrize("votes", [0, 1], ids=["held everywhere", "with a vote"])
+async def test_who_finds_it_held_does_not_wait_for_a_node_that_hangs(
+    face: Face, five: list[Server], votes: int
+) -> None:
+    long = 20 * PATIENCE  # whoever waits for that node does so for as long
+    client = face.connect(urls(five), command_timeout=long, longest_ttl=4 * long)
+    for _ in range(2):  # until all are connected
+        async with client.lock("a"):
+            pass
+    for server in five[votes:]:
+        server.command("SET", KEY, "somebody", "PX", "60000")
+    five[4].freeze()
+    lock = client.lock("a", ttl=4 * long)
+    with pytest.raises(holdfast.AcquireTimeout):
+        await face.start(lock.acquire(timeout=0)).result(PATIENCE)
+    await soon(face, lambda: votes == 0 or five[0].command("EXISTS", KEY) == 0)
+
+
 async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
     face: Face, five: list[Server]
 ) -> None:
@@ -296,6 +325,21 @@ async def test_a_node_that_hangs_is_told_once_and_not_with_every_lock(
         await lease.release()
     await soon(face, lambda: bool(events.of("node_failed")))
     await client.close()
+    assert [event.kind for event in events.seen] == ["node_failed"]
+
+
+async def test_a_node_that_refuses_to_write_is_told_of_once(
+    face: Face, own_three: list[Server]
+) -> None:
+    events = Events()
+    full = own_three[2]
+    full.command("CONFIG", "SET", "maxmemory", "1")
+    client = face.connect(urls(own_three), on_event=events)
+    async with client.lock("a", ttl=0.6):
+        await soon(face, lambda: bool(events.of("node_failed")))
+        full.reset_stats()
+        # It is asked to renew what it does not have, and to take it again.
+        await soon(face, lambda: commands_processed(full).get("evalsha", 0) > 12)
     assert [event.kind for event in events.seen] == ["node_failed"]
 
 
@@ -337,6 +381,22 @@ async def test_it_is_kept_alive_by_a_majority(face: Face, own_three: list[Server
 
 
 async def test_it_is_lost_when_a_majority_has_lost_it(face: Face, three: list[Server]) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=60).acquire()
+    await soon(face, lambda: len(set(holders(three))) == 1)
+    three[0].command("DEL", KEY)
+    three[1].command("SET", KEY, "somebody else")
+    with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
+        await lease.extend(60)
+    with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
+        lease.check()
+    await soon(face, lambda: holders(three)[2] is None)
+    assert holders(three)[:2] == [None, b"somebody else"]
+
+
+async def test_that_a_majority_has_lost_it_is_noticed_by_the_next_renewal(
+    face: Face, three: list[Server]
+) -> None:
     client = face.connect(urls(three))
     lease = await client.lock("a", ttl=1.0).acquire()
     three[0].command("DEL", KEY)
@@ -496,6 +556,103 @@ async def test_an_exported_lease_outlives_connections_that_were_closed_meanwhile
     assert await near.lock("a").try_acquire() is None
     await adopted.release()
     await soon(face, lambda: nothing_is_left(three))
+
+
+async def test_an_adoption_that_is_tried_again_is_not_undone_by_a_late_answer_to_the_first_try(
+    face: Face, three: list[Server]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
+        near, far = face.connect(urls(three)), face.connect([each.url for each in proxies])
+        async with far.lock("warm"):
+            pass
+        text = await (await near.lock("a").acquire()).export()
+        await soon(face, lambda: len(set(holders(three))) == 1)
+
+        exported = holders(three)[0]
+
+        def adopts(args: tuple[bytes, ...]) -> bool:
+            return exported in args
+
+        proxies[0].swallow_reply(close=True, matching=adopts)
+        proxies[1].refuse()
+        proxies[1].cut()
+        late = proxies[2].hold_reply(matching=adopts)
+        adopting = face.start(far.adopt(text))
+        await soon(face, lambda: sum(map(adopts, proxies[2].log)) > 1)
+        late.release()
+        adopted = await adopting.result()
+
+        proxies[1].accept()
+        await soon(face, lambda: holders(three)[1] is None)
+        assert await near.lock("a").try_acquire() is None
+        adopted.check()
+        await adopted.release()
+        await soon(face, lambda: nothing_is_left(three))
+        await far.close()
+
+
+async def test_an_adopted_lease_has_its_fence_also_where_nodes_number_it_differently(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = face.connect(urls(three)), face.connect(urls(three))
+    lease = await near.lock("a").acquire()
+    await soon(face, lambda: len(set(holders(three))) == 1)
+    three[0].command("SET", FENCE, str(lease.fence + 1000))
+    text = await lease.export()
+    three[2].command("DEL", KEY)
+    adopted = await far.adopt(text)
+    assert adopted.fence == lease.fence
+    await adopted.release()
+    assert (await near.lock("a").acquire()).fence > lease.fence
+
+
+async def test_a_late_answer_to_its_exporter_does_not_take_an_exported_lease_from_a_node(
+    face: Face, three: list[Server]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
+        near, far = face.connect([each.url for each in proxies]), face.connect(urls(three))
+        async with near.lock("warm"):
+            pass
+
+        def asks_for_it(args: tuple[bytes, ...]) -> bool:
+            return KEY.encode() in args
+
+        late = proxies[2].hold_reply(matching=asks_for_it)
+        lease = await near.lock("a").acquire()
+        exported = lease.token.encode()
+        await soon(face, lambda: holders(three) == [exported] * 3)
+        text = await lease.export()
+        late.release()
+        other = await near.lock("b", ttl=0.3).acquire()  # reads what there is to be read
+
+        def renewals() -> int:
+            return sum(b"holdfast:{b}" in args for args in proxies[2].log)
+
+        before = renewals()
+        await soon(face, lambda: renewals() > before + 2)  # so clean-ups had their turn too
+        await other.release()
+        three[0].command("DEL", KEY)
+        adopted = await far.adopt(text)
+        assert adopted.held
+        await adopted.release()
+
+
+async def test_an_exported_lease_does_not_come_back_by_a_late_vote_when_it_was_adopted(
+    face: Face, three: list[Server]
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a").acquire()
+    await soon(face, lambda: len(set(holders(three))) == 1)
+    vote = lease.token, "30000", str(lease.fence), "0 fair ", ""
+    text = await lease.export()
+    three[2].command("DEL", KEY)
+    await (await client.adopt(text)).release()
+    tombstone = f"+{lease.token}"
+    await soon(face, lambda: all(each.command("ZSCORE", QUEUE, tombstone) for each in three))
+    for each in three:
+        assert each.command("EVAL", VOTE.text, "3", KEY, FENCE, QUEUE, *vote, "") == b"0"
 
 
 async def test_an_adoption_without_a_majority_leaves_nothing_and_one_with_it_is_the_only_one(

@@ -11,13 +11,14 @@ import pytest
 
 from holdfast.core.hold import Grip, Hold
 from holdfast.sim import play as playing
-from holdfast.sim.checks import REACHED, Violated
+from holdfast.sim.checks import HANDED_ON, REACHED, Violated
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import Play, play
 from holdfast.sim.settings import CALM, STORMY, Settings
 from holdfast.sim.sweep import (
     OUTAGE_BUDGETS,
     OUTAGES,
+    QUORUM,
     SINGLE_NODE,
     Found,
     Report,
@@ -260,7 +261,19 @@ def _hold(client: SimClient, spec: LockSpec, number: int) -> Hold:
 
 
 def test_every_state_that_matters_is_named_once() -> None:
-    assert len(set(REACHED)) == len(REACHED)
+    assert len({*REACHED, *HANDED_ON}) == len(REACHED) + len(HANDED_ON)
+
+
+@pytest.mark.parametrize("wrong", [{"hand_off": 0.9}, {"hand_off": 0.1, "owner": True}])
+def test_hand_off_ends_some_time_and_is_for_locks_without_an_owner(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="hand_off"):
+        replace(CALM, **wrong)  # type: ignore[arg-type]  # settings of several types
+
+
+def test_what_is_handed_on_is_adopted_where_nothing_goes_wrong() -> None:
+    report = sweep(range(20), [SINGLE_NODE["handed on, calm"], QUORUM["quorum, handed on, calm"]])
+    assert [(each.seed, each.check, each.detail) for each in report.found] == []
+    assert report.reached["a lease adopted"] > 50
 
 
 def test_settings_say_whether_exclusion_can_be_trusted() -> None:

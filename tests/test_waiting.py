@@ -22,12 +22,12 @@ import holdfast
 from holdfast import scripts
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
+from kit.interrupts import interrupted_everywhere
 from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
 from test_interruption import (
     _cancelled_everywhere,
-    _interrupted_everywhere,
     at_many_lines,
     interrupted,
 )
@@ -1056,7 +1056,7 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
             clients.append(holdfast.Client(server.url))
             finish.append(contended.handing_over(third=False))
 
-        assert _interrupted_everywhere(wait, can_wait, every) > 150
+        assert interrupted_everywhere(wait, can_wait, every) > 150
         finish[-1]("the end")
         clients[-1].close()
     gc.collect()  # so that what was interrupted warns here, where it is expected to
@@ -1083,7 +1083,7 @@ def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(
             finish[-1](where)
             finish.append(contended.handing_over(third=True))
 
-        assert _interrupted_everywhere(wait, passed_on, every) > 60
+        assert interrupted_everywhere(wait, passed_on, every) > 60
         finish[-1]("the end")
     gc.collect()  # so that what was interrupted warns here, where it is expected to
 

@@ -71,6 +71,10 @@ class Unconnected(NodeUnavailable):
     """One of several nodes is being connected to, and nobody waits for that."""
 
 
+class Interrupted(OutcomeUnknown):
+    """Whoever was to read the answer was interrupted; that says nothing about the node."""
+
+
 class Uncopied(OutcomeUnknown):
     """It was carried out, but fewer replicas than it needs have it yet."""
 
@@ -231,8 +235,9 @@ class Nodes(Protocol):
 
         Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
         passed: then those without an answer are told as `OutcomeUnknown`. What is still to come
-        when it returns is told later, by whoever asks next. With a `timeout` of 0 it returns when
-        all is sent, and everything is told later.
+        when it returns is told later, by whoever reads or asks next, which may be another thread.
+        With a `timeout` of 0 it returns when all is sent, or about to be, and everything is told
+        later.
 
         Requests of one caller to one node are carried out in order, unless told otherwise: as
         unknown (it may yet be carried out, later than others) or unavailable (it never will be).

@@ -276,6 +276,15 @@ class Threads(Face):
             time.sleep(0.005)
 
 
+class AnotherThread(Threads):
+    """`holdfast.Client`, and nothing is done by the main thread."""
+
+    name = "a thread"
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        drive(self.together(self.told(story)))
+
+
 class Tasks(Face):
     """`holdfast.AsyncClient`."""
 

@@ -171,16 +171,16 @@ QUORUM = [
     Mutant(
         "a majority stands at the fence",
         "core/quorum.py",
-        "fence, agreed = Counter(given.values()).most_common(1)[0]",
-        "fence, agreed = max(given.values()), self.majority",
+        "fence, agreed = Counter(numbers).most_common(1)[0]",
+        "fence, agreed = highest, self.majority",
         MANY,
         "S6 S7",
     ),
     Mutant(
         "a fence is not that of one node",
         "core/quorum.py",
-        "fence, agreed = Counter(given.values()).most_common(1)[0]",
-        "fence, agreed = next(iter(given.values())), self.majority",
+        "fence, agreed = Counter(numbers).most_common(1)[0]",
+        "fence, agreed = numbers[0], self.majority",
         MANY,
         "S6 S7",
     ),
@@ -195,8 +195,8 @@ QUORUM = [
     Mutant(
         "an elected lease counts from before the round",
         "core/election.py",
-        "token, asked_at, actor = candidate.token, candidate.asked_at, session.port.actor()",
-        "token, asked_at, actor = candidate.token, session.port.now(), session.port.actor()",
+        "token, asked_at, actor = candidate.token, candidate.asked_at, candidate.actor",
+        "token, asked_at, actor = candidate.token, session.port.now(), candidate.actor",
         MANY_PAUSED,
         "S2 S1",
     ),
@@ -235,14 +235,14 @@ QUORUM = [
     Mutant(
         "who loses gives its votes back",
         "core/election.py",
-        "            await self._give_back()\n            pause",
+        "            await self._give_back(hurry=quorum.name_one(votes))\n            pause",
         "            pause",
         MANY_CALM,
         "L6 S10",
     ),
     Mutant(
         "who does not answer is seen to",
-        "core/quorum.py",
+        "core/whereabouts.py",
         "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
         "        pass",
         MANY_LATE,
@@ -258,7 +258,7 @@ QUORUM = [
     ),
     Mutant(
         "what turns out to come after all is buried too",
-        "core/quorum.py",
+        "core/whereabouts.py",
         'if unsure and tombstone == "0" and',
         "if False and",
         MANY_TORN,
@@ -266,7 +266,7 @@ QUORUM = [
     ),
     Mutant(
         "what comes after all is seen to",
-        "core/quorum.py",
+        "core/whereabouts.py",
         "if node not in stands:  #",
         "if False:  #",
         MANY_FLUSHED,
@@ -274,7 +274,7 @@ QUORUM = [
     ),
     Mutant(
         "what is given again may be overtaken by its release",
-        "core/quorum.py",
+        "core/whereabouts.py",
         "there.update(dict.fromkeys(nodes, UNSURE))",
         "there.update(dict.fromkeys(new, THERE))",
         MANY_LONG,
@@ -282,7 +282,7 @@ QUORUM = [
     ),
     Mutant(
         "an old answer does not undo what was given again",
-        "core/quorum.py",
+        "core/whereabouts.py",
         "            elif there.get(node) is ASKED:\n",
         "            else:\n",
         MANY_LONG,
@@ -307,8 +307,8 @@ QUORUM = [
     Mutant(
         "who leaves a queue makes sure of it",
         "core/quorum.py",
-        "            self._leave(request, await self._release(request, 0.0, _settled))",
-        "            await self._release(request, 0.0, _settled)",
+        "            self.whereabouts.leave(request, await self._release(request, 0.0, set()))",
+        "            await self._release(request, 0.0, set())",
         MANY_LATE,
         "S10",
     ),
@@ -355,8 +355,8 @@ QUORUM = [
     Mutant(
         "an election is within the timeout",
         "core/election.py",
-        "self._taking_back(self.token), self._limit())",
-        "self._taking_back(self.token), self._spec.command_timeout)",
+        "give_back(request, self._limit(), hurry=hurry)",
+        "give_back(request, self._spec.command_timeout, hurry=hurry)",
         MANY_HURRIED,
         "L4",
     ),
@@ -408,6 +408,194 @@ REPLICAS = [
     ),
 ]
 """Of one server with replicas."""
+
+PASSED: Worlds = {"hand_off": 0.4}
+PASSED_SLOW: Worlds = {**PASSED, "slow": 0.2, "pause": 0.05, "hold": 1.0}
+PASSED_LATE: Worlds = {**PASSED, "ttl": 30.0, "cancel": 0.04, "slow": 0.2, "doubled": 0.0}
+PASSED_CALM: Worlds = {**PASSED, "calm": True, "ttl": 5.0}
+PASSED_AT_LAST: Worlds = {**PASSED, "calm": True, "renew": False, "hold": 1.6}
+PASSED_IN_VAIN: Worlds = {
+    "calm": True,
+    "clients": 1,
+    "turns": 6,
+    "ttl": 30.0,
+    "hand_off": 0.5,
+    "cancel": 0.1,
+    "slow": 0.4,
+}
+PASSED_COPIES: Worlds = {**PASSED, "replicas": 2, "failover": 0.3}
+PASSED_BY_MANY: Worlds = {**MANY, **PASSED, "calm": True}
+PASSED_BY_MANY_AGAIN: Worlds = {
+    **PASSED_BY_MANY,
+    "skew": 0.0,
+    "loop": True,
+    "clients": 1,
+    "turns": 6,
+    "ttl": 10.0,
+    "hand_off": 0.5,
+    "hold": 1.0,
+    "restart": 0.5,
+    "reset": 0.03,
+    "slow": 0.1,
+}
+PASSED_BY_MANY_ONCE: Worlds = {
+    **PASSED_BY_MANY,
+    "skew": 0.0,
+    "clients": 2,
+    "turns": 1,
+    "ttl": 30.0,
+    "hand_off": 0.5,
+    "slow": 0.3,
+}
+PASSED_BY_MANY_LATE: Worlds = {**PASSED_BY_MANY, "ttl": 30.0, "slow": 0.2, "reset": 0.05}
+
+HAND_OFF = [
+    Mutant(
+        "an export ends the belief",
+        "core/hand_off.py",
+        "        hold.waiter.outlive(session.port.now())\n    hold.state = RELEASED\n",
+        "        hold.waiter.outlive(session.port.now())\n",
+        PASSED_CALM,
+        "S12",
+    ),
+    Mutant(
+        "what is exported is kept from now on",
+        "core/hand_off.py",
+        "    await keep(session, grip, hold, spec.ttl)\n",
+        "",
+        PASSED_AT_LAST,
+        "ADOPT",
+    ),
+    Mutant(
+        "what was exported is not handed back by a late push",
+        "core/hand_off.py",
+        "hold.waiter.outlive(session.port.now())",
+        "hold.waiter.forget()",
+        PASSED_SLOW,
+        "S4",
+    ),
+    Mutant(
+        "of two who adopt one gets it",
+        "scripts/adopt.lua",
+        "if (holder ~= exported and holder ~= token) or",
+        "if not holder or",
+        PASSED_CALM,
+        "S4",
+    ),
+    Mutant(
+        "an adoption never creates",
+        "scripts/adopt.lua",
+        "if (holder ~= exported and holder ~= token) or",
+        "if (holder and holder ~= exported and holder ~= token) or",
+        PASSED,
+        "S5",
+    ),
+    Mutant(
+        "an adoption keeps the fence",
+        "scripts/adopt.lua",
+        "return (call('GET', KEYS[2]) or new_fence()) .. serial",
+        "return new_fence() .. serial",
+        PASSED_CALM,
+        "S8",
+    ),
+    Mutant(
+        "what was exported is buried when it is adopted",
+        "scripts/adopt.lua",
+        "bury(exported, 60000)\n",
+        "",
+        PASSED_LATE,
+        "S10",
+    ),
+    Mutant(
+        "who gave up an adoption does not get it",
+        "scripts/adopt.lua",
+        "or is_over(left) or buried then",
+        "or is_over(left) then",
+        PASSED_IN_VAIN,
+        "S10",
+    ),
+    Mutant(
+        "who gives up an adoption takes its token back",
+        "core/hand_off.py",
+        "        if abandoned or several or not isinstance(error, HoldfastError):\n",
+        "        if False:\n",
+        PASSED_LATE,
+        "S10",
+    ),
+    Mutant(
+        "an adopted lease counts from before the sending",
+        "core/hand_off.py",
+        "Hold(spec, token, fence, asked_at, actor, session, grip)",
+        "Hold(spec, token, fence, port.now(), actor, session, grip)",
+        PASSED_SLOW,
+        "S2 S1",
+    ),
+    Mutant(
+        "an adopted lease is given for all that is believed",
+        "scripts/adopt.lua",
+        "  call('SET', lock, token, 'PX', math.max(left, ttl + delay))",
+        "  call('SET', lock, token, 'PX', left)",
+        PASSED,
+        "S2 S1",
+    ),
+    Mutant(
+        "replicas have what was adopted",
+        "wire/copies.py",
+        "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
+        "frozenset((ACQUIRE.name, RENEW.name))",
+        PASSED_COPIES,
+        "S1 S2",
+    ),
+    Mutant(
+        "an adoption tried again is not undone by its first try",
+        "core/whereabouts.py",
+        "there.update({node: UNSURE for node in self._all if there.get(node) is not THERE})",
+        "self._tokens[token] = there = {**self._asked, **there}",
+        PASSED_BY_MANY_AGAIN,
+        "S1",
+    ),
+    Mutant(
+        "what is exported is not taken back by a late answer",
+        "core/whereabouts.py",
+        "        there.update(dict.fromkeys(self._all, THEIRS))\n",
+        "",
+        PASSED_BY_MANY,
+        "S4",
+    ),
+    Mutant(
+        "an adoption takes a majority",
+        "core/quorum.py",
+        "        if len(votes.given) >= self.majority:\n            self.whereabouts.end_export(",
+        "        if votes.given:\n            self.whereabouts.end_export(",
+        PASSED_BY_MANY,
+        "S4 S1 S6",
+    ),
+    Mutant(
+        "what could not be adopted at a node is released there",
+        "core/quorum.py",
+        "            self.whereabouts.end_export(request, votes)\n",
+        "",
+        PASSED_BY_MANY_LATE,
+        "S10",
+    ),
+    Mutant(
+        "what is exported is buried where it has yet to arrive",
+        "core/whereabouts.py",
+        "        for node in list(votes.answers):\n            self.see_to(node, its_end)\n",
+        "",
+        PASSED_BY_MANY_ONCE,
+        "S10",
+    ),
+    Mutant(
+        "an adopted lease has the fence it had",
+        "core/hand_off.py",
+        '"fence": hold.fence,',
+        '"fence": hold.fence - 1,',
+        PASSED_BY_MANY,
+        "S8",
+    ),
+]
+"""Of leases that are handed from one client to another."""
 
 MUTANTS = [
     # The deadline
@@ -902,7 +1090,17 @@ RARE = [
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
-MUTANTS += QUORUM + REPLICAS
+MUTANTS += QUORUM + REPLICAS + HAND_OFF
+
+LONG_HUNTS = {
+    "a node that lost its data is not asked",
+    "a lease begins when its votes are counted",
+    "what comes after all is seen to",
+    "what turns out to come after all is buried too",
+    "what is exported is not taken back by a late answer",
+    *(mutant.name for mutant in MUTANTS if mutant.worlds in (MANY_LONG, PASSED_LATE)),
+}
+"""What is rare, or takes worlds in which leases are held for long."""
 
 if __name__ == "__main__":
     _main()

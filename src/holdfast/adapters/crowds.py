@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.tasks import Place, Tasks
 from holdfast.adapters.threads import Threads
@@ -11,7 +11,7 @@ from holdfast.wire.loop_crowd import LoopCrowd
 from holdfast.wire.loop_ears import LoopEars
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from holdfast.core.events import Event
     from holdfast.port import Heard, Keys, Listener, Post
@@ -43,7 +43,7 @@ class ThreadNodes(Threads):
         heard: Heard,
         meanwhile: Callable[[], float] | None = None,
     ) -> None:
-        """Ask over this thread's connections."""
+        """Ask over the connections that this thread has, or shares."""
         self._crowd.ask(posts, timeout, heard, meanwhile)
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
@@ -85,15 +85,15 @@ class TaskNodes(Tasks[_Place]):
         self.quorum = Quorum(self, background, report)
         self.call = self.quorum.call
 
-    async def ask(
+    def ask(
         self,
         posts: Sequence[Post],
         timeout: float,
         heard: Heard,
         meanwhile: Callable[[], float] | None = None,  # noqa: ARG002 - tasks are not in the background
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Ask over this loop's connections."""
-        await self._here().crowd.ask(posts, timeout, heard)
+        return self._here().crowd.ask(posts, timeout, heard)
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
         """Listen at one node, on a connection that all tasks of this loop share."""

@@ -30,9 +30,10 @@ from holdfast.scripts import RELEASE, VOTE
 
 if TYPE_CHECKING:
     from holdfast.core.line import Waiter
-    from holdfast.core.quorum import Quorum, Tally
+    from holdfast.core.quorum import Quorum
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.core.tally import Tally
     from holdfast.port import Request, Signal
 
 G = TypeVar("G", bound=Grip)
@@ -58,7 +59,7 @@ async def win(
     candidate = _Candidate(session, quorum, spec, timeout)
     try:
         fence = await candidate.run()
-        token, asked_at, actor = candidate.token, candidate.asked_at, session.port.actor()
+        token, asked_at, actor = candidate.token, candidate.asked_at, candidate.actor
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
         session.took(hold, asked_at + spec.first_due)
         await candidate.leave()
@@ -84,6 +85,7 @@ class _Candidate:
         self._spec = spec
         self._timeout = timeout
         self.asked_at = self._port.now()
+        self.actor = self._port.actor()
         self.token = ""
         self._give_up = math.inf if timeout is None else self.asked_at + timeout
         # Whatever happens, the caller gets its answer by its timeout and one command's.
@@ -93,19 +95,20 @@ class _Candidate:
         self._waiter = ""
         self._waiters: list[Waiter] = []
         self._told: Signal | None = None
+        self._given_back = ""
 
     async def run(self) -> int:
         """Ask until it is won; return the fence."""
         port, spec, quorum = self._port, self._spec, self._quorum
         while True:
-            self.token = port.draw_token(port.actor(), spec.suffix)
+            self.token = port.draw_token(self.actor, spec.suffix)
             self.asked_at = port.now()
             hint = str(port.wall_clock())
             request = VOTE, spec.keys, (self.token, spec.ttl_ms, hint, spec.settings, self._waiter)
             fence, votes = await quorum.elect(request, self._limit(), self._left)
             if fence and self._left() > 0:
                 return fence
-            await self._give_back()
+            await self._give_back(hurry=quorum.name_one(votes))
             pause = self._pause_after(votes)
             if quorum.name_one(votes) or (votes.refused and not votes.given):
                 await port.wait(await self._listen(), pause)
@@ -119,9 +122,11 @@ class _Candidate:
     def _limit(self) -> float:
         return max(0.0, min(self._spec.command_timeout, self._end - self._port.now()))
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, *, hurry: bool) -> None:
         """Give back what the last round got."""
-        await self._quorum.give_back(self._taking_back(self.token), self._limit())
+        request = self._taking_back(self.token)
+        await self._quorum.give_back(request, self._limit(), hurry=hurry)
+        self._given_back = self.token
 
     def _taking_back(self, token: str) -> Request:
         return RELEASE, self._spec.keys, (token, self._spec.ttl_ms, "0", self._spec.settings)
@@ -130,13 +135,13 @@ class _Candidate:
         """Leave nothing behind, also when interrupted."""
         through = False
         try:
-            await self._give_back()
+            await self._give_back(hurry=self._given_back == self.token)
             await self.leave()
             through = True
         finally:
             if not through:
                 for token in (self.token, self._waiter):
-                    self._quorum.abandon(self._taking_back(token))
+                    self._quorum.whereabouts.abandon(self._taking_back(token))
 
     # Waiting to be told
 
@@ -146,8 +151,8 @@ class _Candidate:
         told = self._told = self._told or port.signal()
         if self._waiter or self._session.polls:
             return told
-        self._waiter = port.draw_token(port.actor(), "")
-        self._quorum.expect(self._waiter)
+        self._waiter = port.draw_token(self.actor, "")
+        self._quorum.whereabouts.expect(self._waiter)
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
             line = self._session.line(keys)
@@ -173,7 +178,10 @@ class _Candidate:
         """Say how long to wait before the next round, or give up."""
         now = self._port.now()
         too_few = self._quorum.lacks_majority(votes)
-        self._failures = self._failures + 1 if too_few else 0
+        if not too_few:
+            self._failures = 0
+        elif not self._quorum.was_interrupted(votes):
+            self._failures += 1
         if too_few and (self._failures >= TRIES or self._session.closed or now >= self._end):
             raise self._no_quorum(votes)
         if now >= self._give_up and not too_few:
@@ -189,7 +197,8 @@ class _Candidate:
             message = f"{name!r} was not acquired: this client was closed"
             return NodeUnavailable(message, lock=name)
         said = "; ".join(f"{node}: {what}" for node, what in nodes.items())
-        never = [e for e in votes.failed.values() if isinstance(e, ConfigurationError)]
+        failures = list(votes.failed.values())
+        never = [error for error in failures if isinstance(error, ConfigurationError)]
         if len(never) >= self._quorum.majority:
             return ConfigurationError(f"{name!r} can never be acquired here: {said}", lock=name)
         message = f"{name!r} was not acquired, too few of its nodes answer: {said}"
@@ -197,7 +206,7 @@ class _Candidate:
 
     def _timed_out(self, votes: Tally) -> AcquireTimeout:
         name = self._spec.name
-        held = [answer for answer in votes.answers.values() if isinstance(answer, list)]
+        held = [answer for answer in list(votes.answers.values()) if isinstance(answer, list)]
         holder = None
         if held:
             token = Counter(answer[0] for answer in held).most_common(1)[0][0]

@@ -1,8 +1,9 @@
 """Handing a lease from one process to another, which carries it on.
 
 The exporter lets go without releasing, and what it gives out is a text. Whoever adopts it takes the
-lock over under a token of its own, with the same fence. Of two who adopt the same text one gets the
-lease; if nobody does, it runs out.
+lock over under a token of its own, with the same fence: it is the same lease, and whoever comes
+next has a greater one. Of two who adopt the same text at most one gets the lease; if nobody does,
+it runs out.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ async def export(session: Session, grip: Grip) -> str:
     text = _write(hold, session.port.now())
     session.forget(hold)
     if session.quorum is not None:
-        session.quorum.forget(hold.token)
+        session.quorum.whereabouts.hand_on(hold.token)
     if hold.waiter is not None:
         hold.waiter.outlive(session.port.now())
     hold.state = RELEASED
@@ -74,6 +75,7 @@ def _write(hold: Hold, now: float) -> str:
     spec = hold.spec
     facts = {
         "token": hold.token,
+        "fence": hold.fence,
         "name": spec.name,
         "key": spec.keys[0].decode("utf-8", "surrogateescape"),
         "ttl": spec.ttl,
@@ -88,14 +90,14 @@ def _write(hold: Hold, now: float) -> str:
     return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
 
-def _read(text: str, session: Session, command_timeout: float) -> tuple[str, LockSpec]:
+def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int, LockSpec]:
     try:
         if not text.startswith(_MARK):
             raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
         facts: dict[str, Any] = json.loads(
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
-        token, name = str(facts.pop("token")), facts.pop("name")
+        token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
         spec = describe(
             name,
             **facts,
@@ -108,11 +110,11 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, Loc
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
         raise ConfigurationError(message) from None
-    return token, spec
+    return token, fence, spec
 
 
-def _check(spec: LockSpec, fence: int) -> None:
-    if not fence:
+def _check(spec: LockSpec, given: bool) -> None:  # noqa: FBT001 - whether it was
+    if not given:
         message = f"the exported lease of {spec.name!r} is over: it ran out, or was adopted already"
         raise LeaseLost(message, lock=spec.name, reason="taken")
 
@@ -127,7 +129,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         NodeUnavailable: the server does not answer.
         ConfigurationError: `text` was not made by `export`.
     """
-    exported, spec = _read(text, session, command_timeout)
+    exported, fence, spec = _read(text, session, command_timeout)
     port = session.port
     session.begin_in_this_process()
     actor = port.actor()
@@ -137,14 +139,14 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     try:
         for left in reversed(range(TRIES)):
             try:
-                fence = await port.call(ADOPT, spec.keys, args, spec.command_timeout)
+                given = await port.call(ADOPT, spec.keys, args, spec.command_timeout)
                 break
             except (OutcomeUnknown, NodeUnavailable) as error:
                 abandoned = abandoned or isinstance(error, OutcomeUnknown)
                 if not left:
                     message = f"{spec.name!r} was not adopted: {error}"
                     raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
-        _check(spec, fence if port.now() < asked_at + spec.validity else 0)
+        _check(spec, bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
         hold.tainted = abandoned
         session.took(hold, asked_at + spec.first_due)

@@ -137,7 +137,7 @@ class Session:
         """For a quorum, take a token back on one node, or leave it to expire there."""
         name, token = request[1][0].decode(errors="replace"), request[2][0]
         quorum, ttl = self.quorum, int(request[2][1]) / 1000
-        forget = None if quorum is None else partial(quorum.forget, token)
+        forget = None if quorum is None else partial(quorum.whereabouts.forget, token)
         self.renewer.clean_up(name, request, ttl=ttl, forget=forget)
 
     def close(self) -> None:
@@ -186,8 +186,8 @@ class Session:
             hold.waiter.forget()
         reason = hold.reason or hold.overdue()
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
-        # request that was abandoned may still arrive.
-        if reason != "taken" or hold.tainted:
+        # request that was abandoned may still arrive. Of several nodes some may have it still.
+        if reason != "taken" or hold.tainted or self.quorum is not None:
             request = taking_back_lost(hold.spec, hold.token)
             self.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

@@ -242,8 +242,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost. Cached values
-        that are being computed in the background are given up.
+        A lease that is still held is not released: it runs out, and is reported lost. What a server
+        could not be told to forget yet runs out too. Cached values that are being computed in the
+        background are given up.
         """
         if "_caching" in self.__dict__:
             await self._caching.close()

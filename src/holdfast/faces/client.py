@@ -247,8 +247,9 @@ class Client:
     def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost. Cached values
-        that are being computed in the background are waited for, but no longer than for a command.
+        A lease that is still held is not released: it runs out, and is reported lost. What a server
+        could not be told to forget yet runs out too. Cached values that are being computed in the
+        background are waited for, but no longer than for a command.
         """
         if "_caching" in self.__dict__:
             self._caching.close()

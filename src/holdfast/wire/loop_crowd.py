@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
@@ -11,15 +12,20 @@ from holdfast.errors import HoldfastError
 from holdfast.port import Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
-from holdfast.wire.crowd import AGAIN, GRACE, Question
 from holdfast.wire.multiplexed import Multiplexer, seen
 from holdfast.wire.packing import StrayAnswer, by_sha, opened, serials
+from holdfast.wire.table import AGAIN, GRACE, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.port import Heard, Post
+    from holdfast.wire.multiplexed import Place
     from holdfast.wire.target import Target
+
+
+FLUSH = 32
+"""Requests to all nodes that are written without waiting for the end of the loop's turn."""
 
 
 class _Question(Question):
@@ -67,16 +73,24 @@ class _Voice:
 class _Member(Multiplexer):
     """The connection to one of the nodes."""
 
-    def __init__(self, target: Target, timeout: float, node: int) -> None:
+    def __init__(
+        self, target: Target, timeout: float, node: int, flush: Callable[[], None]
+    ) -> None:
         super().__init__(target, timeout)
         self._node = node
+        self._flush_all = flush
 
     def _future(self, asked: Any) -> Any:  # noqa: ANN401 - a future, or as good as one
         return asked if isinstance(asked, asyncio.Future) else _Voice(asked, self._node)
 
+    def send(self, packed: bytes, place: Place) -> None:
+        """Send a request to this node alone, behind those to all of them."""
+        self._flush_all()
+        super().send(packed, place)
+
     def data_received(self, data: bytes) -> None:
         """Tell each answer to the question whose turn it is: as `Multiplexer`'s, and as quick."""
-        node, gets, unanswered = self._node, self._reader.gets, self._unanswered
+        node, gets, unanswered = self._node, self._reader.gets, self.unanswered
         self._reader.feed(data)
         try:
             while (answer := gets()) is not False:
@@ -104,7 +118,13 @@ class LoopCrowd:
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
         self.names = [target.node for target in targets]
-        self._wires = [_Member(target, timeout, node) for node, target in enumerate(targets)]
+        self._wires = [
+            _Member(target, timeout, node, self._flush) for node, target in enumerate(targets)
+        ]
+        self._unsent: list[bytes] = []
+        """Requests to all nodes that are to be written; their places are taken."""
+        self._give_up = math.inf
+        """When the first of them does."""
         self._serials = serials()
         self._timeout = timeout
         self._majority = len(targets) // 2 + 1
@@ -118,8 +138,10 @@ class LoopCrowd:
         question = _Question(posts, heard, self._loop)
         at, wires = now(), self._wires
         end = at + timeout
+        all_open = True
         for wire in wires:
             if not wire.is_open:
+                all_open = False
                 await self._connect(end)
                 at = now()
                 break
@@ -128,6 +150,11 @@ class LoopCrowd:
             serial = next(self._serials)
             packed = by_sha(*request, serial)
             place = (question, number), at, give_up, request, serial
+            if all_open and len(nodes) == len(wires):
+                for wire in wires:
+                    wire.unanswered.append(place)
+                self._send(packed, give_up)
+                continue
             for node in nodes:
                 wire = wires[node]
                 if wire.is_open:
@@ -137,6 +164,23 @@ class LoopCrowd:
         # Each connection tells by itself when it is too late for an answer.
         if timeout and not question.over:
             await question.waiting
+
+    def _send(self, packed: bytes, give_up: float) -> None:
+        """Have a request written to all nodes, together with others."""
+        unsent = self._unsent
+        if not unsent:
+            self._loop.call_soon(self._flush)
+        unsent.append(packed)
+        self._give_up = min(self._give_up, give_up)
+        if len(unsent) >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent:
+            packed, give_up = b"".join(self._unsent), self._give_up
+            self._unsent, self._give_up = [], math.inf
+            for wire in self._wires:
+                wire.write(packed, give_up)
 
     def _unavailable(self, node: int) -> HoldfastError:
         name = self.names[node]

@@ -85,7 +85,8 @@ class Multiplexer(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._serials = serials()
         self._commands: dict[str, bool] = {}
-        self._unanswered: deque[Place] = deque()
+        self.unanswered: deque[Place] = deque()
+        """Whose answers are to come, in order."""
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf
         self._sent_at = 0.0
@@ -96,7 +97,7 @@ class Multiplexer(asyncio.Protocol):
     @property
     def owes(self) -> bool:
         """Whether some answer is to come."""
-        return bool(self._unanswered)
+        return bool(self.unanswered)
 
     async def open(self, timeout: float) -> None:
         """Connect, once for all who wait for it; a caller that gives up does not stop it."""
@@ -139,7 +140,7 @@ class Multiplexer(asyncio.Protocol):
         self._fail(error or ConnectionResetError("the connection was closed"))
 
     def _fail(self, error: Exception) -> None:
-        unanswered = self._unanswered
+        unanswered = self.unanswered
         if self._timer is not None:
             self._timer.cancel()
         self._begin()
@@ -189,7 +190,7 @@ class Multiplexer(asyncio.Protocol):
         future: Future[Reply] = Future(loop=self.loop)
         serial, at, unsent = next(self._serials), now(), self._unsent
         give_up = at + timeout
-        self._unanswered.append((future, at, give_up, (script, keys, args), serial))
+        self.unanswered.append((future, at, give_up, (script, keys, args), serial))
         if not unsent:
             self.loop.call_soon(self._flush)
         unsent.append(by_sha(script, keys, args, serial))
@@ -243,7 +244,7 @@ class Multiplexer(asyncio.Protocol):
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Awaitable[Reply]:
         """Run a script, or the server's own command for it; as `StepPort.step`."""
-        if self._poll is not None and not self._unanswered and self._poll.poll(0):
+        if self._poll is not None and not self.unanswered and self._poll.poll(0):
             return self._step_anew((script, keys, args), timeout)
         if needs_seal(script, keys):
             return self._sealed((script, keys, args), timeout)
@@ -305,7 +306,7 @@ class Multiplexer(asyncio.Protocol):
     def send(self, packed: bytes, place: Place) -> None:
         """Send a request, and remember whose it is; only while it `is_open`."""
         unsent = self._unsent
-        self._unanswered.append(place)
+        self.unanswered.append(place)
         if not unsent:
             self.loop.call_soon(self._flush)
         unsent.append(packed)
@@ -313,6 +314,14 @@ class Multiplexer(asyncio.Protocol):
             self._flush()
         if place[2] < self._look_at:
             self._look(place[2])
+
+    def write(self, packed: bytes, give_up: float) -> None:
+        """Write requests whose places are taken, the first of which gives up then."""
+        if self.is_open:
+            self._unsent.append(packed)
+            self._flush()
+            if give_up < self._look_at:
+                self._look(give_up)
 
     def _flush(self) -> None:
         if not self._unsent or self._transport is None:
@@ -325,7 +334,7 @@ class Multiplexer(asyncio.Protocol):
             self.loop.call_soon(self._spin)
 
     def _spin(self) -> None:
-        if self._unanswered and now() < self._sent_at + SPIN:
+        if self.unanswered and now() < self._sent_at + SPIN:
             self.loop.call_soon(self._spin)
         else:
             self._spinning = False
@@ -334,7 +343,7 @@ class Multiplexer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand each answer to the one whose turn it is."""
-        gets, unanswered = self._reader.gets, self._unanswered
+        gets, unanswered = self._reader.gets, self.unanswered
         self._reader.feed(data)
         try:
             while (answer := gets()) is not False:
@@ -412,7 +421,7 @@ class Multiplexer(asyncio.Protocol):
     def _overdue(self, due: float) -> None:
         at = now()
         self._timer, self._look_at = None, math.inf
-        if not self._unanswered:
+        if not self.unanswered:
             return
         if at > due + LAG and not self._lagged:
             # The loop was blocked: what was asked before may have been written only now.
@@ -420,13 +429,13 @@ class Multiplexer(asyncio.Protocol):
             self._look(at + LAG)
             return
         self._lagged = False
-        if at - self._unanswered[0][1] >= self._timeout:
+        if at - self.unanswered[0][1] >= self._timeout:
             self._give_up(TimeoutError("no answer in time"))
             return
-        for asked, _, give_up, *_ in self._unanswered:
+        for asked, _, give_up, *_ in self.unanswered:
             if give_up <= at and not self._future(asked).done():
                 self._future(asked).set_exception(self._unknown("no answer in time"))
-        waiting = [give_up for _, _, give_up, *_ in self._unanswered if give_up > at]
+        waiting = [give_up for _, _, give_up, *_ in self.unanswered if give_up > at]
         self._look(min(waiting, default=at + self._timeout))
 
 

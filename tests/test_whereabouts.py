@@ -1,0 +1,259 @@
+"""Where a token is, while several threads tell of it: at no line may one undo what another knows.
+
+Whichever thread reads tells all others' answers, so it notes things while they act. Each story is
+told once for every line of the one, with the whole of the other happening there. (A vote and its
+release by the same road are told by one thread; by another road, a release leaves tombstones.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from holdfast.core.spec import keys_of
+from holdfast.core.tally import Tally, Yes, is_complete, nothing
+from holdfast.core.whereabouts import UNSURE, Whereabouts
+from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.scripts import ADOPT, RELEASE, VOTE
+from kit.interrupts import AtLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.port import Reply, Request
+
+NODES = range(3)
+KEYS = keys_of(b"holdfast:{a}")
+UNKNOWN = OutcomeUnknown("no answer in time")
+
+
+def releasing(token: str) -> Request:
+    return RELEASE, KEYS, (token, "10000", "0", "0 barge ")
+
+
+class Story:
+    """Two things that happen at once, to tokens that were asked for on three nodes."""
+
+    within: ClassVar[tuple[str, ...]] = (f"core{os.sep}whereabouts", f"core{os.sep}tally")
+
+    def __init__(self) -> None:
+        self.seen_to: set[tuple[str, int | None]] = set()
+        """The tokens that the background takes back, and from which nodes."""
+        self.due: list[Callable[[], None]] = []
+        """What it is to do later."""
+        self.where = Whereabouts(NODES, self._clean_up, lambda _, action: self.due.append(action))
+
+    def _clean_up(self, request: Request) -> None:
+        _, keys, (token, *_) = request
+        self.seen_to.add((token, keys.node))
+
+    def ask_for(self, token: str) -> Callable[[int, Reply | HoldfastError], object]:
+        """Ask for a token; return what notes an answer."""
+        _, note = self.where.asking((VOTE, KEYS, (token, "10000", "1", "0 barge ", "")))
+        return note
+
+    def time_goes_by(self) -> None:
+        for _ in range(4):
+            due, self.due = self.due, []
+            for action in due:
+                action()
+
+    def one(self) -> None:
+        raise NotImplementedError
+
+    def other(self) -> None:
+        raise NotImplementedError
+
+    def is_sound(self) -> bool:
+        raise NotImplementedError
+
+
+def tell_everywhere(make: Callable[[], Story]) -> None:
+    """Tell a story with the other at every line of the one, and the other way round."""
+    for swapped in (False, True):
+        for at in itertools.count(1):
+            story = make()
+            one, other = (story.other, story.one) if swapped else (story.one, story.other)
+            with AtLine(at, story.within, other) as line:
+                one()
+            if line.struck is None:
+                other()
+            assert story.is_sound(), f"{other.__name__} at {line.struck} of {one.__name__}"
+            if line.struck is None:
+                assert at > 1
+                break
+
+
+@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
+def test_what_is_handed_on_is_not_taken_back_when_a_late_answer_is_read(
+    answer: Reply | HoldfastError,
+) -> None:
+    class HandedOn(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = self.ask_for("t")
+            self.note(0, 1)
+            self.note(1, 1)
+
+        def one(self) -> None:
+            self.note(2, answer)
+
+        def other(self) -> None:
+            self.where.hand_on("t")
+
+        def is_sound(self) -> bool:
+            return not self.seen_to
+
+    tell_everywhere(HandedOn)
+
+
+class GivenAgain(Story):
+    """It is given again by the background, and released by its holder."""
+
+    def __init__(self, *, lost: bool, at_once: bool) -> None:
+        super().__init__()
+        self.at_once = at_once
+        note = self.ask_for("t")
+        for node in NODES:
+            note(node, 1 if lost or node != 2 else 0)
+        self.renewed = Tally(NODES, is_complete, nothing)
+        if lost:
+            self.renewed.heard(0, 2, 0)
+        self.given: list[int] = []
+
+    def one(self) -> None:
+        self.given, *_ = self.where.giving_again("t", self.renewed)
+
+    def other(self) -> None:
+        there = self.where.of("t") or {}
+        self.where.note_leaving("t")
+        self.asked = list(there)
+        self.buried = [node for node in self.asked if there.get(node) is UNSURE]
+        if self.at_once:
+            self.answer()
+
+    def answer(self) -> None:
+        gone, _ = self.where.ending(releasing("t"), self.buried)
+        for node in self.asked:
+            gone(node)
+
+    def is_sound(self) -> bool:
+        if not self.at_once:
+            self.answer()
+        left = self.where.of("t") or {}
+        known = all(node in self.buried or ("t", node) in self.seen_to for node in self.given)
+        return known and all(("t", node) in self.seen_to for node in left)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["missed", "lost"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["answered later", "answered at once"])
+def test_what_is_given_again_while_it_is_being_released_is_buried(
+    *, lost: bool, at_once: bool
+) -> None:
+    tell_everywhere(partial(GivenAgain, lost=lost, at_once=at_once))
+
+
+def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> None:
+    class Fails(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = self.ask_for("t")
+            for node in NODES:
+                self.note(node, 1)
+            _, note = self.where.ending(releasing("t"), [])
+            self.tally = Tally(NODES, is_complete, nothing)
+            self.tally.note = note
+            self.tally.heard(0, 0, 1)
+            self.tally.heard(0, 1, 1)
+
+        def one(self) -> None:
+            self.where.leave(releasing("t"), self.tally)
+
+        def other(self) -> None:
+            self.tally.heard(0, 2, UNKNOWN)
+
+        def is_sound(self) -> bool:
+            self.time_goes_by()
+            return ("t", 2) in self.seen_to
+
+    tell_everywhere(Fails)
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
+def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
+    class Sweeps(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            for token in ("t", "u"):
+                note = self.ask_for(token)
+                note(0, 1)
+            self.where.leave(releasing("t"), Tally(NODES, is_complete, nothing))
+            for _ in range(before):
+                self.due.pop()()
+
+        def one(self) -> None:
+            self.due.pop()()
+
+        def other(self) -> None:
+            self.where.leave(releasing("u"), Tally(NODES, is_complete, nothing))
+
+        def is_sound(self) -> bool:
+            self.time_goes_by()
+            return {(token, node) for token in ("t", "u") for node in NODES} <= self.seen_to
+
+    tell_everywhere(Sweeps)
+
+
+def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
+    class Two(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask_for("t")
+            self.ask_for("u")
+
+        def one(self) -> None:
+            self.where.leave(releasing("t"), Tally(NODES, is_complete, nothing))
+
+        def other(self) -> None:
+            self.where.leave(releasing("u"), Tally(NODES, is_complete, nothing))
+
+        def is_sound(self) -> bool:
+            self.time_goes_by()
+            return {(token, node) for token in ("t", "u") for node in NODES} <= self.seen_to
+
+    tell_everywhere(Two)
+
+
+@pytest.mark.parametrize("answer", [0, UNKNOWN], ids=["no", "unknown"])
+def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_back(
+    answer: Reply | HoldfastError,
+) -> None:
+    class Adopted(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.request: Request = ADOPT, KEYS, ("new", "10000", "exported", "0 barge ")
+            noted, note = self.where.asking(self.request)
+
+            class Working:
+                majority, failing, watch = 2, frozenset[int](), nothing
+
+            self.votes = Yes(NODES, is_complete, Working, noted)  # type: ignore[arg-type]  # enough of one
+            self.votes.note = note
+            self.votes.heard(0, 0, 1)
+            self.votes.heard(0, 1, 1)
+
+        def one(self) -> None:
+            self.where.end_export(self.request, self.votes)
+
+        def other(self) -> None:
+            self.votes.heard(0, 2, answer)
+
+        def is_sound(self) -> bool:
+            self.time_goes_by()
+            return ("exported", 2) in self.seen_to
+
+    tell_everywhere(Adopted)
