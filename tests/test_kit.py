@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +24,8 @@ from kit import servers
 from kit.faults import every_request
 from kit.proxy import Proxy, read_frame, read_request
 from kit.servers import ReplyError, Server, StartError, commands_processed, programs
-from kit.waiting import eventually
+from kit.tls_front import CERTIFICATE, TlsFront
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -524,3 +528,19 @@ def test_a_proxy_without_server_hangs_up(own_server: Server) -> None:
 def test_rules_count_from_one(proxy: Proxy) -> None:
     with pytest.raises(ValueError, match="starts at 1"):
         proxy.drop_request(0)
+
+
+# TLS
+
+
+def test_a_tls_front_ends_all_connections_also_one_that_only_begins() -> None:
+    trust = ssl.create_default_context(cafile=CERTIFICATE)
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        with TlsFront(*server.getsockname()) as front:
+            place = "127.0.0.1", front.port
+            beginner, later = (
+                stack.enter_context(socket.create_connection(place, PATIENCE)) for _ in range(2)
+            )
+            stack.enter_context(trust.wrap_socket(later, server_hostname="127.0.0.1"))
+        assert beginner.recv(1) == b""
+    gc.collect()  # what is not closed warns here

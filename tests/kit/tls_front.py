@@ -24,9 +24,8 @@ class TlsFront:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
-        self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -38,14 +37,9 @@ class TlsFront:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
+        """Serve until told to stop; all connections end then, also those that only begin."""
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(CERTIFICATE, _KEY)
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=context)
@@ -53,23 +47,18 @@ class TlsFront:
         self._started.set()
         await self._stop.wait()
         server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        inner_reader, inner_writer = await asyncio.open_connection(*self._target)
+        ends = [writer]
         try:
+            inner_reader, inner_writer = await asyncio.open_connection(*self._target)
+            ends.append(inner_writer)
             await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
         except asyncio.CancelledError:
             return
         finally:
-            for end in (writer, inner_writer):
+            for end in ends:
                 end.transport.abort()
-            self._connections.discard(task)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
