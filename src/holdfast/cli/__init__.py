@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import warnings
 
-__all__ = ["Interrupted", "main"]
+__all__ = ["Interrupted", "main", "quietly"]
 
 NEEDED = {"click", "lupa", "rich", "typer"}
 """What the extra `cli` installs, by the names under which it is imported."""
@@ -23,8 +24,14 @@ class Interrupted(SystemExit):
         self.number = number
 
 
+def quietly() -> None:
+    """Say nothing of work that was never begun: that of simulated crashes, and of who is ended."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+
+
 def main() -> None:
     """Run the command line."""
+    quietly()
 
     def interrupt(*_: object) -> None:
         raise Interrupted

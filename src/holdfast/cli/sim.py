@@ -17,7 +17,7 @@ import typer
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
-from holdfast.cli.sweeping import Sweeping, chunks, cores, quietly
+from holdfast.cli.sweeping import Sweeping, chunks, cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -404,7 +404,6 @@ def _tell_found(console: Console, found: Found, save: Path | None) -> None:
     _write(path, found.dump())
     _say(console, f"saved in {path}; to see it again: holdfast sim replay {shlex.quote(str(path))}")
     _say(console, "looking for the shortest way to it, which may take a minute ...")
-    quietly()
     shortest = found.shortest()
     _write(path, shortest.dump())
     special = sum(map(bool, shortest.choices))
@@ -440,7 +439,6 @@ def replay(
     Example: `holdfast sim replay holdfast-S1-seed-42.json`
     """
     console = open_console()
-    quietly()
     try:
         found = _loaded(file)
         outcome = found.run()

@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import time
-import warnings
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing import get_context, parent_process, resource_tracker
 from threading import Thread
 from typing import TYPE_CHECKING
+
+from holdfast.cli import quietly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,8 +149,3 @@ def chunks(first: int, wanted: int | None) -> Iterator[range]:
         if begin >= end:
             return
         yield range(begin, end)
-
-
-def quietly() -> None:
-    """Say nothing of work that was never begun: that of processes that crashed."""
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
