@@ -367,11 +367,10 @@ def test_at_whichever_line_of_one_another_comes_only_one_reads(
             return passing.places(3)
 
         def one() -> None:
-            found = [places() for _ in range(5)]
-            certain = set.intersection(*found)  # how often it reads until all is there varies
-            assert len(certain) > 60
-            for place in sorted(set.union(*found)):
-                assert any(come_at(place) for _ in range(3)) or place not in certain, place
+            found = set.union(*(places() for _ in range(5)))
+            struck = [place for place in sorted(found) if any(come_at(place) for _ in range(3))]
+            # Not all: whether it spins, and whether the third answer is read at once, varies.
+            assert len(struck) > 150
 
         telling = Work()
         telling.begin(take).join()
