@@ -34,7 +34,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave half of what is marked `crosswise` to `make long`, where there are two kinds."""
+    """Leave half of what is marked `crosswise` to `make long`, where there are two kinds.
+
+    What is marked `first` is begun first, whatever the order of the rest.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items if len(PROGRAMS) > 1 else ():
         if isinstance(item, pytest.Function) and item.get_closest_marker("crosswise"):
             given = item.callspec.params if hasattr(item, "callspec") else {}

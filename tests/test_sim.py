@@ -42,6 +42,7 @@ WORLDS = 4000
 # Every promise, in many worlds
 
 
+@pytest.mark.first
 def test_no_world_of_a_sweep_breaks_a_promise_and_all_that_matters_is_reached() -> None:
     began = time.monotonic()
     report = sweep(range(WORLDS), go_on=lambda _: time.monotonic() < began + SECONDS)

@@ -31,6 +31,7 @@ SECONDS, WORLDS = 12, 400
 """How long the sweep may take; the worlds of `make soak` are many more."""
 
 
+@pytest.mark.first
 def test_no_world_of_several_nodes_breaks_a_promise_and_all_that_matters_is_reached() -> None:
     began = time.monotonic()
     report = sweep(range(WORLDS), kinds_of(3), go_on=lambda _: time.monotonic() < began + SECONDS)
