@@ -1,8 +1,8 @@
 """Where a token is, while several threads tell of it: at no line may one undo what another knows.
 
-Whichever thread reads tells all others' answers, so it notes things while they act. Each story is
-told once for every line of the one, with the whole of the other happening there. (A vote and its
-release by the same road are told by one thread; by another road, a release leaves tombstones.)
+Whichever thread reads tells all others' answers, so it notes things while they act. Each story of
+two is told once for every line of the one, with the whole of the other happening there. (A vote and
+its release by the same road are told by one thread; by another road, a release leaves tombstones.)
 """
 
 from __future__ import annotations
@@ -257,3 +257,31 @@ def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_
             return ("exported", 2) in self.seen_to
 
     tell_everywhere(Adopted)
+
+
+# With one thread
+
+
+def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:
+    story = Story()
+    story.ask_for("t")(2, UNKNOWN)
+    again = story.ask_for("t")  # as an adoption is
+    for node in NODES:
+        again(node, 1)
+    story.where.renewing("t")(2, 0)
+    there = story.where.of("t")
+    assert there is not None
+    assert there[2] is UNSURE, "its release leaves a tombstone there"
+
+
+def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number_is_told() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, int(node != 2))
+    nodes, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+    assert nodes == [2]
+    voted(2, 1)
+    story.where.note_gone("t", 2)
+    confirmed(2, 1)
+    assert 2 not in (story.where.of("t") or {})
