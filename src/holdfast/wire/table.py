@@ -169,9 +169,11 @@ class Seat:
             self._seated[self.number] = self
             self._poll.register(self.number, select.POLLIN)
             self.sock = sock  # the last: whoever reads for others may be looking
-        if self.sock is None:
-            return False
+        # Taken out first, looked at second: who hangs up does these two in the other order.
         self._empty.discard(self)
+        if self.sock is None:
+            self._empty.add(self)
+            return False
         return True
 
     def unavailable(self) -> HoldfastError:
@@ -202,10 +204,10 @@ class Seat:
             del self._seated[self.number]
             with contextlib.suppress(KeyError):  # interrupted while it was being taken over
                 self._poll.unregister(self.number)
-        self._empty.add(self)
         self.hang_up()
         self._connection = self.sock = None
         self._again_at = now()
+        self._empty.add(self)
 
     def _tell_all(self, error: HoldfastError) -> None:
         owed, self.owed = self.owed, deque()
