@@ -131,7 +131,8 @@ async def test_a_contended_cycle_is_two_commands(face: Face, server: Server) -> 
         return commands_processed(server)["evalsha"]
 
     await face.together(*(work(number, 3) for number in range(6)))
-    # Who is kept from running for a tenth of a second renews: the best of some tries counts.
+    # Who is kept from running for a tenth of a second renews: the best of some tries counts, and
+    # even there that may happen now and then.
     assert min([await commands() for _ in range(3)]) <= 2 * 6 * 20 + 3
     assert_clean(server)
 

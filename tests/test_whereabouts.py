@@ -7,6 +7,7 @@ its release by the same road are told by one thread; by another road, a release 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from functools import partial
@@ -285,3 +286,22 @@ def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number
     story.where.note_gone("t", 2)
     confirmed(2, 1)
     assert 2 not in (story.where.of("t") or {})
+
+
+def test_who_is_interrupted_when_a_sweep_is_to_be_scheduled_ends_no_others() -> None:
+    story = Story()
+    strikes = [True]
+
+    def interrupted_once(_: float, action: Callable[[], None]) -> None:
+        if strikes:
+            strikes.clear()
+            raise KeyboardInterrupt
+        story.due.append(action)
+
+    story.where = Whereabouts(NODES, story._clean_up, interrupted_once)
+    released = Tally(NODES, is_complete, nothing)
+    for token in ("t", "u"):
+        story.ask_for(token)
+        with contextlib.suppress(KeyboardInterrupt):
+            story.where.leave(releasing(token), released)
+    assert len(story.due) == 1

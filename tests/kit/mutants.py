@@ -964,8 +964,7 @@ MUTANTS = [
     Mutant(
         "a release without an answer is cleaned up later",
         "core/release.py",
-        "    session.renewer.clean_up(hold.spec.name, request, "
-        "fence=hold.fence, ttl=hold.longest_ttl)\n",
+        "    session.clean_up_after(hold, request)\n",
         "",
         {"ttl": 30.0, "freeze": 0.3, "restart": 0.2, "doubled": 0.0, "hold": 1.0},
         "S10",

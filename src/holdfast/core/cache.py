@@ -411,7 +411,7 @@ def _abandon(session: Session, hold: Hold) -> None:
     if hold.waiter is not None:
         hold.waiter.forget()
     request = taking_back(hold.spec, hold.token)
-    session.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
+    session.clean_up_after(hold, request)
 
 
 async def _let_go(session: Session, grip: Grip) -> None:

@@ -2,8 +2,8 @@
 
 What an attempt keeps to:
 
-- A token of its own for every round. Whatever a round that was not won has got is given back
-  before the next one, on every node, also on those that did not answer.
+- A token of its own for every round. Whatever a round that was not won is known to have got is
+  given back before the next one; what it may have got from nodes that did not answer, as they do.
 - The deadline counts from before the round. A round is won only while `min_validity` is left.
 - Nobody stands in line: of those who ask, one is quicker. Who finds the lock held leaves word where
   it is, and asks again when told that it is free there, or after a while. Who had a part of it that
@@ -96,6 +96,7 @@ class _Candidate:
         self._waiters: list[Waiter] = []
         self._told: Signal | None = None
         self._given_back = ""
+        """The token of the last round that was given back."""
 
     async def run(self) -> int:
         """Ask until it is won; return the fence."""

@@ -35,6 +35,7 @@ from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.core.renewer import Errand
     from holdfast.core.tally import Note
     from holdfast.port import Keys, Nodes, Post, Reply, Request
     from holdfast.scripts import Script
@@ -64,7 +65,7 @@ class Quorum:
     def begin(
         self,
         clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], None],
+        later: Callable[[float, Callable[[], None]], Errand | None],
     ) -> None:
         """Know of no token: in a forked child, none is ours. The two are `Whereabouts`'."""
         self.whereabouts = Whereabouts(self._all, clean_up, later)
@@ -187,6 +188,9 @@ class Quorum:
 
         await self._background.ask(posts, timeout, heard, meanwhile)
         await self._give_again(requests, tallies, meanwhile)
+        for script, _, (token, *_) in requests:
+            if script is RELEASE:  # as of a lease that was lost because no node had it
+                self.whereabouts.forget_if_nowhere(token)
         return [
             self._outcome(script, tally)
             for (script, *_), tally in zip(requests, tallies, strict=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
 from holdfast.core.renewer import taking_back
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import TOMBSTONE_MS, to_ms
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -98,11 +98,15 @@ async def release(session: Session, grip: Grip) -> None:
 
 
 def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
-    # On several nodes some may have yet to hear of the lease: who is not the one who asked for it
-    # may reach them before.
-    overtakes = session.quorum is not None and hold.actor is not session.port.actor()
-    tombstone = TOMBSTONE_MS if hold.tainted or overtakes else "0"
-    return hold.token, hold.spec.ttl_ms, tombstone, hold.spec.settings
+    spec, ttl, tombstone = hold.spec, hold.spec.ttl_ms, TOMBSTONE_MS if hold.tainted else "0"
+    if session.quorum is not None:
+        # Some nodes may have yet to hear of the lease: who is not the one who asked for it may
+        # reach them before. And one that fails is seen to for as long as it may have it.
+        if hold.actor is not session.port.actor():
+            tombstone = TOMBSTONE_MS
+        if hold.longest_ttl > spec.ttl:
+            ttl = to_ms(hold.longest_ttl)
+    return hold.token, ttl, tombstone, spec.settings
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
@@ -133,7 +137,7 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     if tries_left and not refused:
         return
     request = taking_back(hold.spec, hold.token)
-    session.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
+    session.clean_up_after(hold, request)
     if hold.waiter is not None:
         hold.waiter.forget()
     if refused:

@@ -129,12 +129,13 @@ class Renewer:
         self._looks_again = True
         self._background.rouse(self)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> None:
+    def later(self, seconds: float, do: Callable[[], None]) -> Errand:
         """Have it done in so many seconds, whether the client is closed by then or not."""
         errand = Errand(do, self._background.now() + seconds)
         self.handed_in[errand] = None
         if errand.due < self._wake_at:
             self._background.rouse(self)
+        return errand
 
     async def let_go(self, hold: Hold, port: Port) -> None:
         """Return when no renewal of this hold is under way; it must not be HELD any more."""
@@ -229,8 +230,9 @@ class Renewer:
             item.lose(item.overdue())
             return
         item.live = False
-        if item.forget is not None:  # one node of several, which is known to fail
+        if item.forget is not None:
             item.forget()
+        if item.request[1].node is not None:  # one of several, which is known to fail
             return
         detail = "the server could not be told to forget it; it expires by itself"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))

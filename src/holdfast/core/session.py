@@ -15,7 +15,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
-from holdfast.core.spec import tag_of
+from holdfast.core.spec import delay_in, tag_of
 from holdfast.core.token import client_in
 
 if TYPE_CHECKING:
@@ -135,10 +135,20 @@ class Session:
 
     def _clean_up(self, request: Request) -> None:
         """For a quorum, take a token back on one node, or leave it to expire there."""
-        name, token = request[1][0].decode(errors="replace"), request[2][0]
-        quorum, ttl = self.quorum, int(request[2][1]) / 1000
-        forget = None if quorum is None else partial(quorum.whereabouts.forget, token)
-        self.renewer.clean_up(name, request, ttl=ttl, forget=forget)
+        _, keys, (token, ttl_ms, _, settings, *_) = request
+        seconds = (int(ttl_ms) + delay_in(settings)) / 1000
+        name = keys[0].decode(errors="replace")
+        self.renewer.clean_up(name, request, ttl=seconds, forget=self._forget(token))
+
+    def clean_up_after(self, hold: Hold, request: Request) -> None:
+        """Have what may be left of a hold taken back, for as long as it may be there."""
+        name, ttl, forget = hold.spec.name, hold.longest_ttl, self._forget(hold.token)
+        self.renewer.clean_up(name, request, fence=hold.fence, ttl=ttl, forget=forget)
+
+    def _forget(self, token: str) -> Callable[[], None] | None:
+        """What is to be done when nothing more is done about a token."""
+        quorum = self.quorum
+        return None if quorum is None else partial(quorum.whereabouts.forget, token)
 
     def close(self) -> None:
         """Renew nothing from now on; who waits is told to stop."""
@@ -189,5 +199,5 @@ class Session:
         # request that was abandoned may still arrive. Of several nodes some may have it still.
         if reason != "taken" or hold.tainted or self.quorum is not None:
             request = taking_back_lost(hold.spec, hold.token)
-            self.renewer.clean_up(hold.spec.name, request, fence=hold.fence, ttl=hold.longest_ttl)
+            self.clean_up_after(hold, request)
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

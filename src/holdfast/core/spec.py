@@ -180,6 +180,11 @@ def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool =
     return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {group}"
 
 
+def delay_in(settings: str) -> int:
+    """The delay (ms) that `settings_of` wrote."""
+    return int(settings.partition(" ")[0] or 0)
+
+
 def lock_key_of(name: str, key: str | None = None) -> bytes:
     """The key of the lock with this name, unless it is given its `key`.
 

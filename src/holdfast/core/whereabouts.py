@@ -8,7 +8,6 @@ expired there; one that is only slow is given a second or two first.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.core.spec import TOMBSTONE_MS
@@ -19,6 +18,7 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.core.renewer import Errand
     from holdfast.core.tally import Note, Tally, Yes
     from holdfast.port import Reply, Request
 
@@ -41,7 +41,7 @@ class Whereabouts:
         self,
         nodes: Sequence[int],
         clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], None],
+        later: Callable[[float, Callable[[], None]], Errand | None],
     ) -> None:
         self._all = nodes
         self._asked = dict.fromkeys(nodes, ASKED)
@@ -53,8 +53,7 @@ class Whereabouts:
         self._released: dict[str, Request] = {}
         """Of tokens that were released, and not yet by every node, the request."""
         self._released_before: dict[str, Request] = {}
-        self._idle = [True]
-        """Nobody is going to sweep."""
+        self._next_sweep: Errand | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -83,6 +82,11 @@ class Whereabouts:
             there.pop(node, None)
             if not there:
                 self.forget(token)
+
+    def forget_if_nowhere(self, token: str) -> None:
+        """Care no more for a token that turned out to be on no node."""
+        if not self._tokens.get(token, True):
+            self.forget(token)
 
     def forget(self, token: str) -> None:
         """Care for a token no more: it is another's, or expires by itself."""
@@ -211,17 +215,15 @@ class Whereabouts:
         token, is_complete = request[2][0], tally.complete  # before its failures are looked at
         for node in list(tally.failed):
             self.see_to(node, request)
-        if not self._tokens.get(token, True):
-            self.forget(token)
-        elif token in self._tokens and not is_complete:
+        self.forget_if_nowhere(token)
+        if token in self._tokens and not is_complete:
             self._released[token] = request
             self._sweep_later()
 
     def _sweep_later(self) -> None:
         """Have what was released looked at again, unless that will be."""
-        with suppress(IndexError):  # of two who try, one succeeds
-            self._idle.pop()
-            self._later(SLOW, self._sweep)
+        if self._next_sweep is None or not self._next_sweep.live:
+            self._next_sweep = self._later(SLOW, self._sweep)
 
     def _sweep(self) -> None:
         """See to what was not released everywhere before the last sweep, and still is not."""
@@ -230,7 +232,6 @@ class Whereabouts:
         for request in self._released_before.values():
             self.abandon(request)
         self._released_before, self._released = self._released, {}
-        self._idle.append(True)
         if self._released_before or self._released:
             self._sweep_later()
 
