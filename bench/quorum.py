@@ -3,9 +3,9 @@
 Bars are ratios in one run, medians of interleaved rounds:
 
 - threads: at least 5 times the best of pottery and redlock-ng (on two cores, which five servers
-  share with us, met with 64, seldom with 8, never with one);
-- 64 tasks, each with a lock of its own: at least 8 times the best of aioredlock and redlock-ng (at
-  the edge there);
+  share with us: met with 64, with 8 while the machine is quiet, never with one);
+- 64 tasks, each with a lock of its own: at least 8 times the best of aioredlock and redlock-ng (met
+  while the machine is quiet, at the edge else);
 - with one server hung a cycle takes at most 1.2 times as long;
 - with 2 ms added to each answer an acquire takes at most 1.3 round trips.
 
