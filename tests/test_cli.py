@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -73,9 +74,15 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with FULL.open("w") as full:
         told = subprocess.run(
-            [*HOLDFAST, "--version"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+            [*HOLDFAST, "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+            env=env,
         )
     assert told.returncode == UNWRITTEN
     assert re.fullmatch(rb"holdfast: .*: No space left on device\n", told.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import sys
@@ -50,4 +51,6 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         sys.stderr.write(f"holdfast: what was to be told could not be written: {error.strerror}\n")
+        with contextlib.suppress(OSError):
+            sys.stdout.close()  # else Python tries once more in the end, and says so
         sys.exit(UNWRITTEN)
