@@ -726,6 +726,8 @@ def replica(server: Server) -> Iterator[Server]:
     server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     with Server.start(program, "--replicaof", f"{server.host} {server.port}") as replica:
         eventually(lambda: b"master_link_status:up" in replica.command("INFO", "replication"))
+        server.command("SET", "followed", "yes")  # a link that is up may pass on nothing for 1 s
+        eventually(lambda: replica.command("GET", "followed"), what="the replica follows")
         yield replica
 
 
