@@ -18,11 +18,18 @@ import pytest
 import holdfast
 from holdfast.core.spec import keys_of
 from holdfast.scripts import INSPECT
-from holdfast.wire.shared_table import SharedTable, _Turn
+from holdfast.wire.shared_table import Bell, SharedTable, _Turn
 from holdfast.wire.table import Table
 from holdfast.wire.target import targets_of
 from kit.homes import settle_in
-from kit.interrupts import AtLine, AtPlace, Passing, interrupted_everywhere, strike
+from kit.interrupts import (
+    AtLine,
+    AtPlace,
+    InterruptAt,
+    Passing,
+    interrupted_everywhere,
+    strike,
+)
 from kit.proxy import Proxy
 from kit.servers import Server, programs
 from kit.waiting import PATIENCE, eventually
@@ -403,6 +410,60 @@ def test_a_node_that_is_hung_up_on_just_as_another_comes_is_connected_to_again(
             return
 
 
+def look(table: Table) -> None:
+    """Ask all nodes something, at any table."""
+    table.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
+
+
+def with_an_empty_seat(servers: list[Server]) -> SharedTable:
+    """A table of many threads at which one connection was lost."""
+    table = SharedTable(targets_of(urls(servers), LONG), PATIENCE, Bell())
+    look(table)
+    table.seats[0].drop("it fails")
+    return table
+
+
+def test_wherever_one_who_takes_a_connection_over_is_interrupted_another_will(
+    three: list[Server],
+) -> None:
+    for at in itertools.count(1):
+        table = with_an_empty_seat(three)
+        interrupt = InterruptAt(at, (f"wire{os.sep}table",))
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            look(table)
+        taken = [seat.sock is not None or seat in table.empty for seat in table.seats]
+        assert all(taken), interrupt.struck
+        table.close()
+        if interrupt.struck is None:
+            assert at > 50
+            return
+
+
+def are_taken(table: Table) -> bool:
+    """Whether all seats are, for who asks."""
+    look(table)
+    return all(seat.sock is not None for seat in table.seats)
+
+
+@pytest.mark.parametrize("end", [Table.interrupt, Table.close], ids=["interrupted", "closed"])
+def test_a_connection_that_is_closed_amid_being_taken_over_is_no_error(
+    three: list[Server], end: Callable[[Table], None]
+) -> None:
+    for at in itertools.count(1):
+        table = with_an_empty_seat(three)
+        seat = table.seats[0]
+        seat.open()
+        eventually(lambda: not seat.opening, what="it is there")  # noqa: B023 - of this round
+        with AtLine(at, (f"wire{os.sep}table",), partial(end, table)) as line:
+            table._ready()
+        if end is Table.interrupt:
+            eventually(partial(are_taken, table), what=f"all are taken again after {line.struck}")
+        table.close()
+        if line.struck is None:
+            assert at > 20
+            return
+
+
 def asks_for(name: str) -> Callable[[tuple[bytes, ...]], bool]:
     key = b"holdfast:{%b}" % name.encode()
     return lambda args: key in args
@@ -525,6 +586,43 @@ def test_a_thread_that_was_to_read_for_all_and_does_not_is_not_waited_for(
         over.set()
         assert work.end() == []
     eventually(lambda: nothing_is_left(three), what="nothing is left")
+
+
+def test_what_a_thread_that_died_amid_reading_would_have_read_is_accounted_for(
+    three: list[Server], proxies: list[Proxy]
+) -> None:
+    with holdfast.Client(urls(proxies), command_timeout=0.3) as client:
+        work, held, over = Work(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with client.lock("a", ttl=60):
+                held.set()
+                over.wait(PATIENCE)
+
+        def die() -> None:
+            table.inside.add(threading.get_ident())
+            assert table._put_it_down(_Turn((), lambda *_: True, 0.0, {}))
+
+        work.begin(client.lock("warm").acquire).join()
+        eventually(lambda: len(locks_on(three[2])) == 1, what="all nodes are connected")
+        late = proxies[2].hold_request(matching=asks_for("a"))
+        work.begin(hold)
+        assert held.wait(PATIENCE)
+        port: Any = client._session.port
+        table = port._crowd._shared["table"]
+        work.begin(die).join()
+        work.begin(client.lock("other").acquire).join()
+        over.set()
+        assert work.end() == []
+        quorum: Any = client._session.quorum
+
+        def is_given_back() -> bool:
+            work.begin(client.lock(f"lock {len(work.threads)}").acquire).join()
+            return not quorum.whereabouts._leaving
+
+        eventually(is_given_back, what="all have answered that they gave it back")
+        late.release()  # the vote of the third
+        eventually(lambda: not any(b"{a}" in key for key in locks_on(three[2])), what="it is gone")
 
 
 def test_what_the_collector_calls_may_lock_in_the_middle_of_locking(three: list[Server]) -> None:

@@ -44,6 +44,7 @@ class _Turn(Question):
         "_succession",
         "_waiting",
         "_wakes",
+        "actor",
         "end_at",
         "posts",
         "thread",
@@ -58,6 +59,7 @@ class _Turn(Question):
         self.unsent = True
         self.end_at = end_at
         self.thread = threading.get_ident()
+        self.actor = threading.current_thread()
         self._waiting = waiting
         # Whoever pops from a list has what was in it, and nobody else does.
         self._candidacy, self._succession = [self], [self]
@@ -190,7 +192,8 @@ class SharedTable(Table):
         reader = self._reader.setdefault("turn", turn)
         if reader is turn:
             return True
-        has_left = reader.thread == turn.thread or reader.thread not in self.inside
+        inside = reader.thread in self.inside and reader.actor.is_alive()
+        has_left = reader.thread == turn.thread or not inside
         # Looked at last: one who leaves as it should has named another, or nobody, before.
         if has_left and self._reader.get("turn") is reader and reader.succeeds():
             self._reader["turn"] = turn

@@ -158,23 +158,30 @@ class Seat:
 
     def ready(self) -> bool:
         """Whether it can be used; take it over when it has just been opened."""
-        if self.sock is None and self._connection is not None:
+        connection = self._connection
+        if self.sock is None and connection is not None:
             # redis-py has no public name for it; the oldest and newest supported have this one.
-            sock = self._connection._sock  # noqa: SLF001
-            sock.settimeout(0)
-            self.number = sock.fileno()
-            self._is_plain = type(sock) is socket.socket
-            self._parser = hiredis.Reader()
-            self.out, self.known = [], set()
-            self._seated[self.number] = self
-            self._poll.register(self.number, select.POLLIN)
-            self.sock = sock  # the last: whoever reads for others may be looking
+            sock = connection._sock  # noqa: SLF001
+            try:
+                self._take_over(sock)
+            except (AttributeError, OSError, ValueError):  # another thread has hung up: it is None
+                self._throw_away()  # or closed
         # Taken out first, looked at second: who hangs up does these two in the other order.
         self._empty.discard(self)
         if self.sock is None:
             self._empty.add(self)
             return False
         return True
+
+    def _take_over(self, sock: Any) -> None:  # noqa: ANN401 - any socket
+        sock.settimeout(0)
+        self.number = sock.fileno()
+        self._is_plain = type(sock) is socket.socket
+        self._parser = hiredis.Reader()
+        self.out, self.known = [], set()
+        self._seated[self.number] = self
+        self._poll.register(self.number, select.POLLIN)
+        self.sock = sock  # the last: whoever reads for others may be looking
 
     def unavailable(self) -> HoldfastError:
         """Why it cannot be used."""
@@ -202,7 +209,7 @@ class Seat:
     def _throw_away(self) -> None:
         if self._seated.get(self.number) is self:
             del self._seated[self.number]
-            with contextlib.suppress(KeyError):  # interrupted while it was being taken over
+            with contextlib.suppress(KeyError, ValueError):  # it was being taken over
                 self._poll.unregister(self.number)
         self.hang_up()
         self._connection = self.sock = None
@@ -441,6 +448,9 @@ class Table:
                     arrivals.get(timeout=max(0.0, min(limit, due) - now()))
             self._waited = True
             self._ready()
+        except BaseException:
+            self.empty.update(self.seats)  # one of them may just have been taken out
+            raise
         finally:
             self.expecting.remove(arrivals)
 
