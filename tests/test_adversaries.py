@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.core import renewer
 from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import tombstones
@@ -149,6 +150,29 @@ async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
     assert not lease.held
     with pytest.raises(holdfast.LeaseLost):
         lease.check()
+
+
+@pytest.mark.long
+async def test_a_server_is_told_of_a_release_for_as_long_as_the_lock_delay_lasts_too(
+    face: Face, far: Any, proxy: Proxy, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
+    lease = await far.lock("a", ttl=1, renew=False, lock_delay=50).acquire()
+    proxy.blackhole()
+    with pytest.raises(holdfast.OutcomeUnknown, match=r"up to 51\.0 s"):
+        await lease.release()
+    given_up = now() + 2
+
+    async def is_later() -> bool:
+        return now() > given_up
+
+    await face.eventually(is_later)
+    proxy.heal()
+
+    async def is_gone() -> bool:
+        return not server.command("EXISTS", KEY)
+
+    await face.eventually(is_gone)
 
 
 async def test_s5_an_extend_answered_after_the_deadline_is_a_loss(

@@ -28,7 +28,7 @@ from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 KEY = "holdfast:{a}"
 FENCE, QUEUE = f"{KEY}:fence", f"{KEY}:queue"
@@ -81,13 +81,21 @@ def three(five: list[Server]) -> list[Server]:
 
 
 @pytest.fixture
+def roads(three: list[Server]) -> Iterator[list[Proxy]]:
+    """Ways to three servers on which things get lost. What is sent to one that is frozen does not:
+    it carries that out when it is thawed."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Proxy(each.host, each.port)) for each in three]
+
+
+@pytest.fixture
 def own_three() -> Iterator[list[Server]]:
     """Three servers of the test's own, to kill."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(server) for server in start(3)]
 
 
-def urls(servers: list[Server]) -> list[str]:
+def urls(servers: Sequence[Server | Proxy]) -> list[str]:
     return [server.url for server in servers]
 
 
@@ -218,7 +226,9 @@ async def test_nobody_gets_it_for_the_lock_delay_after_a_loss(
 ) -> None:
     client = face.connect(urls(three))
     lease = await client.lock("a", ttl=1, renew=False, lock_delay=100.0).acquire()
+    assert sum(each.command("PTTL", KEY) > 50_000 for each in three) >= 2
     assert await face.wait(lease.lost, 5)
+    assert sum(each.command("PTTL", KEY) > 50_000 for each in three) >= 2
     assert await client.lock("a").try_acquire() is None
 
 
@@ -304,15 +314,15 @@ async def test_who_finds_it_held_does_not_wait_for_a_node_that_hangs(
 
 
 async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
-    face: Face, five: list[Server]
+    face: Face, three: list[Server], roads: list[Proxy]
 ) -> None:
-    client = face.connect(urls(five), command_timeout=0.3)
+    client = face.connect(urls(roads), command_timeout=0.3)
     lease = await client.lock("a", ttl=60).acquire()
-    await soon(face, lambda: five[3].command("EXISTS", KEY) == 1)
-    five[3].freeze()
+    await soon(face, lambda: three[2].command("EXISTS", KEY) == 1)
+    roads[2].blackhole()
     await lease.release()
-    five[3].thaw()
-    await soon(face, lambda: five[3].command("EXISTS", KEY) == 0)
+    roads[2].heal()
+    await soon(face, lambda: nothing_is_left(three))
 
 
 async def test_a_node_that_hangs_is_told_once_and_not_with_every_lock(
@@ -411,29 +421,97 @@ async def test_it_is_lost_at_its_deadline_when_no_majority_answers(
     face: Face, three: list[Server]
 ) -> None:
     client = face.connect(urls(three))
-    lease = await client.lock("a", ttl=0.6).acquire()
+    lease = await client.lock("a", ttl=1).acquire()
     three[0].freeze()
     three[1].freeze()
     assert await face.wait(lease.lost, 5)
     assert not lease.held
 
 
+class Struck(BaseException):
+    """Strikes somebody, wherever they are."""
+
+
+async def released(client: Any, lease: Any, *, struck: bool) -> None:
+    """Release it; if it is to be `struck`, when it has been sent and not all have answered."""
+    leave = client._session.quorum.whereabouts.leave
+
+    def strike(*_: object) -> None:
+        client._session.quorum.whereabouts.leave = leave
+        raise Struck
+
+    if not struck:
+        await lease.release()
+        return
+    client._session.quorum.whereabouts.leave = strike
+    with pytest.raises(Struck):
+        await lease.release()
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("how", ["extended", "extended, and struck", "extended, and adopted"])
 async def test_a_node_that_missed_the_release_of_an_extended_lease_is_told_when_it_is_back(
-    face: Face, three: list[Server], monkeypatch: pytest.MonkeyPatch
+    face: Face,
+    three: list[Server],
+    roads: list[Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
-    client = face.connect(urls(three))
+    client = face.connect(urls(roads))
     lease = await client.lock("a", ttl=1).acquire()
     await lease.extend(50)
+    if how.endswith("adopted"):
+        client = face.connect(urls(roads))
+        lease = await client.adopt(await lease.export())
+    token = lease.token.encode()
+    await soon(face, lambda: holders(three) == [token] * 3)
     await soon(face, lambda: three[2].command("PTTL", KEY) > 30_000)
-    three[2].freeze()
-    await lease.release()
+    roads[2].blackhole()
+    await released(client, lease, struck=how.endswith("struck"))
     # Two seconds until a slow node is seen to, and the second that the lock's own ttl would allow.
     over = now() + 4
     await soon(face, lambda: is_later_than(over))
-    three[2].thaw()
+    roads[2].heal()
     await soon(face, lambda: nothing_is_left(three))
+
+
+@pytest.mark.long
+async def test_nodes_are_told_of_a_release_for_as_long_as_the_lock_delay_lasts_too(
+    face: Face, three: list[Server], roads: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
+    client = face.connect(urls(roads), command_timeout=0.2)
+    lease = await client.lock("a", ttl=1, renew=False, lock_delay=50).acquire()
+    for road in roads[:2]:
+        road.blackhole()
+    with pytest.raises(holdfast.HoldfastError, match=r"up to 51\.0 s"):
+        await lease.release()
+    over = now() + 3
+    await soon(face, lambda: is_later_than(over))
+    for road in roads:
+        road.heal()
+    await soon(face, lambda: nothing_is_left(three))
+
+
+@pytest.mark.parametrize("how", ["released", "adopted"])
+async def test_a_token_that_nothing_more_can_be_done_about_is_not_remembered(
+    face: Face, roads: list[Proxy], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
+    near, far = (face.connect(urls(roads), command_timeout=0.2) for _ in range(2))
+    async with far.lock("warm"):
+        pass
+    lease = await near.lock("a", ttl=1, renew=False).acquire()
+    text = await lease.export() if how == "adopted" else ""
+    for road in roads[:2]:
+        road.blackhole()
+    with pytest.raises(holdfast.HoldfastError):
+        await (far.adopt(text) if text else lease.release())
+    whereabouts = (far if text else near)._session.quorum.whereabouts
+    await soon(face, lambda: not whereabouts._tokens and not whereabouts._leaving)
+    for road in roads:
+        road.heal()
 
 
 async def test_a_lease_that_is_on_no_node_any_more_is_not_remembered(
@@ -486,16 +564,16 @@ async def test_what_was_extended_is_given_again_for_as_long_as_its_holder_believ
 
 
 async def test_a_release_that_too_few_answer_says_so_and_is_tried_again(
-    face: Face, three: list[Server]
+    face: Face, three: list[Server], roads: list[Proxy]
 ) -> None:
-    client = face.connect(urls(three), command_timeout=0.2)
+    client = face.connect(urls(roads), command_timeout=0.2)
     lease = await client.lock("a", ttl=60).acquire()
-    three[0].freeze()
-    three[1].freeze()
+    roads[0].blackhole()
+    roads[1].blackhole()
     with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable), match="in the back"):
         await lease.release()
-    three[0].thaw()
-    three[1].thaw()
+    roads[0].heal()
+    roads[1].heal()
     await soon(face, lambda: nothing_is_left(three))
 
 

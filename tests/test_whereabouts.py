@@ -305,3 +305,13 @@ def test_who_is_interrupted_when_a_sweep_is_to_be_scheduled_ends_no_others() -> 
         with contextlib.suppress(KeyboardInterrupt):
             story.where.leave(releasing(token), released)
     assert len(story.due) == 1
+
+
+def test_a_token_that_was_forgotten_before_it_is_noted_as_leaving_is_not_remembered() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, 0)
+    story.where.note_leaving("t")  # whoever releases it looked before that
+    story.where.leave(releasing("t"), Tally((), is_complete, nothing))
+    assert not story.where._leaving

@@ -799,8 +799,7 @@ MUTANTS = [
     Mutant(
         "who gives up a silent server cleans up later",
         "core/acquire.py",
-        "if abandoned and self._silent:\n            session.renewer.clean_up("
-        "spec.name, taking_back(spec, token), ttl=spec.ttl)",
+        "if abandoned and self._silent:\n            session.see_to(spec, token)",
         "if abandoned and self._silent:\n            pass",
         STORM,
         "S10",
@@ -964,7 +963,7 @@ MUTANTS = [
     Mutant(
         "a release without an answer is cleaned up later",
         "core/release.py",
-        "    session.clean_up_after(hold, request)\n",
+        "    session.clean_up_after(hold)\n",
         "",
         {"ttl": 30.0, "freeze": 0.3, "restart": 0.2, "doubled": 0.0, "hold": 1.0},
         "S10",

@@ -263,7 +263,7 @@ def _status_of(outcome: Outcome, wanted: Wanted, unreleased: HoldfastError | Non
         _tell(wanted, unreleased)
         return LOST
     if unreleased:
-        stays = f"it stays locked for up to {wanted.ttl:g} s"
+        stays = f"it stays locked for up to {wanted.ttl + wanted.lock_delay:g} s"
         say(f"{wanted.shown} was not released: {stays}: {unreleased.__cause__ or unreleased}")
     if outcome.failure:
         say(str(outcome.failure))

@@ -22,7 +22,6 @@ from holdfast.core.election import win
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
-from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.errors import (
@@ -34,7 +33,7 @@ from holdfast.errors import (
     WouldDeadlock,
 )
 from holdfast.port import Quarantined, Uncopied
-from holdfast.scripts import PROBE, RELEASE, RENEW
+from holdfast.scripts import PROBE, RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
@@ -258,7 +257,7 @@ class _Attempt:
         if abandoned:
             session.rally(spec)
         if abandoned and self._silent:
-            session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
+            session.see_to(spec, token)
         elif abandoned or self._in_line:
             await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
             return
@@ -480,15 +479,23 @@ class _Attempt:
         )
 
 
-async def take_back(
-    session: Session, spec: LockSpec, token: str, tombstone: str, timeout: float = math.inf
+async def take_back(  # noqa: PLR0913 - what is known of a token, of all kinds
+    session: Session,
+    spec: LockSpec,
+    token: str,
+    tombstone: str,
+    timeout: float = math.inf,
+    *,
+    longest: float = 0.0,
 ) -> None:
-    """Take a token back whatever became of it; in the background if `timeout` does not do."""
+    """Take a token back whatever became of it; in the background if `timeout` does not do.
+
+    `longest` is the most that was asked for, if that may be more than the ttl.
+    """
     done = False
     try:
-        asked_at, args = session.port.now(), (token, spec.ttl_ms, tombstone, spec.settings)
-        limit = min(timeout, spec.command_timeout)
-        reply = await session.port.call(RELEASE, spec.keys, args, limit)
+        asked_at, request = session.port.now(), session.ending(spec, token, tombstone, longest)
+        reply = await session.port.call(*request, min(timeout, spec.command_timeout))
         session.released(reply, asked_at)
         done = True
     except HoldfastError:
@@ -496,4 +503,4 @@ async def take_back(
     finally:
         if not done:
             session.rally(spec)
-            session.renewer.clean_up(spec.name, taking_back(spec, token), ttl=spec.ttl)
+            session.see_to(spec, token, longest=longest)

@@ -31,7 +31,6 @@ from holdfast.core.acquire import TRIES, NotNeeded, acquire
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip
 from holdfast.core.release import release
-from holdfast.core.renewer import taking_back
 from holdfast.core.spec import to_ms
 from holdfast.core.value import is_due, read_kept
 from holdfast.errors import (
@@ -410,8 +409,7 @@ def _abandon(session: Session, hold: Hold) -> None:
     session.disown(hold)
     if hold.waiter is not None:
         hold.waiter.forget()
-    request = taking_back(hold.spec, hold.token)
-    session.clean_up_after(hold, request)
+    session.clean_up_after(hold)
 
 
 async def _let_go(session: Session, grip: Grip) -> None:

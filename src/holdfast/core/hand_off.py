@@ -79,6 +79,7 @@ def _write(hold: Hold, now: float) -> str:
         "name": spec.name,
         "key": spec.keys[0].decode("utf-8", "surrogateescape"),
         "ttl": spec.ttl,
+        "longest": hold.longest_ttl,
         "renew": spec.renew,
         "max_hold": None if spec.max_hold == math.inf else max(0.001, hold.renew_until - now),
         "reentrant": spec.reentrant,
@@ -90,7 +91,7 @@ def _write(hold: Hold, now: float) -> str:
     return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
 
 
-def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int, LockSpec]:
+def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int, float, LockSpec]:
     try:
         if not text.startswith(_MARK):
             raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
@@ -98,6 +99,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
         token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
+        longest = float(facts.pop("longest"))
         spec = describe(
             name,
             **facts,
@@ -110,7 +112,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
         raise ConfigurationError(message) from None
-    return token, fence, spec
+    return token, fence, longest, spec
 
 
 def _check(spec: LockSpec, given: bool) -> None:  # noqa: FBT001 - whether it was
@@ -129,7 +131,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         NodeUnavailable: the server does not answer.
         ConfigurationError: `text` was not made by `export`.
     """
-    exported, fence, spec = _read(text, session, command_timeout)
+    exported, fence, longest, spec = _read(text, session, command_timeout)
     port = session.port
     session.begin_in_this_process()
     actor = port.actor()
@@ -148,7 +150,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
                     raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
-        hold.tainted = abandoned
+        hold.tainted, hold.longest_ttl = abandoned, longest
         session.took(hold, asked_at + spec.first_due)
     except GeneratorExit:
         raise
@@ -157,6 +159,6 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
             session.disown(grip._hold)
         several = session.quorum is not None  # some of which may have it
         if abandoned or several or not isinstance(error, HoldfastError):
-            await port.shielded(take_back(session, spec, token, TOMBSTONE_MS))
+            await port.shielded(take_back(session, spec, token, TOMBSTONE_MS, longest=longest))
         raise
     return grip

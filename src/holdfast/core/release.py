@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
-from holdfast.core.renewer import taking_back
-from holdfast.core.spec import TOMBSTONE_MS, to_ms
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -98,15 +97,12 @@ async def release(session: Session, grip: Grip) -> None:
 
 
 def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
-    spec, ttl, tombstone = hold.spec, hold.spec.ttl_ms, TOMBSTONE_MS if hold.tainted else "0"
-    if session.quorum is not None:
+    tombstone = TOMBSTONE_MS if hold.tainted else "0"
+    if session.quorum is not None and hold.actor is not session.port.actor():
         # Some nodes may have yet to hear of the lease: who is not the one who asked for it may
-        # reach them before. And one that fails is seen to for as long as it may have it.
-        if hold.actor is not session.port.actor():
-            tombstone = TOMBSTONE_MS
-        if hold.longest_ttl > spec.ttl:
-            ttl = to_ms(hold.longest_ttl)
-    return hold.token, ttl, tombstone, spec.settings
+        # reach them before.
+        tombstone = TOMBSTONE_MS
+    return session.ending(hold.spec, hold.token, tombstone, hold.longest_ttl)[2]
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
@@ -136,16 +132,16 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     refused = isinstance(error, ConfigurationError)
     if tries_left and not refused:
         return
-    request = taking_back(hold.spec, hold.token)
-    session.clean_up_after(hold, request)
+    session.clean_up_after(hold)
     if hold.waiter is not None:
         hold.waiter.forget()
     if refused:
         raise error
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
+    seconds = hold.longest_ttl + hold.spec.lock_delay
     raise kind(
-        f"{hold.spec.name!r} may stay locked for up to {hold.longest_ttl} s: {error}; releasing "
-        "it is tried again in the background",
+        f"{hold.spec.name!r} may stay locked for up to {seconds} s: {error}; releasing it is tried "
+        "again in the background",
         lock=hold.spec.name,
         node=getattr(error, "node", ""),
     ) from error
@@ -167,7 +163,7 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     hold.state = RELEASING
     hold.unsure = True
     session.forget(hold)
-    await take_back(session, hold.spec, hold.token, TOMBSTONE_MS)
+    await take_back(session, hold.spec, hold.token, TOMBSTONE_MS, longest=hold.longest_ttl)
     if hold.waiter is not None:
         hold.waiter.forget()
     hold.state = RELEASED

@@ -36,7 +36,6 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.spec import LockSpec
     from holdfast.port import Background, Port, Reply, Request
 
 WINDOW = 0.05
@@ -308,18 +307,8 @@ def _request(item: Hold | Cleanup, now: float) -> Request:
     return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))
 
 
-def taking_back(spec: LockSpec, token: str) -> Request:
-    """Make the request that ends a token for good, wherever it may be."""
-    return RELEASE, spec.keys, (token, spec.ttl_ms, TOMBSTONE_MS, spec.settings)
-
-
-def taking_back_lost(spec: LockSpec, token: str) -> Request:
-    """Make the same request for a lease that was lost: nobody is to have it before the delay."""
-    return RELEASE, spec.keys, (token, spec.ttl_ms, f"{TOMBSTONE_MS} lost", spec.settings)
-
-
 def taking_back_blindly(key: bytes, token: str, delay_ms: int, *, guarded: bool = False) -> Request:
-    """Make the same request for a token of which only the lock's key and delay are known."""
+    """Make the request that ends a token of which only the lock's key and delay are known."""
     owner = token.rpartition(":")[2]
     group = owner if owner.startswith("&") else ""
     settings = settings_of(delay_ms, group, guarded=guarded)

@@ -14,9 +14,10 @@ from weakref import WeakValueDictionary
 from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
 from holdfast.core.line import Line, channel_of, read_message
-from holdfast.core.renewer import Renewer, taking_back_blindly, taking_back_lost
-from holdfast.core.spec import delay_in, tag_of
+from holdfast.core.renewer import Renewer, taking_back_blindly
+from holdfast.core.spec import TOMBSTONE_MS, delay_in, tag_of, to_ms
 from holdfast.core.token import client_in
+from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,10 +141,34 @@ class Session:
         name = keys[0].decode(errors="replace")
         self.renewer.clean_up(name, request, ttl=seconds, forget=self._forget(token))
 
-    def clean_up_after(self, hold: Hold, request: Request) -> None:
-        """Have what may be left of a hold taken back, for as long as it may be there."""
-        name, ttl, forget = hold.spec.name, hold.longest_ttl, self._forget(hold.token)
-        self.renewer.clean_up(name, request, fence=hold.fence, ttl=ttl, forget=forget)
+    def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
+        """Make the request that ends a token, wherever it is.
+
+        Of several nodes one that fails is seen to for the ttl that stands in it. So that is the
+        `longest` that was ever asked for.
+        """
+        extended = self.quorum is not None and longest > spec.ttl
+        ttl_ms = to_ms(longest) if extended else spec.ttl_ms
+        return RELEASE, spec.keys, (token, ttl_ms, tombstone, spec.settings)
+
+    def see_to(
+        self,
+        spec: LockSpec,
+        token: str,
+        tombstone: str = TOMBSTONE_MS,
+        *,
+        longest: float = 0.0,
+        fence: int = 0,
+    ) -> None:
+        """Have the background take a token back, for as long as it may be there."""
+        request = self.ending(spec, token, tombstone, longest)
+        ttl, forget = max(spec.ttl, longest) + spec.lock_delay, self._forget(token)
+        self.renewer.clean_up(spec.name, request, fence=fence, ttl=ttl, forget=forget)
+
+    def clean_up_after(self, hold: Hold, tombstone: str = TOMBSTONE_MS) -> None:
+        """See to what may be left of a hold."""
+        longest, fence = hold.longest_ttl, hold.fence
+        self.see_to(hold.spec, hold.token, tombstone, longest=longest, fence=fence)
 
     def _forget(self, token: str) -> Callable[[], None] | None:
         """What is to be done when nothing more is done about a token."""
@@ -198,6 +223,5 @@ class Session:
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
         # request that was abandoned may still arrive. Of several nodes some may have it still.
         if reason != "taken" or hold.tainted or self.quorum is not None:
-            request = taking_back_lost(hold.spec, hold.token)
-            self.clean_up_after(hold, request)
+            self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")  # and now the lock delay begins
         self.report(Event("lost", hold.spec.name, hold.fence, reason))

@@ -85,7 +85,7 @@ class Whereabouts:
 
     def forget_if_nowhere(self, token: str) -> None:
         """Care no more for a token that turned out to be on no node."""
-        if not self._tokens.get(token, True):
+        if not self._tokens.get(token):
             self.forget(token)
 
     def forget(self, token: str) -> None:
@@ -229,7 +229,7 @@ class Whereabouts:
         """See to what was not released everywhere before the last sweep, and still is not."""
         if self._closed:
             return
-        for request in self._released_before.values():
+        for request in list(self._released_before.values()):
             self.abandon(request)
         self._released_before, self._released = self._released, {}
         if self._released_before or self._released:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import TRIES, acquire, take_back
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.renewer import taking_back
 from holdfast.core.spec import TOMBSTONE_MS, LockSpec
 from holdfast.core.token import is_ours
 from holdfast.errors import (
@@ -146,7 +145,7 @@ class Home:
                 if not isinstance(error, HoldfastError):
                     await session.port.shielded(self._end_given(spec, token))
             elif isinstance(error, HoldfastError):
-                session.renewer.clean_up(spec.name, taking_back(spec, name), ttl=spec.ttl)
+                session.see_to(spec, name)
             else:
                 await session.port.shielded(take_back(session, spec, name, TOMBSTONE_MS))
             raise
