@@ -73,19 +73,23 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own() -> None:
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "both"])
+def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own(
+    *, both: bool, buffered: bool
+) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with FULL.open("w") as full:
         told = subprocess.run(
             [*HOLDFAST, "--version"],
             stdout=full,
-            stderr=subprocess.PIPE,
+            stderr=full if both else subprocess.PIPE,
             check=False,
             timeout=60,
-            env=env,
+            env=env if buffered else {**env, "PYTHONUNBUFFERED": "1"},
         )
     assert told.returncode == UNWRITTEN
-    assert re.fullmatch(rb"holdfast: .*: No space left on device\n", told.stderr)
+    assert both or re.fullmatch(rb"holdfast: .*: No space left on device\n", told.stderr)
 
 
 def test_completion_knows_the_commands() -> None:

@@ -50,7 +50,11 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        sys.stderr.write(f"holdfast: what was to be told could not be written: {error.strerror}\n")
-        with contextlib.suppress(OSError):
-            sys.stdout.close()  # else Python tries once more in the end, and says so
+        message = f"holdfast: what was to be told could not be written: {error.strerror}\n"
+        for stream, words in ((sys.stderr, message), (sys.stdout, "")):
+            with contextlib.suppress(OSError, AttributeError):  # no room there either, or none
+                stream.write(words)
+                stream.flush()
+            with contextlib.suppress(OSError, AttributeError):
+                stream.close()  # else Python tries once more in the end, and says so
         sys.exit(UNWRITTEN)
