@@ -93,9 +93,9 @@ def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
 ) -> None:
     async def story() -> None:
         async with holdfast.AsyncClient(server.url) as client:
-            kept = await client.lock("kept", ttl=0.5).acquire()
-            gone = await client.lock("gone", ttl=0.5, renew=False).acquire()
-            time.sleep(1.2)
+            kept = await client.lock("kept", ttl=0.9).acquire()
+            gone = await client.lock("gone", ttl=0.9, renew=False).acquire()
+            time.sleep(2)
             assert kept.held
             assert not gone.held
             await kept.release()
@@ -126,7 +126,7 @@ async def test_s4_a_holder_that_expired_does_not_free_its_successors_lock(
     face: Face, server: Server
 ) -> None:
     slow, quick = face.connect(server.url), face.connect(server.url)
-    old = await slow.lock("a", ttl=0.2, renew=False).acquire()
+    old = await slow.lock("a", ttl=0.6, renew=False).acquire()
     new = await quick.lock("a", timeout=10).acquire()
     with pytest.raises(holdfast.LeaseLost):
         await old.release()

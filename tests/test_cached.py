@@ -914,7 +914,9 @@ def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
         return sum(sent)
 
     # Who is kept from coming until it is computed looks by itself: the best of some tries counts.
-    assert any(commands() <= 40 for _ in range(3))
+    counts = [commands() for _ in range(3)]
+    assert min(counts) <= 40
+    assert max(counts) <= 200
 
 
 async def test_l1_when_the_one_who_computes_is_killed_another_takes_over(

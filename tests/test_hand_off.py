@@ -92,7 +92,7 @@ async def test_of_two_who_adopt_one_gets_it(face: Face, server: Server) -> None:
 
 async def test_what_ran_out_cannot_be_adopted(face: Face, server: Server) -> None:
     client = face.connect(server.url)
-    text = await (await client.lock("a", ttl=0.1).acquire()).export()
+    text = await (await client.lock("a", ttl=0.6).acquire()).export()
     eventually(lambda: server.command("EXISTS", KEY) == 0, what="it runs out")
     with pytest.raises(holdfast.LeaseLost):
         await client.adopt(text)

@@ -189,8 +189,8 @@ def test_a_body_that_ends_at_the_deadline_is_not_cancelled_afterwards(server: Se
     async def story() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             with pytest.raises(holdfast.LeaseLost):
-                async with client.lock("a", ttl=0.1, renew=False) as lease:
-                    time.sleep(0.3)
+                async with client.lock("a", ttl=0.6, renew=False) as lease:
+                    time.sleep(0.8)
                     assert not lease.held
             await asyncio.sleep(0.01)
 

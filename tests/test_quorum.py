@@ -793,11 +793,11 @@ async def test_an_adoption_without_a_majority_leaves_nothing_and_one_with_it_is_
 
 async def test_answers_that_nobody_has_read_are_no_failure(face: Face, five: list[Server]) -> None:
     events = Events()
-    client = face.connect(urls(five), command_timeout=0.5, on_event=events)
+    client = face.connect(urls(five), command_timeout=1, on_event=events)
     for _ in range(3):
         async with client.lock("a", ttl=30):
             pass
-        await soon(face, partial(is_later_than, now() + 0.8))
+        await soon(face, partial(is_later_than, now() + 1.3))
     assert not events.of("node_failed")
 
 

@@ -133,7 +133,9 @@ async def test_a_contended_cycle_is_two_commands(face: Face, server: Server) -> 
     await face.together(*(work(number, 3) for number in range(6)))
     # Who is kept from running for a tenth of a second renews: the best of some tries counts, and
     # even there that may happen now and then.
-    assert min([await commands() for _ in range(3)]) <= 2 * 6 * 20 + 3
+    counts = [await commands() for _ in range(3)]
+    assert min(counts) <= 2 * 6 * 20 + 3
+    assert max(counts) <= 3 * 6 * 20
     assert_clean(server)
 
 
@@ -1180,7 +1182,7 @@ def test_l3_a_waiting_process_that_is_killed_costs_nobody_anything(server: Serve
             began = now()
             lease.release()
             waiting.join(10)
-        assert now() - began < 1
+        assert now() - began < 2  # a single window is 3
         assert not waiting.is_alive()
         assert_clean(server)
 

@@ -382,7 +382,7 @@ async def test_while_the_push_connection_cannot_be_had_waiting_polls(
 
     await face.eventually(tried)
     await lease.release()
-    await waiting.result(1)
+    await waiting.result(3)  # who neither hears nor asks waits for a whole ttl
     assert_clean(server)
 
 

@@ -85,6 +85,13 @@ class Cluster:
     def settle(self) -> None:
         """Wait until all nodes agree who serves what, and every primary has its replica."""
         eventually(self._settled, within=SETTLING, what="the cluster agrees")
+        for primary in self.nodes:
+            if primary.command("ROLE")[0] == b"master":
+                # A link that is up may pass on nothing for a second more.
+                mark = f"{{{self.name_on(primary)}}}:settled"
+                primary.command("SET", mark, "yes")
+                self.catch_up(self.replica_of(primary))
+                primary.command("DEL", mark)
 
     def _settled(self) -> bool:
         maps = []
