@@ -17,7 +17,7 @@ from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.release import check
-from holdfast.core.spec import TOMBSTONE_MS, describe
+from holdfast.core.spec import TOMBSTONE_MS, check_ttl, describe
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -99,7 +99,8 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
         token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
-        longest = float(facts.pop("longest"))
+        longest = facts.pop("longest")
+        check_ttl(longest, lock=name, name="longest")
         spec = describe(
             name,
             **facts,

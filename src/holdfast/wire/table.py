@@ -164,8 +164,8 @@ class Seat:
             sock = connection._sock  # noqa: SLF001
             try:
                 self._take_over(sock)
-            except (AttributeError, OSError, ValueError):  # another thread has hung up: it is None
-                self._throw_away()  # or closed
+            except (AttributeError, OSError, ValueError):
+                self._throw_away()  # another thread has hung up: it is closed, or None
         # Taken out first, looked at second: who hangs up does these two in the other order.
         self._empty.discard(self)
         if self.sock is None:
