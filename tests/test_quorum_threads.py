@@ -10,6 +10,8 @@ import gc
 import inspect
 import itertools
 import os
+import signal
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 PROGRAM = next(iter(programs().values()))
@@ -156,6 +159,90 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
             each.release()
         assert work.end() == []
         assert sorted(done) == ["first", "second"]
+
+
+def is_given_up_by_who_joins(thread: threading.Thread) -> bool:
+    """Have Ctrl-C strike whoever joins a thread; say whether Python takes it for ended then."""
+    struck = threading.Event()
+
+    def strike_once(_: int, frame: FrameType | None) -> None:
+        joins = frame is not None and frame.f_code.co_name in {"join", "_wait_for_tstate_lock"}
+        if joins and not struck.is_set():
+            struck.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not struck.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    pressing, before = threading.Thread(target=press), signal.signal(signal.SIGINT, strike_once)
+    pressing.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.join(PATIENCE)
+        pressing.join()
+    finally:
+        struck.set()
+        signal.signal(signal.SIGINT, before)
+    return not thread.is_alive()
+
+
+def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
+    proxies: list[Proxy],
+) -> None:
+    with holdfast.Client(urls(proxies)) as client:
+        work = Work()
+        work.begin(client.lock("warm").acquire().release).join()
+        port: Any = client._session.port
+        table = port._crowd._shared["table"]
+        sockets = [seat.sock for seat in table.seats]
+        done: list[str] = []
+        held = [proxy.hold_reply() for proxy in proxies]
+
+        def take(name: str) -> None:
+            try:
+                with client.lock(name) as lease:
+                    lease.check()
+            finally:
+                done.append(name)
+
+        first = work.begin(take, "first")
+        for each in held:
+            assert each.arrived.wait(PATIENCE)
+        is_trapped = sys.version_info < (3, 13)
+        while is_given_up_by_who_joins(first) != is_trapped:  # struck a moment too early
+            pass
+        work.begin(take, "second")
+        eventually(
+            lambda: all(any(map(asks_for("second"), list(proxy.log))) for proxy in proxies),
+            what="it is sent by the first",
+        )
+        for each in held:
+            each.release()
+        eventually(lambda: sorted(done) == ["first", "second"], what="both are through")
+        assert work.errors == []
+        assert [seat.sock for seat in table.seats] == sockets
+
+
+def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -> None:
+    with holdfast.Client(urls(three)) as client:
+        work, lock = Work(), client.lock("a")
+
+        def cycles(count: int) -> None:
+            for _ in range(count):
+                with lock:
+                    pass
+
+        work.begin(cycles, 20).join()
+        gc.collect()
+        gc.disable()
+        try:
+            work.begin(cycles, 50).join()
+            found = gc.collect()
+        finally:
+            gc.enable()
+        assert work.end() == []
+        assert found < 50
 
 
 def test_nodes_that_are_far_away_can_be_asked_by_many_at_once(proxies: list[Proxy]) -> None:

@@ -19,6 +19,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,25 @@ if TYPE_CHECKING:
 _MOMENT = 0.001  # seconds in which whoever can run does
 
 
+class _Life:
+    """What ends with a thread."""
+
+
+class _Thread(threading.local):
+    """The calling thread.
+
+    `Thread.is_alive` will not do: up to Python 3.12 it says no for ever once Ctrl-C has struck
+    whoever joins the thread, although that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._life = _Life()
+        self.life = weakref.ref(self._life)
+
+
+_THREAD = _Thread()
+
+
 class _Turn(Question):
     """The question of a thread that sleeps until it is over, or until it is to read."""
 
@@ -44,8 +64,8 @@ class _Turn(Question):
         "_succession",
         "_waiting",
         "_wakes",
-        "actor",
         "end_at",
+        "life",
         "posts",
         "thread",
         "unsent",
@@ -59,10 +79,10 @@ class _Turn(Question):
         self.unsent = True
         self.end_at = end_at
         self.thread = threading.get_ident()
-        self.actor = threading.current_thread()
+        self.life = _THREAD.life
         self._waiting = waiting
         # Whoever pops from a list has what was in it, and nobody else does.
-        self._candidacy, self._succession = [self], [self]
+        self._candidacy, self._succession = [None], [None]
         self._wakes = threading.Lock()
         self._wakes.acquire()
 
@@ -104,9 +124,9 @@ class _Turn(Question):
             self.end()
 
 
-def _taken(token: list[_Turn]) -> bool:
+def _taken(right: list[None]) -> bool:
     with contextlib.suppress(IndexError):
-        token.pop()
+        right.pop()
         return True
     return False
 
@@ -192,7 +212,7 @@ class SharedTable(Table):
         reader = self._reader.setdefault("turn", turn)
         if reader is turn:
             return True
-        inside = reader.thread in self.inside and reader.actor.is_alive()
+        inside = reader.thread in self.inside and reader.life() is not None
         has_left = reader.thread == turn.thread or not inside
         # Looked at last: one who leaves as it should has named another, or nobody, before.
         if has_left and self._reader.get("turn") is reader and reader.succeeds():
