@@ -24,11 +24,16 @@ if not PROGRAMS:
 
 
 def pytest_configure() -> None:
-    """Have signals arrive, also if we were begun by `nohup ... &`, and with us all we begin."""
+    """Have signals arrive in what stories begin, also if we were begun by `nohup ... &`."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             interrupts = number == signal.SIGINT
-            signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
+            # What is ignored stays so in a new program; what is caught, however, does not.
+            signal.signal(number, signal.default_int_handler if interrupts else _stay)
+
+
+def _stay(*_: object) -> None:
+    """Survive the terminal, as `nohup` wants it."""
 
 
 @pytest.hookimpl(tryfirst=True)
