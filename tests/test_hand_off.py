@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -147,6 +150,20 @@ async def test_a_text_of_another_kind_is_refused(face: Face, server: Server, tex
     client = face.connect(server.url)
     with pytest.raises(holdfast.ConfigurationError, match="export"):
         await client.adopt(text)
+
+
+@pytest.mark.parametrize("fact", ["ttl", "longest"])
+async def test_a_text_with_a_time_that_is_none_is_refused(
+    face: Face, server: Server, fact: str
+) -> None:
+    client = face.connect(server.url)
+    text = await (await client.lock("a").acquire()).export()
+    facts = json.loads(base64.urlsafe_b64decode(text.removeprefix("hf1-lease-")))
+    for wrong in (None, "30", True, -1, math.inf, math.nan):
+        changed = json.dumps({**facts, fact: wrong}).encode()
+        with pytest.raises(holdfast.ConfigurationError, match=fact):
+            await client.adopt("hf1-lease-" + base64.urlsafe_b64encode(changed).decode())
+    await client.adopt(text)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,8 @@ import valkey.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
-from holdfast.faces import redis_home
+from holdfast.core import renewer
+from holdfast.faces import redis_home, redis_lock
 from kit.contention import waiters
 from kit.faces import Tasks
 from kit.servers import commands_processed
@@ -688,6 +690,26 @@ async def test_a_server_out_of_reach_is_an_error_of_redis_pys(
     await face.eventually(free(server))  # in the background
     await lock.release()  # and once more, which does no harm
     assert lock.local.token is None
+
+
+async def test_a_lock_that_never_expires_is_taken_back_whenever_the_server_is_there_again(
+    face: Face, afar: User, proxy: Proxy, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
+    monkeypatch.setattr(redis_lock, "_RENEWED_NEVER", replace(redis_lock._RENEWED_NEVER, ttl=0.1))
+    lock, given_up_at = afar.lock(timeout=None), time.monotonic() + 2
+
+    async def is_over() -> bool:
+        return time.monotonic() > given_up_at
+
+    assert await lock.acquire()
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        await lock.release()
+    await face.eventually(is_over)
+    proxy.accept()
+    await face.eventually(free(server))
 
 
 async def test_a_given_token_is_not_touched_in_the_background(

@@ -46,7 +46,10 @@ class Story:
         """The tokens that the background takes back, and from which nodes."""
         self.due: list[Callable[[], None]] = []
         """What it is to do later."""
-        self.where = Whereabouts(NODES, self._clean_up, lambda _, action: self.due.append(action))
+        self.where = self.know_where(lambda _, action: self.due.append(action))
+
+    def know_where(self, later: Callable[[float, Callable[[], None]], None]) -> Whereabouts:
+        return Whereabouts(NODES, self._clean_up, later, "60000")
 
     def _clean_up(self, request: Request) -> None:
         _, keys, (token, *_) = request
@@ -209,6 +212,31 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
     tell_everywhere(Sweeps)
 
 
+@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
+def test_what_arrives_late_is_seen_to_while_its_release_is_being_forgotten(
+    answer: Reply | HoldfastError,
+) -> None:
+    class Late(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = self.ask_for("t")
+            _, released = self.where.ending(releasing("t"), [])
+            for node in NODES:
+                released(node, 1)
+
+        def one(self) -> None:
+            self.where.leave(releasing("t"), Tally((), is_complete, nothing))
+
+        def other(self) -> None:
+            self.note(2, answer)
+
+        def is_sound(self) -> bool:
+            # Where it is not noted the background asks nobody.
+            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
+
+    tell_everywhere(Late)
+
+
 def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
     class Two(Story):
         def __init__(self) -> None:
@@ -298,7 +326,7 @@ def test_who_is_interrupted_when_a_sweep_is_to_be_scheduled_ends_no_others() -> 
             raise KeyboardInterrupt
         story.due.append(action)
 
-    story.where = Whereabouts(NODES, story._clean_up, interrupted_once)
+    story.where = story.know_where(interrupted_once)
     released = Tally(NODES, is_complete, nothing)
     for token in ("t", "u"):
         story.ask_for(token)

@@ -25,7 +25,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.events import Event
-from holdfast.core.spec import TOMBSTONE_MS, keys_of
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, to_ms
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
@@ -60,15 +60,16 @@ class Quorum:
         self._nodes = nodes
         self._background = background
         self._report = report
-        self.begin(nothing, nothing)
+        self.begin(nothing, nothing, TTL_MAX)
 
     def begin(
         self,
         clean_up: Callable[[Request], None],
         later: Callable[[float, Callable[[], None]], Errand | None],
+        longest_ttl: float,
     ) -> None:
-        """Know of no token: in a forked child, none is ours. The two are `Whereabouts`'."""
-        self.whereabouts = Whereabouts(self._all, clean_up, later)
+        """Know of no token: in a forked child, none is ours. All is for `Whereabouts`."""
+        self.whereabouts = Whereabouts(self._all, clean_up, later, to_ms(longest_ttl))
         self.failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
         self._closed = False

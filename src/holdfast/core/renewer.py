@@ -233,7 +233,7 @@ class Renewer:
             item.forget()
         if item.request[1].node is not None:  # one of several, which is known to fail
             return
-        detail = "the server could not be told to forget it; it expires by itself"
+        detail = "the server could not be told to forget it: it stays until it expires"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
     def _may_renew(self, hold: Hold, due: float) -> bool:

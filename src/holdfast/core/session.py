@@ -45,7 +45,7 @@ class Session:
         self.port = port
         self.longest_ttl = longest_ttl
         """The server may be replaced by another; then it counts on no ttl being longer than this.
-        Infinite: it cannot."""
+        Infinite: it cannot, and is alone."""
         self.quorum = quorum
         """The nodes, where there are several: the port calls them as one."""
         self.closed = False
@@ -63,7 +63,7 @@ class Session:
         self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
         """Those of all loops, by their channel; the port keeps them."""
         if self.quorum is not None:
-            self.quorum.begin(self._clean_up, self.renewer.later)
+            self.quorum.begin(self._clean_up, self.renewer.later, self.longest_ttl)
         self.has_waited = False
         """Somebody stood in line, so that whoever asks next had better do so at once."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.tally import is_yes, nothing
 from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.scripts import RELEASE
+from holdfast.scripts import ADOPT, RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,8 @@ class Whereabouts:
     """Of all our tokens.
 
     `clean_up` has the background carry out a request, until it is done or too late to matter;
-    `later` has it do something after so many seconds.
+    `later` has it do something after so many seconds. `longest` is the ttl, in milliseconds, that
+    no lock exceeds.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Whereabouts:
         nodes: Sequence[int],
         clean_up: Callable[[Request], None],
         later: Callable[[float, Callable[[], None]], Errand | None],
+        longest: str,
     ) -> None:
         self._all = nodes
         self._asked = dict.fromkeys(nodes, ASKED)
         self._clean_up = clean_up
         self._later = later
+        self._longest = longest
         self._tokens: dict[str, dict[int, str]] = {}
         self._leaving: set[str] = set()
         """The tokens that are being given back."""
@@ -85,12 +88,18 @@ class Whereabouts:
 
     def forget_if_nowhere(self, token: str) -> None:
         """Care no more for a token that turned out to be on no node."""
-        if not self._tokens.get(token):
-            self.forget(token)
+        if not self._tokens.get(token, True):
+            self._tokens.pop(token, None)
+        # Of one that is not known only that: another thread may be noting that it is somewhere.
+        if token not in self._tokens:
+            self._forget_leaving(token)
 
     def forget(self, token: str) -> None:
         """Care for a token no more: it is another's, or expires by itself."""
         self._tokens.pop(token, None)
+        self._forget_leaving(token)
+
+    def _forget_leaving(self, token: str) -> None:
         self._leaving.discard(token)
         self._released.pop(token, None)
 
@@ -201,7 +210,9 @@ class Whereabouts:
 
     def see_to(self, node: int, request: Request) -> None:
         """Have the token of a request taken back on a node by the background."""
-        _, keys, (token, ttl, _, settings, *_) = request
+        script, keys, (token, ttl, _, settings, *_) = request
+        if script is ADOPT:  # it is there for as long as what was exported, which may be extended
+            ttl = self._longest
         self._tokens.setdefault(token, {})[node] = UNSURE
         self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
 
@@ -240,8 +251,8 @@ class Whereabouts:
 
         It may be there, or yet to arrive there. Who has not answered is seen to soon.
         """
-        _, keys, (_, ttl, exported, settings) = request
-        its_end = RELEASE, keys, (exported, ttl, TOMBSTONE_MS, settings)
+        _, keys, (_, _, exported, settings) = request
+        its_end = RELEASE, keys, (exported, self._longest, TOMBSTONE_MS, settings)
         noted, note = votes.noted, votes.note
 
         def adopted(node: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import TRIES, acquire, take_back
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.spec import TOMBSTONE_MS, LockSpec
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, LockSpec
 from holdfast.core.token import is_ours
 from holdfast.errors import (
     ConfigurationError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import AsyncGeneratorType
 
+    from holdfast.core.session import Session
     from holdfast.port import Reply
     from holdfast.scripts import Script
 
@@ -107,7 +108,7 @@ class Home:
             return
         self.session.disown(hold)
         self._recent.pop(hold.token, None)
-        await take_back(self.session, spec, hold.token, TOMBSTONE_MS)
+        await _take_back(self.session, spec, hold.token)
         if taking.given is not None:
             await self._end_given(spec, taking.given)
         if hold.waiter is not None:
@@ -145,9 +146,9 @@ class Home:
                 if not isinstance(error, HoldfastError):
                     await session.port.shielded(self._end_given(spec, token))
             elif isinstance(error, HoldfastError):
-                session.see_to(spec, name)
+                session.see_to(spec, name, longest=_longest(spec))
             else:
-                await session.port.shielded(take_back(session, spec, name, TOMBSTONE_MS))
+                await session.port.shielded(_take_back(session, spec, name))
             raise
         finally:
             if hold is not None and hold.waiter is not None:
@@ -199,6 +200,15 @@ class Home:
                 _, old = recent.pop(token)
                 if old.waiter is not None:
                     old.waiter.forget()
+
+
+async def _take_back(session: Session, spec: LockSpec, token: str) -> None:
+    await take_back(session, spec, token, TOMBSTONE_MS, longest=_longest(spec))
+
+
+def _longest(spec: LockSpec) -> float:
+    """Seconds for which it may be there: one without a timeout stays until it is taken back."""
+    return min(spec.validity, TTL_MAX)
 
 
 _homes: weakref.WeakKeyDictionary[object, Home] = weakref.WeakKeyDictionary()

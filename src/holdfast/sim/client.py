@@ -8,6 +8,7 @@ are asked as `sim.crowd` does.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,6 +20,7 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import EPOCH, Connection
+from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND, Future
 from holdfast.wire.copies import confirmed, needed
 from holdfast.wire.refusals import refusal
@@ -96,14 +98,15 @@ class Observer(Protocol):
 class _Session(Session):
     """The session of a client that is watched."""
 
-    def __init__(self, client: SimClient, observer: Observer, *, polls: bool) -> None:
+    def __init__(self, client: SimClient, observer: Observer, settings: Settings) -> None:
         self._client = client
         self._observer = observer
         super().__init__(
             client,
             lambda: SimBackground(client),
             lambda event: observer.told(client, event),
-            polls=polls,
+            polls=settings.polls,
+            longest_ttl=math.inf if client.quorum is None else LONGER * settings.ttl,
             quorum=client.quorum,
         )
 
@@ -158,7 +161,7 @@ class SimClient:
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
-        self.session = _Session(self, observer, polls=settings.polls)
+        self.session = _Session(self, observer, settings)
 
     # What may befall it
 

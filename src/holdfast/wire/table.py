@@ -224,8 +224,9 @@ class Seat:
     def hang_up(self) -> None:
         """Close the connection, from any thread: its own one will notice."""
         self._abandoned = self.opening
-        if self._connection is not None:
-            self._connection.disconnect()
+        connection = self._connection  # which its own thread may throw away
+        if connection is not None:
+            connection.disconnect()
 
     def give_up(self, question: Question) -> None:
         """Wait no longer for what is owed to this question; it may still come."""
