@@ -27,12 +27,13 @@ def tombstones(server: Server, queue: str = QUEUE) -> int:
 
 
 async def in_line(face: Face, server: Server, count: int) -> None:
-    """Wait until so many stand in line."""
+    """Wait until so many stand in line, and were told so."""
 
     async def stand() -> bool:
         return waiters(server) == count
 
     await face.eventually(stand)
+    server.command("PING")  # what it answers in one go it sends in any order: the last may be first
 
 
 async def joined(
