@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
+pytestmark = pytest.mark.crosswise
+
 # The order
 
 
