@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from kit.faces import Face, Started
 
+pytestmark = pytest.mark.crosswise
+
 KIND, PROGRAM = next(iter(programs().items()))
 KEY_OF_LOCK = b"holdfast:{lock}"
 OTHERS = {kind: program for kind, program in programs().items() if kind != KIND}

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from kit.faces import Face
 
+pytestmark = pytest.mark.crosswise
+
 OVERLAP = 0.5
 LONGEST = 2.0
 PROGRAM = next(iter(programs().values()))
