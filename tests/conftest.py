@@ -50,6 +50,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave half of what is marked `crosswise` to `make long`, where there are two kinds.
 
+    Of stories with servers of their own, half by the length of their names: any rule would do.
     What is marked `first` is begun first, whatever the order of the rest.
     """
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
