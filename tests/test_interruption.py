@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from kit.interrupts import InterruptAt, interrupted_everywhere
+from holdfast.wire.process import lives
+from kit.interrupts import InterruptAt, have_it_taken_for_ended, interrupted_everywhere
 from kit.servers import ONE_KIND
 from kit.waiting import eventually
 
@@ -327,6 +328,27 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
     assert interrupted_everywhere(acquire, working, every) > 100
     clients[-1].close()
     server.command("FLUSHALL")
+
+
+def test_a_thread_lives_although_joining_it_was_interrupted() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    assert not lives(thread)
+    thread.start()
+    have_it_taken_for_ended(thread)
+    assert lives(thread)
+    over.set()
+    eventually(lambda: not lives(thread), what="it ends")
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_client_has_one_renewer_although_joining_it_was_interrupted(server: Server) -> None:
+    with holdfast.Client(server.url) as client, client.lock("a", ttl=30):
+        background: Any = client._session.renewer._background
+        renewer = background._thread
+        have_it_taken_for_ended(renewer)
+        with client.lock("b", ttl=1):  # due before the other, so that it is roused
+            assert background._thread is renewer
 
 
 @interrupted

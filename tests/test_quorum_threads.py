@@ -10,8 +10,6 @@ import gc
 import inspect
 import itertools
 import os
-import signal
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from kit.interrupts import (
     AtPlace,
     InterruptAt,
     Passing,
+    have_it_taken_for_ended,
     interrupted_everywhere,
     strike,
 )
@@ -40,7 +39,6 @@ from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 PROGRAM = next(iter(programs().values()))
@@ -161,32 +159,6 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
         assert sorted(done) == ["first", "second"]
 
 
-def is_given_up_by_who_joins(thread: threading.Thread) -> bool:
-    """Have Ctrl-C strike whoever joins a thread; say whether Python takes it for ended then."""
-    struck = threading.Event()
-
-    def strike_once(_: int, frame: FrameType | None) -> None:
-        joins = frame is not None and frame.f_code.co_name in {"join", "_wait_for_tstate_lock"}
-        if joins and not struck.is_set():
-            struck.set()
-            raise KeyboardInterrupt
-
-    def press() -> None:
-        while not struck.wait(0.01):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    pressing, before = threading.Thread(target=press), signal.signal(signal.SIGINT, strike_once)
-    pressing.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            thread.join(PATIENCE)
-        pressing.join()
-    finally:
-        struck.set()
-        signal.signal(signal.SIGINT, before)
-    return not thread.is_alive()
-
-
 def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
     proxies: list[Proxy],
 ) -> None:
@@ -209,9 +181,7 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
         first = work.begin(take, "first")
         for each in held:
             assert each.arrived.wait(PATIENCE)
-        is_trapped = sys.version_info < (3, 13)
-        while is_given_up_by_who_joins(first) != is_trapped:  # struck a moment too early
-            pass
+        have_it_taken_for_ended(first)
         work.begin(take, "second")
         eventually(
             lambda: all(any(map(asks_for("second"), list(proxy.log))) for proxy in proxies),
@@ -234,7 +204,7 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
                     pass
 
         def turns() -> set[_Turn]:
-            return {each for each in gc.get_objects() if isinstance(each, _Turn)}
+            return {each for each in gc.get_objects() if type(each) is _Turn}
 
         others = turns()  # what earlier stories left
         gc.disable()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import linecache
 import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import holdfast
+from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +29,39 @@ PACKAGE = str(Path(holdfast.__file__).parent)
 def strike(thread: int | None, error: type[BaseException]) -> None:
     """Have a thread raise an error, wherever it is, as soon as it executes Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(error))
+
+
+def have_it_taken_for_ended(thread: threading.Thread) -> None:
+    """Have Ctrl-C strike whoever joins a thread: up to 3.12 Python takes it for ended then."""
+    is_trapped = sys.version_info < (3, 13)
+    while _is_given_up_by_who_joins(thread) != is_trapped:  # struck a moment too early
+        pass
+
+
+def _is_given_up_by_who_joins(thread: threading.Thread) -> bool:
+    struck = threading.Event()
+
+    def strike_once(_: int, frame: FrameType | None) -> None:
+        joins = frame is not None and frame.f_code.co_name in {"join", "_wait_for_tstate_lock"}
+        if joins and not struck.is_set():
+            struck.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not struck.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    pressing, before = threading.Thread(target=press), signal.signal(signal.SIGINT, strike_once)
+    pressing.start()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join(PATIENCE)
+            raise AssertionError("it was to be interrupted")
+        pressing.join()
+    finally:
+        struck.set()
+        signal.signal(signal.SIGINT, before)
+    return not thread.is_alive()
 
 
 class AtLine:

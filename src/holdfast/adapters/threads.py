@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.process import generation
+from holdfast.wire.process import generation, lives
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -195,8 +195,8 @@ class BackgroundThread:
         """Wake the thread, or start it."""
         with self._mutex:
             self._calls.put(None)
-            # Not alive: never started, because the one who began to was interrupted.
-            if self._thread is None or not self._thread.is_alive():
+            # One that does not live was never started: who began to was interrupted.
+            if not lives(self._thread):
                 self._thread = threading.Thread(
                     target=self._work, args=(job,), name=self._name, daemon=True
                 )

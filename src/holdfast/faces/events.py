@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.wire.process import generation
+from holdfast.wire.process import generation, lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Herald:
             self._begin()
         self._waiting.append(event)
         with self._mutex:
-            if self._thread is None or not self._thread.is_alive():
+            if not lives(self._thread):
                 self._thread = threading.Thread(
                     target=self._work, name="holdfast-herald", daemon=True
                 )

@@ -36,7 +36,7 @@ from holdfast.wire.cluster import (
 )
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
-from holdfast.wire.process import generation
+from holdfast.wire.process import generation, lives
 from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
@@ -372,8 +372,7 @@ class ClusterWire:
 
     def _ask_for_map_meanwhile(self, slots: Sequence[int]) -> None:
         """See that the map is asked for if it is doubtful, without waiting for it."""
-        asking = self._asking
-        if (asking is None or not asking.is_alive()) and any(map(self.cluster.doubtful, slots)):
+        if any(map(self.cluster.doubtful, slots)) and not lives(self._asking):
             self._asking = threading.Thread(
                 target=self._locate_quietly, args=(slots,), name="holdfast-connect", daemon=True
             )

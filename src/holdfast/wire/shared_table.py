@@ -42,11 +42,7 @@ class _Life:
 
 
 class _Thread(threading.local):
-    """The calling thread.
-
-    `Thread.is_alive` will not do: up to Python 3.12 it says no for ever once Ctrl-C has struck
-    whoever joins the thread, although that goes on.
-    """
+    """The calling thread, whoever began it; `process.lives` takes longer than a question may."""
 
     def __init__(self) -> None:
         self._life = _Life()

@@ -30,7 +30,7 @@ from holdfast.port import Interrupted, Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
-from holdfast.wire.process import generation
+from holdfast.wire.process import generation, lives
 from holdfast.wire.refusals import denial, is_denial, refusal
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class Seat:
     @property
     def opening(self) -> bool:
         """Whether it is being opened; a thread whose start was interrupted never ran."""
-        opener = self._opener
-        return opener is not None and opener.is_alive()
+        return lives(self._opener)
 
     def open(self) -> None:
         """Have it opened, unless it is, or was tried just now."""
