@@ -31,7 +31,7 @@ from holdfast.faces import redis_home, redis_lock
 from kit.contention import waiters
 from kit.faces import Tasks
 from kit.servers import commands_processed
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -692,21 +692,44 @@ async def test_a_server_out_of_reach_is_an_error_of_redis_pys(
     assert lock.local.token is None
 
 
-async def test_a_lock_that_never_expires_is_taken_back_whenever_the_server_is_there_again(
-    face: Face, afar: User, proxy: Proxy, server: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["taken", "taken for ever", "extended"])
+async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR0913, PLR0917 - a whole scene
+    face: Face,
+    afar: User,
+    proxy: Proxy,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
 ) -> None:
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
     monkeypatch.setattr(redis_lock, "_RENEWED_NEVER", replace(redis_lock._RENEWED_NEVER, ttl=0.1))
-    lock, given_up_at = afar.lock(timeout=None), time.monotonic() + 2
+    lock = afar.lock(timeout=1 if when == "extended" else None)
+    given_up_at = time.monotonic() + 3
+
+    def be_gone() -> None:
+        proxy.refuse()
+        proxy.cut()
 
     async def is_over() -> bool:
         return time.monotonic() > given_up_at
 
-    assert await lock.acquire()
-    proxy.refuse()
-    proxy.cut()
-    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
-        await lock.release()
+    if when == "taken":
+        async with afar.lock("warm"):  # connected
+            pass
+        asked = proxy.hold_reply()
+        cutting = threading.Thread(target=lambda: asked.arrived.wait(PATIENCE) and be_gone())
+        cutting.start()
+        with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+            await lock.acquire(blocking=False)
+        cutting.join()
+        assert server.command("PTTL", "foo") == -1
+    else:
+        assert await lock.acquire()
+        if when == "extended":
+            await lock.extend(100)
+        be_gone()
+        with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+            await lock.release()
     await face.eventually(is_over)
     proxy.accept()
     await face.eventually(free(server))

@@ -15,7 +15,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly
-from holdfast.core.spec import TOMBSTONE_MS, delay_in, tag_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, tag_of, to_ms
 from holdfast.core.token import client_in
 from holdfast.scripts import RELEASE
 
@@ -162,7 +162,8 @@ class Session:
     ) -> None:
         """Have the background take a token back, for as long as it may be there."""
         request = self.ending(spec, token, tombstone, longest)
-        ttl, forget = max(spec.ttl, longest) + spec.lock_delay, self._forget(token)
+        forever = min(spec.validity, TTL_MAX)  # where it is there until it is taken back
+        ttl, forget = max(spec.ttl, forever, longest) + spec.lock_delay, self._forget(token)
         self.renewer.clean_up(spec.name, request, fence=fence, ttl=ttl, forget=forget)
 
     def clean_up_after(self, hold: Hold, tombstone: str = TOMBSTONE_MS) -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import AsyncGeneratorType
 
-    from holdfast.core.session import Session
     from holdfast.port import Reply
     from holdfast.scripts import Script
 
@@ -108,7 +107,7 @@ class Home:
             return
         self.session.disown(hold)
         self._recent.pop(hold.token, None)
-        await _take_back(self.session, spec, hold.token)
+        await take_back(self.session, spec, hold.token, TOMBSTONE_MS)
         if taking.given is not None:
             await self._end_given(spec, taking.given)
         if hold.waiter is not None:
@@ -146,9 +145,10 @@ class Home:
                 if not isinstance(error, HoldfastError):
                     await session.port.shielded(self._end_given(spec, token))
             elif isinstance(error, HoldfastError):
-                session.see_to(spec, name, longest=_longest(spec))
+                session.see_to(spec, name, longest=TTL_MAX)  # it may have been extended
             else:
-                await session.port.shielded(_take_back(session, spec, name))
+                end = take_back(session, spec, name, TOMBSTONE_MS, longest=TTL_MAX)
+                await session.port.shielded(end)
             raise
         finally:
             if hold is not None and hold.waiter is not None:
@@ -200,15 +200,6 @@ class Home:
                 _, old = recent.pop(token)
                 if old.waiter is not None:
                     old.waiter.forget()
-
-
-async def _take_back(session: Session, spec: LockSpec, token: str) -> None:
-    await take_back(session, spec, token, TOMBSTONE_MS, longest=_longest(spec))
-
-
-def _longest(spec: LockSpec) -> float:
-    """Seconds for which it may be there: one without a timeout stays until it is taken back."""
-    return min(spec.validity, TTL_MAX)
 
 
 _homes: weakref.WeakKeyDictionary[object, Home] = weakref.WeakKeyDictionary()
