@@ -18,7 +18,7 @@ from holdfast.core import renewer
 from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import tombstones
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -282,6 +282,38 @@ async def test_s9_a_release_that_failed_is_made_good_in_the_background(
         await lease.release()
     proxy.accept()
     eventually(lambda: server.command("EXISTS", KEY) == 0, what="the lock is freed")
+
+
+async def test_s9_however_often_a_release_fails_the_background_has_one_thing_to_do(
+    far: Any, proxy: Proxy, server: Server
+) -> None:
+    lease = await far.lock("a", ttl=60).acquire()
+    proxy.refuse()
+    proxy.cut()
+    for _ in range(5):
+        with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable)):
+            await lease.release()
+    assert len(far._session.renewer._cleanups) == 1
+    proxy.accept()
+    eventually(lambda: server.command("EXISTS", KEY) == 0, what="the lock is freed")
+    eventually(lambda: not far._session.renewer._cleanups, what="nothing is left to do")
+
+
+async def test_s9_what_is_to_be_taken_back_after_that_was_sent_is_taken_back_once_more(
+    far: Any, proxy: Proxy
+) -> None:
+    lock, session = far.lock("a"), far._session
+    first = proxy.hold_reply()
+    session.see_to(lock._spec, "a token")
+    assert first.arrived.wait(PATIENCE)
+    session.see_to(lock._spec, "a token")
+    first.release()
+
+    def sent() -> int:
+        return sum(b"a token" in args for args in list(proxy.log))
+
+    eventually(lambda: sent() > 1, what="it is sent again")
+    eventually(lambda: not session.renewer._cleanups, what="nothing is left to do")
 
 
 async def test_s9_a_real_loss_is_told_even_when_the_acquire_had_to_be_retried(

@@ -710,6 +710,10 @@ async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR
         proxy.refuse()
         proxy.cut()
 
+    def be_gone_after(event: threading.Event) -> None:
+        assert event.wait(PATIENCE)
+        be_gone()
+
     async def is_over() -> bool:
         return time.monotonic() > given_up_at
 
@@ -717,7 +721,7 @@ async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR
         async with afar.lock("warm"):  # connected
             pass
         asked = proxy.hold_reply()
-        cutting = threading.Thread(target=lambda: asked.arrived.wait(PATIENCE) and be_gone())
+        cutting = threading.Thread(target=be_gone_after, args=(asked.arrived,))
         cutting.start()
         with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             await lock.acquire(blocking=False)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
@@ -36,7 +36,9 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.port import Background, Port, Reply, Request
+    from holdfast.port import Background, Keys, Port, Reply, Request
+
+_Same: TypeAlias = "tuple[int | None, Keys, tuple[str, ...]]"
 
 WINDOW = 0.05
 """Seconds by which a renewal may come early, to share a pipeline with others."""
@@ -57,19 +59,30 @@ SLACK = 1000
 class Cleanup:
     """The taking back of a token whose fate on the server is unknown."""
 
-    __slots__ = ("deadline", "due", "fence", "forget", "live", "name", "patience", "request")
+    __slots__ = (
+        "again",
+        "deadline",
+        "due",
+        "fence",
+        "forget",
+        "live",
+        "name",
+        "patience",
+        "request",
+    )
 
-    def __init__(self, name: str, request: Request, *, now: float, fence: int, ttl: float) -> None:
+    def __init__(self, name: str, request: Request, *, now: float, fence: int) -> None:
         self.name = name
         self.request = request
+        self.again = False
+        """It was asked for since it was sent."""
         self.forget: Callable[[], object] | None = None
         """Called when nothing more is done about it."""
         # Renewals wait behind it: one node of several is not worth much of their time.
         self.patience = 1.0 if request[1].node is None else 0.2
         self.fence = fence
         self.live = True
-        self.due = now
-        self.deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
+        self.due = self.deadline = now
 
 
 class Errand:
@@ -98,6 +111,7 @@ class Renewer:
         self._ready: list[Hold | Cleanup] = []
         self.under_way: dict[Hold | Cleanup, None] = {}
         """What was sent and has no answer yet; `let_go` waits for it."""
+        self._cleanups: dict[_Same, Cleanup] = {}
         self._wake_at = math.inf
         self._closed = False
         self._looks_again = False
@@ -117,9 +131,19 @@ class Renewer:
         ttl: float = 0,
         forget: Callable[[], object] | None = None,
     ) -> None:
-        """See to it, for as long as it matters, that a token is taken back; then `forget` it."""
-        cleanup = Cleanup(name, request, now=self._background.now(), fence=fence, ttl=ttl)
-        cleanup.forget = forget
+        """See to it, for as long as it matters, that a token is taken back; then `forget` it.
+
+        However often it is asked for, it is one thing to do.
+        """
+        now = self._background.now()
+        cleanup = self._cleanups.get(_same(request))
+        if cleanup is not None:
+            cleanup.again = True
+        # Noted first, looked at second: when it is through these two are done the other way.
+        if cleanup is None or not cleanup.live:
+            cleanup = self._cleanups[_same(request)] = Cleanup(name, request, now=now, fence=fence)
+            cleanup.forget = forget
+        cleanup.deadline = max(cleanup.deadline, now + max(ttl, int(TOMBSTONE_MS) / 1000))
         self.handed_in[cleanup] = None
         self._background.rouse(self)
 
@@ -228,13 +252,18 @@ class Renewer:
         if isinstance(item, Hold):
             item.lose(item.overdue())
             return
-        item.live = False
+        self._end(item)
         if item.forget is not None:
             item.forget()
         if item.request[1].node is not None:  # one of several, which is known to fail
             return
         detail = "the server could not be told to forget it: it stays until it expires"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
+
+    def _end(self, cleanup: Cleanup) -> None:
+        cleanup.live = False
+        if self._cleanups.get(_same(cleanup.request)) is cleanup:
+            del self._cleanups[_same(cleanup.request)]
 
     def _may_renew(self, hold: Hold, due: float) -> bool:
         if due >= hold.renew_until and hold.renewing:
@@ -263,6 +292,9 @@ class Renewer:
             asked_at = self._background.now()
             timeout = max(item.patience for item in batch)
             requests = [_request(item, asked_at) for item in batch]
+            for item in batch:
+                if isinstance(item, Cleanup):
+                    item.again = False
             try:
                 replies = await self._background.call_many(requests, timeout, self._meanwhile)
             except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
@@ -286,11 +318,22 @@ class Renewer:
             else:
                 self._schedule(item, min(now + item.patience / 2, item.deadline))
         elif not isinstance(item, Hold):
-            item.live = False
+            self._end(item)
+            if item.again:
+                left = item.deadline - now
+                self.clean_up(
+                    item.name, item.request, fence=item.fence, ttl=left, forget=item.forget
+                )
         elif not reply:
             item.lose("taken")
         elif item.prolong(asked_at, item.spec.ttl, now):
             self._schedule(item, item.next_due())
+
+
+def _same(request: Request) -> _Same:
+    """What tells it from all others."""
+    _, keys, args = request
+    return keys.node, keys, args
 
 
 def _early(item: Hold | Cleanup | Errand, due: float) -> float:
