@@ -44,6 +44,8 @@ class Story:
     def __init__(self) -> None:
         self.seen_to: set[tuple[str, int | None]] = set()
         """The tokens that the background takes back, and from which nodes."""
+        self.seen_to_for: dict[str, str] = {}
+        """For how many milliseconds."""
         self.due: list[Callable[[], None]] = []
         """What it is to do later."""
         self.where = self.know_where(lambda _, action: self.due.append(action))
@@ -52,8 +54,9 @@ class Story:
         return Whereabouts(NODES, self._clean_up, later, "60000")
 
     def _clean_up(self, request: Request) -> None:
-        _, keys, (token, *_) = request
+        _, keys, (token, ttl, *_) = request
         self.seen_to.add((token, keys.node))
+        self.seen_to_for[token] = ttl
 
     def ask_for(self, token: str) -> Callable[[int, Reply | HoldfastError], object]:
         """Ask for a token; return what notes an answer."""
@@ -237,6 +240,52 @@ def test_what_arrives_late_is_seen_to_while_its_release_is_being_forgotten(
     tell_everywhere(Late)
 
 
+@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
+def test_what_arrives_late_is_seen_to_while_it_is_noted_to_be_gone_from_the_last_node(
+    answer: Reply | HoldfastError,
+) -> None:
+    class Late(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = self.ask_for("t")
+            _, self.released = self.where.ending(releasing("t"), [])
+            self.released(0, 1)
+            self.released(2, 1)
+
+        def one(self) -> None:
+            self.released(1, 1)
+
+        def other(self) -> None:
+            self.note(2, answer)
+
+        def is_sound(self) -> bool:
+            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
+
+    tell_everywhere(Late)
+
+
+def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten() -> None:
+    class Late(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = self.ask_for("t")
+            for node in NODES:
+                self.note(node, 1)
+                self.where.renewing("t")(node, 0)
+            assert self.where.of("t") == {}
+
+        def one(self) -> None:
+            self.where.forget_if_nowhere("t")
+
+        def other(self) -> None:
+            self.note(2, UNKNOWN)
+
+        def is_sound(self) -> bool:
+            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
+
+    tell_everywhere(Late)
+
+
 def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
     class Two(Story):
         def __init__(self) -> None:
@@ -257,7 +306,7 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
     tell_everywhere(Two)
 
 
-@pytest.mark.parametrize("answer", [0, UNKNOWN], ids=["no", "unknown"])
+@pytest.mark.parametrize("answer", [0, 1, UNKNOWN], ids=["no", "yes", "unknown"])
 def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_back(
     answer: Reply | HoldfastError,
 ) -> None:
@@ -283,12 +332,24 @@ def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_
 
         def is_sound(self) -> bool:
             self.time_goes_by()
+            if answer == 1:
+                return not self.seen_to and self.where.of("exported") is None
             return ("exported", 2) in self.seen_to
 
     tell_everywhere(Adopted)
 
 
 # With one thread
+
+
+def test_what_an_adoption_got_too_late_is_seen_to_for_as_long_as_any_lock_may_last() -> None:
+    story = Story()
+    request: Request = ADOPT, KEYS, ("new", "10000", "exported", "0 barge ")
+    is_there, _ = story.where.asking(request)
+    story.where.forget("new")
+    is_there(2)
+    assert story.seen_to == {("new", 2)}
+    assert story.seen_to_for == {"new": "60000"}
 
 
 def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:

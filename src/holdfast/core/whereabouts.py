@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.core.renewer import Errand
     from holdfast.core.tally import Note, Tally, Yes
@@ -84,12 +84,14 @@ class Whereabouts:
         if there is not None:
             there.pop(node, None)
             if not there:
-                self.forget(token)
+                self.forget_if_nowhere(token)
 
     def forget_if_nowhere(self, token: str) -> None:
         """Care no more for a token that turned out to be on no node."""
         if not self._tokens.get(token, True):
-            self._tokens.pop(token, None)
+            there = self._tokens.pop(token, {})
+            if there:  # another thread has just noted that it is somewhere
+                self._tokens.setdefault(token, there).update(there)
         # Of one that is not known only that: another thread may be noting that it is somewhere.
         if token not in self._tokens:
             self._forget_leaving(token)
@@ -213,8 +215,15 @@ class Whereabouts:
         script, keys, (token, ttl, _, settings, *_) = request
         if script is ADOPT:  # it is there for as long as what was exported, which may be extended
             ttl = self._longest
-        self._tokens.setdefault(token, {})[node] = UNSURE
+        self._note_unsure(token, [node])
         self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
+
+    def _note_unsure(self, token: str, nodes: Iterable[int]) -> None:
+        unsure = dict.fromkeys(nodes, UNSURE)
+        there = self._tokens.setdefault(token, {})
+        there.update(unsure)
+        # Noted first, looked at second: who forgets it does these two in the other order.
+        self._tokens.setdefault(token, there).update(unsure)
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request taken back wherever it may be."""
@@ -267,9 +276,10 @@ class Whereabouts:
                 self.see_to(node, its_end)
 
         votes.noted, votes.note = adopted, also
-        for node in self._all:
-            if node not in votes.given:
-                self._tokens.setdefault(exported, {})[node] = UNSURE
+        # Noted first, looked at second: an answer that comes now does these two the other way.
+        self._note_unsure(exported, self._all)
+        for node in list(votes.given):
+            self.note_gone(exported, node)
         for node in list(votes.answers):
             self.see_to(node, its_end)
         self.leave(its_end, votes)
