@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,12 @@ if not PROGRAMS:
 def pytest_configure() -> None:
     """Have signals arrive in what stories begin, also if we were begun by `nohup ... &`."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        if signal.getsignal(number) is signal.SIG_IGN:
+        noted = f"TESTS_WITHOUT_{number.name}"
+        if signal.getsignal(number) is signal.SIG_IGN or noted in os.environ:
             interrupts = number == signal.SIGINT
             # What is ignored stays so in a new program; what is caught, however, does not.
             signal.signal(number, signal.default_int_handler if interrupts else _stay)
+            os.environ[noted] = "1"  # so workers have to be told
 
 
 def _stay(*_: object) -> None:

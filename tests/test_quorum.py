@@ -498,6 +498,18 @@ async def test_a_node_that_missed_the_adoption_of_an_extended_lease_is_told_when
     await soon(face, lambda: nothing_is_left(three))
 
 
+async def test_a_lease_that_was_extended_beyond_the_adopters_longest_ttl_is_not_adopted_there(
+    face: Face, three: list[Server]
+) -> None:
+    near, far = (face.connect(urls(three), longest_ttl=longest) for longest in (100, 60))
+    lease = await near.lock("a").acquire()
+    await lease.extend(80)
+    text = await lease.export()
+    with pytest.raises(holdfast.ConfigurationError, match=r"longest=80.*longest_ttl=60 s"):
+        await far.adopt(text)
+    await (await near.adopt(text)).release()
+
+
 @pytest.mark.long
 async def test_nodes_are_told_of_a_release_for_as_long_as_the_lock_delay_lasts_too(
     face: Face, three: list[Server], roads: list[Proxy], monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
         )
         token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
         longest = facts.pop("longest")
-        check_ttl(longest, lock=name, name="longest")
+        check_ttl(longest, lock=name, longest=session.longest_ttl, name="longest")
         spec = describe(
             name,
             **facts,

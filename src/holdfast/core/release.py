@@ -140,8 +140,8 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
     seconds = hold.longest_ttl + hold.spec.lock_delay
     raise kind(
-        f"{hold.spec.name!r} may stay locked for up to {seconds:g} s: {error}; releasing it is "
-        "tried again in the background",
+        f"{hold.spec.name!r} may stay locked for up to {seconds:.12g} s: {error}; releasing it "
+        "is tried again in the background",
         lock=hold.spec.name,
         node=getattr(error, "node", ""),
     ) from error

@@ -257,7 +257,7 @@ class Renewer:
             item.forget()
         if item.request[1].node is not None:  # one of several, which is known to fail
             return
-        detail = "the server could not be told to forget it: it stays until it expires"
+        detail = "the server could not be told to forget it: it stays until it expires, if ever"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
     def _end(self, cleanup: Cleanup) -> None:

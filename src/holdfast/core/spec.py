@@ -254,8 +254,9 @@ def check_ttl(
         raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
     if ttl > longest:
         raise _wrong(
-            f"ttl={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} s, "
-            f"and who takes a server's place counts on that: give all clients longest_ttl={ttl!r}",
+            f"{name}={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} "
+            f"s, and who takes a server's place counts on that: give all clients "
+            f"longest_ttl={ttl!r}",
             lock,
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.core.hold import Grip
 from holdfast.core.release import check
+from holdfast.core.spec import TTL_MAX
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ def checked_command_timeout(seconds: object) -> float:
 
 def checked_longest_ttl(seconds: object) -> float:
     """Refuse a longest ttl that is no length of time."""
-    if isinstance(seconds, (int, float)) and 0 < seconds < float("inf"):
+    if isinstance(seconds, (int, float)) and 0 < seconds <= TTL_MAX:
         return float(seconds)
-    raise ConfigurationError(f"longest_ttl={seconds!r}: give seconds above 0, e.g. 60.0")
+    raise ConfigurationError(
+        f"longest_ttl={seconds!r}: give seconds above 0, up to {TTL_MAX:.0f}, e.g. 60.0"
+    )
 
 
 def checked_seconds(what: str, seconds: object) -> float:

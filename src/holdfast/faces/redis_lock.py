@@ -219,7 +219,8 @@ class RedisLock(_Shared, redis.lock.Lock):
             sleep: of no use here: nobody polls.
             blocking: False not to wait, instead of the lock's own setting.
             blocking_timeout: seconds to wait at most, instead of the lock's own setting.
-            token: what is to stand in the key, instead of a token that is drawn.
+            token: what is to stand in the key, instead of a token that is drawn. It is never taken
+                back in the background: without a timeout it may stay if the server is not heard.
 
         Raises:
             redis.exceptions.ConnectionError: the server does not answer; nothing is held.
@@ -310,7 +311,8 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
         Args:
             blocking: False not to wait, instead of the lock's own setting.
             blocking_timeout: seconds to wait at most, instead of the lock's own setting.
-            token: what is to stand in the key, instead of a token that is drawn.
+            token: what is to stand in the key, instead of a token that is drawn. It is never taken
+                back in the background: without a timeout it may stay if the server is not heard.
 
         Raises:
             redis.exceptions.ConnectionError: the server does not answer; nothing is held.
