@@ -483,6 +483,21 @@ def test_a_node_that_is_hung_up_on_just_as_another_comes_is_connected_to_again(
             return
 
 
+def test_a_connection_that_two_threads_hang_up_on_at_once_is_closed(three: list[Server]) -> None:
+    for at in itertools.count(1):
+        table = Table(targets_of(urls(three), LONG), PATIENCE)
+        look(table)
+        seat = table.seats[0]
+        sock = seat.sock
+        with AtLine(at, SEATS, partial(seat.drop, "it fails")) as line:
+            seat.hang_up()
+        assert sock.fileno() == -1
+        table.close()
+        if line.struck is None:
+            assert at > 2
+            return
+
+
 def look(table: Table) -> None:
     """Ask all nodes something, at any table."""
     table.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
