@@ -215,60 +215,64 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
     tell_everywhere(Sweeps)
 
 
-@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
+class Late(Story):
+    """A token is forgotten by one, and arrives late at a node, as the other is told."""
+
+    answer: Reply | HoldfastError = UNKNOWN
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.note = self.ask_for("t")
+        _, self.released = self.where.ending(releasing("t"), [])
+
+    def other(self) -> None:
+        self.note(2, self.answer)
+
+    def is_sound(self) -> bool:
+        # Where it is not noted the background asks nobody.
+        return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
+
+
+@pytest.mark.parametrize("late", [1, UNKNOWN], ids=["yes", "unknown"])
 def test_what_arrives_late_is_seen_to_while_its_release_is_being_forgotten(
-    answer: Reply | HoldfastError,
+    late: Reply | HoldfastError,
 ) -> None:
-    class Late(Story):
+    class Released(Late):
+        answer = late
+
         def __init__(self) -> None:
             super().__init__()
-            self.note = self.ask_for("t")
-            _, released = self.where.ending(releasing("t"), [])
             for node in NODES:
-                released(node, 1)
+                self.released(node, 1)
 
         def one(self) -> None:
             self.where.leave(releasing("t"), Tally((), is_complete, nothing))
 
-        def other(self) -> None:
-            self.note(2, answer)
-
-        def is_sound(self) -> bool:
-            # Where it is not noted the background asks nobody.
-            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
-
-    tell_everywhere(Late)
+    tell_everywhere(Released)
 
 
-@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
+@pytest.mark.parametrize("late", [1, UNKNOWN], ids=["yes", "unknown"])
 def test_what_arrives_late_is_seen_to_while_it_is_noted_to_be_gone_from_the_last_node(
-    answer: Reply | HoldfastError,
+    late: Reply | HoldfastError,
 ) -> None:
-    class Late(Story):
+    class Released(Late):
+        answer = late
+
         def __init__(self) -> None:
             super().__init__()
-            self.note = self.ask_for("t")
-            _, self.released = self.where.ending(releasing("t"), [])
             self.released(0, 1)
             self.released(2, 1)
 
         def one(self) -> None:
             self.released(1, 1)
 
-        def other(self) -> None:
-            self.note(2, answer)
-
-        def is_sound(self) -> bool:
-            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
-
-    tell_everywhere(Late)
+    tell_everywhere(Released)
 
 
 def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten() -> None:
-    class Late(Story):
+    class Nowhere(Late):
         def __init__(self) -> None:
             super().__init__()
-            self.note = self.ask_for("t")
             for node in NODES:
                 self.note(node, 1)
                 self.where.renewing("t")(node, 0)
@@ -277,13 +281,7 @@ def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten(
         def one(self) -> None:
             self.where.forget_if_nowhere("t")
 
-        def other(self) -> None:
-            self.note(2, UNKNOWN)
-
-        def is_sound(self) -> bool:
-            return ("t", 2) in self.seen_to and 2 in (self.where.of("t") or {})
-
-    tell_everywhere(Late)
+    tell_everywhere(Nowhere)
 
 
 def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
