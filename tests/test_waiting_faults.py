@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.core import line as core_line
+from holdfast.core.acquire import _Attempt
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
@@ -619,8 +620,18 @@ async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
 
 
 async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_places(
-    face: Face, durable_server: Server
+    face: Face, durable_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ask, asking = _Attempt._ask, set[_Attempt]()
+
+    async def noted(self: _Attempt) -> Any:
+        asking.add(self)
+        try:
+            return await ask(self)
+        finally:
+            asking.discard(self)
+
+    monkeypatch.setattr(_Attempt, "_ask", noted)
     near, *clients = (face.connect(durable_server.url, command_timeout=0.3) for _ in range(3))
     lease = await near.lock("a", ttl=20, renew=False).acquire()
     order = list[object]()
@@ -633,13 +644,18 @@ async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_plac
     durable_server.restart()
 
     async def back() -> bool:
+        channels = sorted({f"holdfast:push:{token.decode().split(':')[1]}" for token in before})
         try:
-            tokens = durable_server.command("ZRANGE", QUEUE, 0, -1)
+            heard = durable_server.command("PUBSUB", "NUMSUB", *channels)[1::2]
         except ReplyError:  # it is reading its data
             return False
-        channels = sorted({f"holdfast:push:{token.decode().split(':')[1]}" for token in before})
-        heard = durable_server.command("PUBSUB", "NUMSUB", *channels)[1::2]
-        return bool(heard == [1, 1] and [token.lstrip(b"!") for token in tokens] == before)
+        # Who asked before its client was subscribed again is not in line, or will not be.
+        lines = [line for client in clients for line in client._session._lines.values()]
+        asks = any(waiter.ask for line in lines for waiter in list(line._known.values()))
+        if heard != [1, 1] or asks or asking:
+            return False
+        tokens = durable_server.command("ZRANGE", QUEUE, 0, -1)
+        return bool([token.lstrip(b"!") for token in tokens] == before)
 
     await face.eventually(back)
     await lease.release()

@@ -7,6 +7,7 @@ meanwhile is the business of the tests.
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -114,29 +115,35 @@ class Sentinels:
             return False
 
     def fail_over(self) -> Server:
-        """Have the Sentinels make another the primary, in good order; return the old one."""
-        old = self.primary
-        eventually(self._begin_failover, within=SLOW, what="a replica that can be promoted")
-        self.await_another(old)
-        return old
+        """Have the Sentinels make another the primary, in good order; return the old one.
 
-    def _begin_failover(self) -> bool:
-        with contextlib.suppress(ReplyError):  # NOGOODSLAVE: not heard of for a moment
-            self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
-            return True
-        return False
+        An ordered failover that stalls is given up by them, and ordered again here.
+        """
+        old, order_at = self.primary, time.monotonic()
+
+        def is_done() -> bool:
+            nonlocal order_at
+            stands = _address(self.sentinels[0]) == self._port_of(old)
+            if stands and time.monotonic() >= order_at:
+                # NOGOODSLAVE: not heard of for a moment; INPROG: not given up yet
+                with contextlib.suppress(ReplyError):
+                    self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+                    order_at = time.monotonic() + 2 * FAILOVER_TIMEOUT_MS / 1000
+            return self._is_another_than(old)
+
+        eventually(is_done, within=SLOW, what="another primary")
+        return old
 
     def await_another(self, old: Server) -> Server:
         """Wait until another than `old` is the primary, takes writes, and is known to all."""
-
-        def promoted() -> bool:
-            known = {_address(each) for each in self.sentinels if each.alive}
-            if len(known) != 1 or self._port_of(old) in known:
-                return False
-            return bool(self.primary.command("ROLE")[0] == b"master")
-
-        eventually(promoted, within=SLOW, what="another primary")
+        eventually(lambda: self._is_another_than(old), within=SLOW, what="another primary")
         return self.primary
+
+    def _is_another_than(self, old: Server) -> bool:
+        known = {_address(each) for each in self.sentinels if each.alive}
+        if len(known) != 1 or self._port_of(old) in known:
+            return False
+        return bool(self.primary.command("ROLE")[0] == b"master")
 
     def stop(self) -> None:
         """End all of them."""
