@@ -6,6 +6,7 @@ holdfast, the way a signal strikes. After each the key is gone, or still held as
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.wire.process import lives
+from holdfast.adapters.threads import BackgroundThread
+from holdfast.wire.process import Worker
 from kit.interrupts import InterruptAt, have_it_taken_for_ended, interrupted_everywhere
 from kit.servers import ONE_KIND
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -332,13 +334,35 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
 
 def test_a_thread_lives_although_joining_it_was_interrupted() -> None:
     over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    assert not lives(thread)
+    thread = Worker(over.wait, name="a worker")
+    assert not thread.lives
     thread.start()
     have_it_taken_for_ended(thread)
-    assert lives(thread)
+    assert thread.lives
     over.set()
-    eventually(lambda: not lives(thread), what="it ends")
+    eventually(lambda: not thread.lives, what="it ends")
+
+
+def test_whoever_rouses_the_renewer_waits_for_no_lock_that_a_signal_handler_may_hold() -> None:
+    class Job:
+        async def run(self) -> None:
+            over.wait()
+
+    over, roused = threading.Event(), threading.Event()
+
+    def rouse() -> None:
+        background.rouse(Job())
+        roused.set()
+
+    background = BackgroundThread(None, lambda: None, "a renewer")  # type: ignore[arg-type]  # calls nobody
+    background.rouse(Job())
+    other = Worker(rouse, name="another")
+    try:
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]  # as amid enumerate()
+            _thread.start_new_thread(other.run, ())
+            assert roused.wait(PATIENCE)
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)

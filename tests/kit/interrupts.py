@@ -34,8 +34,10 @@ def strike(thread: int | None, error: type[BaseException]) -> None:
 def have_it_taken_for_ended(thread: threading.Thread) -> None:
     """Have Ctrl-C strike whoever joins a thread: up to 3.12 Python takes it for ended then."""
     is_trapped = sys.version_info < (3, 13)
-    while _is_given_up_by_who_joins(thread) != is_trapped:  # struck a moment too early
-        pass
+    for _ in range(100):  # it may be struck a moment too early
+        if _is_given_up_by_who_joins(thread) == is_trapped:
+            return
+    raise AssertionError("is this Python without the trap?")
 
 
 def _is_given_up_by_who_joins(thread: threading.Thread) -> bool:
@@ -57,9 +59,9 @@ def _is_given_up_by_who_joins(thread: threading.Thread) -> bool:
         with contextlib.suppress(KeyboardInterrupt):
             thread.join(PATIENCE)
             raise AssertionError("it was to be interrupted")
-        pressing.join()
     finally:
         struck.set()
+        pressing.join()
         signal.signal(signal.SIGINT, before)
     return not thread.is_alive()
 

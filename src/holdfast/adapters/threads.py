@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.process import generation, lives
+from holdfast.wire.process import Worker, generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -180,7 +180,7 @@ class BackgroundThread:
         self._name = name
         self._mutex = threading.RLock()
         self._calls: SimpleQueue[None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
 
     async def call_many(
         self,
@@ -196,10 +196,8 @@ class BackgroundThread:
         with self._mutex:
             self._calls.put(None)
             # One that does not live was never started: who began to was interrupted.
-            if not lives(self._thread):
-                self._thread = threading.Thread(
-                    target=self._work, args=(job,), name=self._name, daemon=True
-                )
+            if self._thread is None or not self._thread.lives:
+                self._thread = Worker(self._work, job, name=self._name)
                 self._thread.start()
 
     async def rest(self, until: float) -> None:

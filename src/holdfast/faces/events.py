@@ -6,13 +6,14 @@ other, by a daemon thread that exists only while there are any.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.wire.process import generation, lives
+from holdfast.wire.process import Worker, generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ class Herald:
         self._generation = generation()
         self._waiting: deque[Event] = deque()
         self._mutex = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
 
     def report(self, event: Event) -> None:
         """Have the event logged and passed on to the listener, soon."""
@@ -43,11 +44,10 @@ class Herald:
             self._begin()
         self._waiting.append(event)
         with self._mutex:
-            if not lives(self._thread):
-                self._thread = threading.Thread(
-                    target=self._work, name="holdfast-herald", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None or not self._thread.lives:
+                self._thread = Worker(self._work, name="holdfast-herald")
+                with contextlib.suppress(RuntimeError):  # no thread is to be had: the next one will
+                    self._thread.start()
 
     def _work(self) -> None:
         while True:

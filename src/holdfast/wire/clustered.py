@@ -36,7 +36,7 @@ from holdfast.wire.cluster import (
 )
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
-from holdfast.wire.process import generation, lives
+from holdfast.wire.process import Worker, generation
 from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class ClusterWire:
         self._timeout = timeout
         self.closed = False
         self._nodes: dict[Address, NodeWire] = {}
-        self._asking: threading.Thread | None = None
+        self._asking: Worker | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -372,10 +372,9 @@ class ClusterWire:
 
     def _ask_for_map_meanwhile(self, slots: Sequence[int]) -> None:
         """See that the map is asked for if it is doubtful, without waiting for it."""
-        if any(map(self.cluster.doubtful, slots)) and not lives(self._asking):
-            self._asking = threading.Thread(
-                target=self._locate_quietly, args=(slots,), name="holdfast-connect", daemon=True
-            )
+        asking = self._asking
+        if (asking is None or not asking.lives) and any(map(self.cluster.doubtful, slots)):
+            self._asking = Worker(self._locate_quietly, slots, name="holdfast-connect")
             self._asking.start()
 
     def _locate_quietly(self, slots: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,11 +24,40 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forks.append(None))
 
 
-def lives(thread: threading.Thread | None) -> bool:
-    """Whether a thread has begun, in this process, and is not over.
+class _Life:
+    """What ends with a thread."""
 
-    `Thread.is_alive` will not do: up to Python 3.12 it says no for ever once Ctrl-C has struck
-    whoever joins the thread, although that goes on. One whose start was interrupted may be listed
-    for ever, but has no number.
+
+class _ThisThread(threading.local):
+    """The calling thread, whoever began it."""
+
+    def __init__(self) -> None:
+        self._life = _Life()
+        self.life = weakref.ref(self._life)
+
+
+THIS_THREAD = _ThisThread()
+
+
+class Worker(threading.Thread):
+    """A thread beside those of the user, of which is known whether it lives.
+
+    `is_alive` will not do: up to Python 3.12 it says no for ever once Ctrl-C has struck whoever
+    joins the thread, although that goes on. Asking takes no lock: it is done in signal handlers,
+    and with the locks of others held.
     """
-    return thread is not None and thread.ident is not None and thread in threading.enumerate()
+
+    _life: weakref.ref[_Life] | None = None
+
+    def __init__(self, work: Callable[..., object], *args: object, name: str) -> None:
+        super().__init__(target=work, args=args, name=name, daemon=True)
+
+    def run(self) -> None:
+        """Work."""
+        self._life = THIS_THREAD.life
+        super().run()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has begun and is not over; one whose start was interrupted may never begin."""
+        return self.ident is not None and (self._life is None or self._life() is not None)

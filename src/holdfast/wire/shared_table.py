@@ -19,12 +19,12 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast.port import Interrupted
 from holdfast.wire.clock import now
+from holdfast.wire.process import THIS_THREAD
 from holdfast.wire.table import GRACE, Question, Table
 
 if TYPE_CHECKING:
@@ -35,21 +35,6 @@ if TYPE_CHECKING:
 
 
 _MOMENT = 0.001  # seconds in which whoever can run does
-
-
-class _Life:
-    """What ends with a thread."""
-
-
-class _Thread(threading.local):
-    """The calling thread, whoever began it; `process.lives` takes longer than a question may."""
-
-    def __init__(self) -> None:
-        self._life = _Life()
-        self.life = weakref.ref(self._life)
-
-
-_THREAD = _Thread()
 
 
 class _Turn(Question):
@@ -75,7 +60,7 @@ class _Turn(Question):
         self.unsent = True
         self.end_at = end_at
         self.thread = threading.get_ident()
-        self.life = _THREAD.life
+        self.life = THIS_THREAD.life
         self._waiting = waiting
         # Whoever pops from a list has what was in it, and nobody else does.
         self._candidacy, self._succession = [None], [None]

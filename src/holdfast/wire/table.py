@@ -30,7 +30,7 @@ from holdfast.port import Interrupted, Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
-from holdfast.wire.process import generation, lives
+from holdfast.wire.process import Worker, generation
 from holdfast.wire.refusals import denial, is_denial, refusal
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Seat:
         self._again_at = -math.inf
         self._failure: HoldfastError | None = None
         self.number = -1
-        self._opener: threading.Thread | None = None
+        self._opener: Worker | None = None
         self._abandoned = False
         self.owed: deque[_Owed] = deque()
         self.out: list[bytes] = []
@@ -126,15 +126,14 @@ class Seat:
     @property
     def opening(self) -> bool:
         """Whether it is being opened; a thread whose start was interrupted never ran."""
-        return lives(self._opener)
+        opener = self._opener
+        return opener is not None and opener.lives
 
     def open(self) -> None:
         """Have it opened, unless it is, or was tried just now."""
         if self.sock is None and not self.opening and now() >= self._again_at:
             self._abandoned = False
-            self._opener = threading.Thread(
-                target=self._connect, name="holdfast-connect", daemon=True
-            )
+            self._opener = Worker(self._connect, name="holdfast-connect")
             self._opener.start()
 
     def _connect(self) -> None:
