@@ -284,6 +284,26 @@ def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten(
     tell_everywhere(Nowhere)
 
 
+def test_of_a_token_that_is_forgotten_while_it_is_seen_to_nothing_is_remembered() -> None:
+    class Forgotten(Story):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask_for("t")
+
+        def one(self) -> None:
+            self.where.see_to(2, releasing("t"))
+
+        def other(self) -> None:
+            self.where.forget("t")
+
+        def is_sound(self) -> bool:
+            for token, node in self.seen_to:
+                self.where.note_gone(token, node or 0)
+            return self.where.of("t") is None
+
+    tell_everywhere(Forgotten)
+
+
 def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
     class Two(Story):
         def __init__(self) -> None:

@@ -71,18 +71,28 @@ class Cleanup:
         "request",
     )
 
-    def __init__(self, name: str, request: Request, *, now: float, fence: int) -> None:
+    def __init__(  # noqa: PLR0913 - what is known of it
+        self,
+        name: str,
+        request: Request,
+        *,
+        now: float,
+        deadline: float,
+        fence: int,
+        forget: Callable[[], object] | None,
+    ) -> None:
         self.name = name
         self.request = request
         self.again = False
         """It was asked for since it was sent."""
-        self.forget: Callable[[], object] | None = None
+        self.forget = forget
         """Called when nothing more is done about it."""
         # Renewals wait behind it: one node of several is not worth much of their time.
         self.patience = 1.0 if request[1].node is None else 0.2
         self.fence = fence
         self.live = True
-        self.due = self.deadline = now
+        self.due = now
+        self.deadline = deadline
 
 
 class Errand:
@@ -136,14 +146,16 @@ class Renewer:
         However often it is asked for, it is one thing to do.
         """
         now = self._background.now()
+        deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
         cleanup = self._cleanups.get(_same(request))
         if cleanup is not None:
+            cleanup.deadline = max(cleanup.deadline, deadline)
             cleanup.again = True
-        # Noted first, looked at second: when it is through these two are done the other way.
+        # Noted first, looked at second: when it is over these two are done the other way.
         if cleanup is None or not cleanup.live:
-            cleanup = self._cleanups[_same(request)] = Cleanup(name, request, now=now, fence=fence)
-            cleanup.forget = forget
-        cleanup.deadline = max(cleanup.deadline, now + max(ttl, int(TOMBSTONE_MS) / 1000))
+            cleanup = self._cleanups[_same(request)] = Cleanup(
+                name, request, now=now, deadline=deadline, fence=fence, forget=forget
+            )
         self.handed_in[cleanup] = None
         self._background.rouse(self)
 
@@ -252,7 +264,8 @@ class Renewer:
         if isinstance(item, Hold):
             item.lose(item.overdue())
             return
-        self._end(item)
+        if self._begins_anew(item):
+            return
         if item.forget is not None:
             item.forget()
         if item.request[1].node is not None:  # one of several, which is known to fail
@@ -260,10 +273,18 @@ class Renewer:
         detail = "the server could not be told to forget it: it stays until it expires, if ever"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
-    def _end(self, cleanup: Cleanup) -> None:
+    def _begins_anew(self, cleanup: Cleanup) -> bool:
+        """End it; say whether another begins, because it was asked for since it was sent."""
         cleanup.live = False
         if self._cleanups.get(_same(cleanup.request)) is cleanup:
             del self._cleanups[_same(cleanup.request)]
+        left = cleanup.deadline - self._background.now()
+        if not cleanup.again or left <= 0:
+            return False
+        self.clean_up(
+            cleanup.name, cleanup.request, fence=cleanup.fence, ttl=left, forget=cleanup.forget
+        )
+        return True
 
     def _may_renew(self, hold: Hold, due: float) -> bool:
         if due >= hold.renew_until and hold.renewing:
@@ -318,12 +339,7 @@ class Renewer:
             else:
                 self._schedule(item, min(now + item.patience / 2, item.deadline))
         elif not isinstance(item, Hold):
-            self._end(item)
-            if item.again:
-                left = item.deadline - now
-                self.clean_up(
-                    item.name, item.request, fence=item.fence, ttl=left, forget=item.forget
-                )
+            self._begins_anew(item)
         elif not reply:
             item.lose("taken")
         elif item.prolong(asked_at, item.spec.ttl, now):

@@ -183,6 +183,7 @@ class Whereabouts:
         there.update(dict.fromkeys(nodes, UNSURE))
         if token in self._leaving or self._tokens.get(token) is not there:
             for node in new:
+                there.pop(node, None)  # also where it is being forgotten
                 self.note_gone(token, node)
             nodes = []
         return nodes, voted, confirmed
@@ -220,10 +221,9 @@ class Whereabouts:
 
     def _note_unsure(self, token: str, nodes: Iterable[int]) -> None:
         unsure = dict.fromkeys(nodes, UNSURE)
-        there = self._tokens.setdefault(token, {})
-        there.update(unsure)
+        self._tokens.setdefault(token, {}).update(unsure)
         # Noted first, looked at second: who forgets it does these two in the other order.
-        self._tokens.setdefault(token, there).update(unsure)
+        self._tokens.setdefault(token, {}).update(unsure)
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request taken back wherever it may be."""
