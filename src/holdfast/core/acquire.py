@@ -483,7 +483,7 @@ async def take_back(  # noqa: PLR0913 - what is known of a token, of all kinds
     session: Session,
     spec: LockSpec,
     token: str,
-    tombstone: str,
+    tombstone: str = TOMBSTONE_MS,
     timeout: float = math.inf,
     *,
     longest: float = 0.0,

@@ -9,6 +9,7 @@ it runs out.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.release import check
-from holdfast.core.spec import TOMBSTONE_MS, check_ttl, describe
+from holdfast.core.spec import check_ttl, describe
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -28,6 +29,8 @@ from holdfast.errors import (
 from holdfast.scripts import ADOPT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
 
@@ -92,15 +95,18 @@ def _write(hold: Hold, now: float) -> str:
 
 
 def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int, float, LockSpec]:
-    try:
+    with _refusing_others():
         if not text.startswith(_MARK):
-            raise ValueError("it does not begin like one")  # noqa: TRY301 - said below, for all
+            raise ValueError("it does not begin like one")
         facts: dict[str, Any] = json.loads(
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
         token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
         longest = facts.pop("longest")
-        check_ttl(longest, lock=name, longest=session.longest_ttl, name="longest")
+        check_ttl(longest, lock=name, name="longest")
+    # It is seen to for as long as any lock of this client may last.
+    check_ttl(longest, lock=name, longest=session.longest_ttl, name="longest")
+    with _refusing_others():
         spec = describe(
             name,
             **facts,
@@ -110,10 +116,17 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
             longest_ttl=session.longest_ttl,
             quorum=session.quorum is not None,
         )
+    return token, fence, longest, spec
+
+
+@contextlib.contextmanager
+def _refusing_others() -> Iterator[None]:
+    """Say that it is no text of ours, whatever is wrong with it."""
+    try:
+        yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"this is not what lease.export() returned ({error}): pass it on unchanged"
         raise ConfigurationError(message) from None
-    return token, fence, longest, spec
 
 
 def _check(spec: LockSpec, given: bool) -> None:  # noqa: FBT001 - whether it was
@@ -160,6 +173,6 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
             session.disown(grip._hold)
         several = session.quorum is not None  # some of which may have it
         if abandoned or several or not isinstance(error, HoldfastError):
-            await port.shielded(take_back(session, spec, token, TOMBSTONE_MS, longest=longest))
+            await port.shielded(take_back(session, spec, token, longest=longest))
         raise
     return grip

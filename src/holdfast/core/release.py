@@ -163,7 +163,7 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     hold.state = RELEASING
     hold.unsure = True
     session.forget(hold)
-    await take_back(session, hold.spec, hold.token, TOMBSTONE_MS, longest=hold.longest_ttl)
+    await take_back(session, hold.spec, hold.token, longest=hold.longest_ttl)
     if hold.waiter is not None:
         hold.waiter.forget()
     hold.state = RELEASED

@@ -254,9 +254,9 @@ def check_ttl(
         raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
     if ttl > longest:
         raise _wrong(
-            f"{name}={ttl!r}: this client says that no lock has more than longest_ttl={longest:g} "
-            f"s, and who takes a server's place counts on that: give all clients "
-            f"longest_ttl={ttl!r}",
+            f"{name}={ttl!r}: this client says that no lock has more than "
+            f"longest_ttl={longest:.12g} s, and who takes a server's place counts on that: give "
+            f"all clients longest_ttl={ttl!r}",
             lock,
         )
 

@@ -107,7 +107,7 @@ class Home:
             return
         self.session.disown(hold)
         self._recent.pop(hold.token, None)
-        await take_back(self.session, spec, hold.token, TOMBSTONE_MS)
+        await take_back(self.session, spec, hold.token)
         if taking.given is not None:
             await self._end_given(spec, taking.given)
         if hold.waiter is not None:
@@ -147,8 +147,7 @@ class Home:
             elif isinstance(error, HoldfastError):
                 session.see_to(spec, name, longest=TTL_MAX)  # it may have been extended
             else:
-                end = take_back(session, spec, name, TOMBSTONE_MS, longest=TTL_MAX)
-                await session.port.shielded(end)
+                await session.port.shielded(take_back(session, spec, name, longest=TTL_MAX))
             raise
         finally:
             if hold is not None and hold.waiter is not None:
