@@ -505,7 +505,9 @@ async def test_a_lease_that_was_extended_beyond_the_adopters_longest_ttl_is_not_
     lease = await near.lock("a").acquire()
     await lease.extend(80)
     text = await lease.export()
-    with pytest.raises(holdfast.ConfigurationError, match=r"^longest=80.*longest_ttl=60 s"):
+    with pytest.raises(
+        holdfast.ConfigurationError, match=r"^lock 'a': longest=80.*longest_ttl=60 s"
+    ):
         await far.adopt(text)
     await (await near.adopt(text)).release()
 
