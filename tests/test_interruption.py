@@ -356,10 +356,9 @@ def test_whoever_rouses_the_renewer_waits_for_no_lock_that_a_signal_handler_may_
 
     background = BackgroundThread(None, lambda: None, "a renewer")  # type: ignore[arg-type]  # calls nobody
     background.rouse(Job())
-    other = Worker(rouse, name="another")
     try:
         with threading._active_limbo_lock:  # type: ignore[attr-defined]  # as amid enumerate()
-            _thread.start_new_thread(other.run, ())
+            _thread.start_new_thread(rouse, ())  # one of `threading` could not begin
             assert roused.wait(PATIENCE)
     finally:
         over.set()

@@ -122,6 +122,7 @@ class Renewer:
         self.under_way: dict[Hold | Cleanup, None] = {}
         """What was sent and has no answer yet; `let_go` waits for it."""
         self._cleanups: dict[_Same, Cleanup] = {}
+        """Those that are not over."""
         self._wake_at = math.inf
         self._closed = False
         self._looks_again = False

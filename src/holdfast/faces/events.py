@@ -46,7 +46,7 @@ class Herald:
         with self._mutex:
             if self._thread is None or not self._thread.lives:
                 self._thread = Worker(self._work, name="holdfast-herald")
-                with contextlib.suppress(RuntimeError):  # no thread is to be had: the next one will
+                with contextlib.suppress(RuntimeError):  # there is no thread: the next event tries
                     self._thread.start()
 
     def _work(self) -> None:
