@@ -11,6 +11,7 @@ import pytest
 import redis
 import redis.asyncio
 import valkey
+import valkey.asyncio
 
 import holdfast
 from conftest import PROGRAMS
@@ -350,3 +351,30 @@ async def test_rediss_is_spoken_over_tls_and_trust_is_checked(face: Face, server
         distrusting = face.connect(f"rediss://127.0.0.1:{front.port}")
         with pytest.raises(holdfast.NodeUnavailable, match=r"(?i)certificate"):
             await distrusting.lock("a").acquire()
+
+
+def untrusting(library: Any, port: int) -> list[object]:
+    """Clients of both faces that do not check certificates, in each way to write that."""
+    name = "Redis" if library is redis else "Valkey"
+    settings: dict[str, Any] = {"host": "127.0.0.1", "port": port, "ssl": True}
+    return [
+        getattr(face, name)(**settings, ssl_cert_reqs=given, ssl_check_hostname=False)
+        for face in (library, library.asyncio)
+        for given in (None, "none")
+    ]
+
+
+@pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
+async def test_a_client_that_checks_no_certificates_is_taken_over_as_it_is(
+    library: Any, face: Face, server: Server
+) -> None:
+    with TlsFront(server.host, server.port) as front:
+        for theirs in untrusting(library, front.port):
+            async with face.connect(theirs).lock("a") as lease:
+                assert lease.held
+        async with face.connect(f"rediss://127.0.0.1:{front.port}?ssl_cert_reqs=none").lock("a"):
+            pass
+        # The control: nothing is taken on trust unless the client says so.
+        trusting = face.connect(redis.Redis(host="127.0.0.1", port=front.port, ssl=True))
+        with pytest.raises(holdfast.HoldfastError, match=r"(?i)certificate"):
+            await trusting.lock("a").acquire()

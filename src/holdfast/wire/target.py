@@ -47,6 +47,15 @@ _TAKEN_OVER = {
     "socket_keepalive_options",
     "socket_type",
 }
+_ALWAYS = object()
+_LEFT_OUT = {
+    "ssl_cert_reqs": _ALWAYS,  # None: no certificate is checked; absent: it is required
+    "ssl_check_hostname": _ALWAYS,
+    "socket_keepalive_options": _ALWAYS,  # None: the system's own; absent: redis-py's
+    "ssl_validate_ocsp": False,  # unknown to redis-py's asyncio connections, as is the next
+    "ssl_validate_ocsp_stapled": False,
+}
+"""The value of a setting that means the same as its absence. It is None for those not listed."""
 SCHEMES = "redis://host:port/db, rediss:// for TLS, or unix:///path/of/the.sock"
 # redis-py announces itself with CLIENT SETINFO unless told not to; how to tell it has changed.
 _QUIET: dict[str, None] = (
@@ -386,7 +395,7 @@ def from_settings(kind: type, given: dict[str, Any]) -> Server:
     settings = {
         name: value
         for name, value in given.items()
-        if value is not None and (name in _TAKEN_OVER or name.startswith("ssl_"))
+        if (name in _TAKEN_OVER or name.startswith("ssl_")) and value is not _LEFT_OUT.get(name)
     }
     lineage = {ancestor.__name__ for ancestor in kind.__mro__}
     kinds = "UnixDomainSocketConnection", "SSLConnection", "Connection"
