@@ -28,7 +28,7 @@ SLOW = 20.0
 """Seconds that a failover may take on a busy machine."""
 
 
-class _Sentinel(Server):
+class Sentinel(Server):
     """One Sentinel: the same program in another mode, which wants its settings in a file."""
 
     def _settings(self) -> list[str]:
@@ -49,7 +49,7 @@ class Sentinels:
     def __init__(self, program: str, *settings: str, cabled: bool = False) -> None:
         self._ends = contextlib.ExitStack()
         self.servers: list[Server] = []
-        self.sentinels: list[_Sentinel] = []
+        self.sentinels: list[Sentinel] = []
         with contextlib.ExitStack() as begun:
             primary = begun.enter_context(Server.start(program, *_QUICK, *settings))
             self.servers.append(primary)
@@ -60,7 +60,7 @@ class Sentinels:
                 server = Server.start(program, *_QUICK, *settings, *follow)
                 self.servers.append(begun.enter_context(server))
             for _ in range(SENTINELS):
-                self.sentinels.append(begun.enter_context(_Sentinel.start(program)))
+                self.sentinels.append(begun.enter_context(Sentinel.start(program)))
             for sentinel in self.sentinels:
                 _watch(sentinel, primary.host, self._port_of(primary))
             self.settle()

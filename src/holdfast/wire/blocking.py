@@ -75,6 +75,7 @@ class Link:
         """Which of its own the server was found to have."""
         self._buffer = bytearray(_BUFFER)
         self._quick = False
+        self._sent_at = 0.0
         if CAN_SPIN:
             self._poll = select.poll()
             self._poll.register(self._sock, select.POLLIN)
@@ -92,7 +93,7 @@ class Link:
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
         if timeout != self._timeout:
             self._limit(timeout)
-        sent_at = clock()
+        self._sent_at = sent_at = clock()
         sock.sendall(packed)
         if self._quick:
             poll, spin_until = self._poll.poll, sent_at + SPIN
@@ -105,6 +106,10 @@ class Link:
             self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer
         self._quick = CAN_SPIN and clock() - sent_at < QUICK
         return answer
+
+    def end_of(self, timeout: float) -> float:
+        """When the time of the request that was sent last is over, if it was given `timeout`."""
+        return now() + timeout - (time.perf_counter() - self._sent_at)
 
     def next_answer(self) -> Any:  # noqa: ANN401 - any answer
         """Return one more answer to what was sent last."""
@@ -348,7 +353,7 @@ class BlockingWire:
             timeout = max(0.0, end - now())
         try:
             if keys.replicas and needed((script, keys, args)):
-                reply = self._copied(link, (script, keys, args), timeout, by_sha)
+                reply = self._copied(link, (script, keys, args), now() + timeout, by_sha)
             else:
                 serial = next(link.serials)
                 packed = by_sha(script, keys, args, serial)
@@ -358,7 +363,8 @@ class BlockingWire:
                 finally:
                     asking.pop()
                 if isinstance(reply, hiredis.ReplyError):
-                    reply = self._refused(link, str(reply), (script, keys, args), timeout)
+                    end = link.end_of(timeout)
+                    reply = self._refused(link, str(reply), (script, keys, args), end)
                 else:
                     reply = opened(reply, serial)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
@@ -400,7 +406,7 @@ class BlockingWire:
                 asking.pop()
             if isinstance(reply, hiredis.ReplyError):
                 request = cast("Request", step)
-                reply = self._refused(link, str(reply), request, max(0.0, end - now()))
+                reply = self._refused(link, str(reply), request, end)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
             if talk.broken_off():
@@ -430,34 +436,35 @@ class BlockingWire:
             link.close()
 
     def _copied(
-        self, link: Link, request: Request, timeout: float, pack: Packer
+        self, link: Link, request: Request, end: float, pack: Packer
     ) -> Reply | HoldfastError:
         """Run a script whose answer counts once enough replicas have what it wrote."""
-        replicas, serial = needed(request), next(link.serials)
-        answer = link.exchange(pack(*request, serial) + wait_for(replicas, timeout), timeout)
+        replicas, serial, left = needed(request), next(link.serials), max(0.0, end - now())
+        answer = link.exchange(pack(*request, serial) + wait_for(replicas, left), left)
         copies = link.next_answer()
         if not isinstance(answer, hiredis.ReplyError):
             node, user = self._target.node, self._target.user
             return confirmed(opened(answer, serial), copies, replicas, node, user)
         if str(answer).startswith("NOSCRIPT") and pack is by_sha:
-            return self._copied(link, request, timeout, by_text)
-        return self._refused(link, str(answer), request, timeout)
+            return self._copied(link, request, end, by_text)
+        return self._refused(link, str(answer), request, end)
 
     def _refused(
-        self, link: Link, text: str, request: Request, timeout: float
+        self, link: Link, text: str, request: Request, end: float
     ) -> Reply | HoldfastError:
         node, user = self._target.node, self._target.user
         if text.startswith("NOSCRIPT"):
             serial = next(link.serials)
-            answer = link.exchange(by_text(*request, serial), timeout)
+            answer = link.exchange(by_text(*request, serial), max(0.0, end - now()))
             if not isinstance(answer, hiredis.ReplyError):
                 return opened(answer, serial)
             text = str(answer)
         if not is_denial(text):
             return self._target.refusal(text)
         keys = request[1]
-        which = probes_of_step if keys.spare else probes
-        answers = [link.exchange(pack(probe), timeout) for probe in which(keys)]
+        questions = probes_of_step(keys) if keys.spare else probes(keys)
+        first = link.exchange(b"".join(map(pack, questions)), max(0.0, end - now()))
+        answers = [first, *(link.next_answer() for _ in questions[1:])]
         return denial(text, answers, keys, node, user)
 
     def call_many(

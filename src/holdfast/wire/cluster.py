@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.port import Keys
-    from holdfast.wire.target import Follower
+    from holdfast.wire.target import Follower, Greeting
 
 Address: TypeAlias = tuple[str, int]
 
@@ -196,15 +196,23 @@ class Cluster:
         """Where to reach a node that the cluster knows by this address."""
         return (host, port) if self._remap is None else self._remap((host, port))
 
-    def unmapped(self, error: Exception, node: ClusterNode) -> HoldfastError:
-        """Say in our words why a node did not tell the map."""
-        if isinstance(error, redis.exceptions.NoPermissionError):
+    def ask_for_map(self, node: ClusterNode) -> Greeting[object]:
+        """Ask a node for the map.
+
+        Raises:
+            NodeUnavailable: it does not serve now.
+            ConfigurationError: it is no node of a cluster, or does not let us ask.
+        """
+        yield from node.hello()
+        answer = yield "CLUSTER", "SLOTS"
+        if isinstance(answer, redis.exceptions.NoPermissionError):
             rule = f"run ACL SETUSER {node.user} +cluster|slots"
-            return ConfigurationError(f"{node.node} denies what a lock needs: {rule} ({error})")
-        if "cluster support disabled" in str(error):
-            return ConfigurationError(f"{node.node} is not a node of a cluster: {_ALONE}")
-        refused = isinstance(error, redis.ResponseError)
-        return node.refusal(str(error)) if refused else node.unreachable(error)
+            raise ConfigurationError(f"{node.node} denies what a lock needs: {rule} ({answer})")
+        if "cluster support disabled" in str(answer):
+            raise ConfigurationError(f"{node.node} is not a node of a cluster: {_ALONE}")
+        if isinstance(answer, Exception):
+            raise node.refusal(str(answer))
+        return answer
 
     def unserved(self, slot: int) -> NodeUnavailable:
         """Say that nobody serves the slot."""

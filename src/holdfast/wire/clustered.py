@@ -556,11 +556,6 @@ class _Journey:
 
 
 def _slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:
-    connection = node.connect(timeout)
-    try:
-        connection.send_command("CLUSTER", "SLOTS", check_health=False)
-        return connection.read_response()
-    except Exception as error:
-        raise cluster.unmapped(error, node) from error
-    finally:
-        connection.disconnect()
+    connection, answer = node.open(timeout, cluster.ask_for_map(node))
+    connection.disconnect()
+    return answer

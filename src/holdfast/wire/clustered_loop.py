@@ -197,11 +197,6 @@ def _seen(answer: Future[Reply]) -> None:
 
 
 async def _slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:
-    connection = await node.connect_async(timeout)
-    try:
-        await connection.send_command("CLUSTER", "SLOTS", check_health=False)
-        return await connection.read_response()
-    except Exception as error:
-        raise cluster.unmapped(error, node) from error
-    finally:
-        await connection.disconnect(nowait=True)
+    connection, answer = await node.open_async(timeout, cluster.ask_for_map(node))
+    await connection.disconnect(nowait=True)
+    return answer

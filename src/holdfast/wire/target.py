@@ -7,6 +7,7 @@ timeouts, retries, decoding and protocol version do not matter here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -21,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
+from holdfast.wire.clock import now
 from holdfast.wire.refusals import misplaced, refusal
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ _TAKEN_OVER = {
     "socket_keepalive_options",
     "socket_type",
 }
+LEAST_TIMEOUT = 0.001
+"""Seconds that a step of connecting is given, even if the deadline has passed: 0 means no limit."""
+
 _ALWAYS = object()
 _LEFT_OUT = {
     "ssl_cert_reqs": _ALWAYS,  # None: no certificate is checked; absent: it is required
@@ -96,6 +101,9 @@ class Target(Protocol):
 
     def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
         """Open a blocking connection, ready for use; not `judged`, to whatever is there.
+
+        All steps together take `timeout` seconds at most: reaching the host, TLS, and every command
+        that precedes the first request. Only looking up the host's name cannot be limited.
 
         Raises:
             NodeUnavailable: the server cannot be reached.
@@ -148,13 +156,13 @@ class Server:
         """Open a blocking connection; as `Target.connect`."""
         if self.prepare is not None and prepare:
             self.prepare()
-        return self.open(timeout, self._hello() if judged else nothing())[0]
+        return self.open(timeout, self.hello() if judged else nothing())[0]
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop."""
-        return (await self.open_async(timeout, self._hello()))[0]
+        return (await self.open_async(timeout, self.hello()))[0]
 
-    def _hello(self) -> Greeting[None]:
+    def hello(self) -> Greeting[None]:
         """Ask the server what it is. One that does not say is judged by its later answers."""
         judge = self.misplaced((yield ("HELLO",)))
         if judge is not None:
@@ -186,7 +194,9 @@ class Server:
         connection = self._make(threads, timeout)
         try:
             connection.connect()
-            return connection, _greet(connection, greeting)
+            found = _greet(connection, greeting)
+            connection.release_deadline(timeout)
+            return connection, found  # noqa: TRY300 - an interrupt may strike here
         except HoldfastError:
             connection.disconnect()
             raise
@@ -214,9 +224,8 @@ class Server:
             raise
 
     def _make(self, face: Any, timeout: float) -> Any:  # noqa: ANN401 - either face of redis-py
-        make = getattr(face, self.kind)
         try:
-            return make(
+            connection = _with_deadline(face, self.kind)(
                 **self.settings,
                 **_QUIET,
                 protocol=2,
@@ -231,6 +240,8 @@ class Server:
             raise ConfigurationError(
                 f"{self.node} cannot be connected to with these settings: {error}"
             ) from error
+        connection.end = now() + timeout
+        return connection
 
     def misplaced(self, hello: object) -> ConfigurationError | None:
         """Judge from the answer to HELLO whether a lock may live on this server."""
@@ -248,6 +259,45 @@ class Server:
         if isinstance(error, redis.ResponseError):
             return ConfigurationError(f"{self.node} refused the connection: {error}")
         return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
+
+
+class _Deadline:
+    """A connection of redis-py of which all steps of connecting end by `end`.
+
+    redis-py gives its whole timeout to each address of the host, to TLS, and to each reply.
+    """
+
+    end = math.inf
+
+    def _left(self) -> float:
+        return max(LEAST_TIMEOUT, self.end - now())
+
+    def _keep_deadline(self, timeout: float) -> None:
+        """Let redis-py set its timeouts, which do not matter."""
+
+    socket_timeout = socket_connect_timeout = property(_left, _keep_deadline)
+
+
+class _BlockingDeadline(_Deadline):
+    """The same, blocking: there redis-py sets the timeout of the socket once for all replies."""
+
+    _sock: Any
+
+    def read_response(self, *args: Any, **settings: Any) -> Any:  # noqa: ANN401 - redis-py's
+        """Read a reply by the deadline."""
+        if self._sock is not None:
+            self._sock.settimeout(self._left())
+        return super().read_response(*args, **settings)  # type: ignore[misc]  # a mixin
+
+    def release_deadline(self, timeout: float) -> None:
+        """The connection is ready: from now on its socket has `timeout` for each operation."""
+        self._sock.settimeout(timeout)
+
+
+@functools.cache
+def _with_deadline(face: Any, kind: str) -> Any:  # noqa: ANN401 - a class of either face
+    mixin = _BlockingDeadline if face is threads else _Deadline
+    return type(kind, (mixin, getattr(face, kind)), {})
 
 
 def nothing() -> Greeting[None]:

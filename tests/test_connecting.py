@@ -1,0 +1,119 @@
+"""Connecting: all steps share one deadline, and a failure names its cause and the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.wire.clock import now
+from kit.homes import settle_in
+from kit.proxy import HOST, Proxy
+from kit.sentinels import SERVICE, Sentinel
+from kit.servers import Server, claim_port, programs
+from kit.tls_front import CERTIFICATE, TlsFront
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kit.faces import Face
+
+PROGRAM = next(iter(programs().values()))
+COMMAND_TIMEOUT = 1.0
+DELAY = 0.9
+"""Of each reply: one step takes less than the command timeout, two steps take more."""
+
+STEPS = 5
+"""Replies, at least, that it takes to connect and acquire: far more than one timeout's worth."""
+
+
+class Slow:
+    """A deployment behind proxies that delay every reply once `slow_down` was called."""
+
+    def __init__(self, target: object, proxies: list[Proxy]) -> None:
+        self.target = target
+        self._proxies = proxies
+
+    @property
+    def replies(self) -> int:
+        return min(proxy.replies for proxy in self._proxies)
+
+    def slow_down(self) -> None:
+        for proxy in self._proxies:
+            proxy.delay(DELAY)
+
+
+@contextlib.contextmanager
+def one_server() -> Iterator[Slow]:
+    with Server.start(PROGRAM) as server, Proxy(server.host, server.port) as proxy:
+        server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
+        # AUTH, CLIENT SETNAME, SELECT, HELLO, EVALSHA, EVAL
+        yield Slow(f"redis://ann:pw@{HOST}:{proxy.port}/2?client_name=me", [proxy])
+
+
+@contextlib.contextmanager
+def over_tls() -> Iterator[Slow]:
+    with one_server() as plain, TlsFront(HOST, plain._proxies[0].port) as front:
+        address = f"ann:pw@{HOST}:{front.port}/2?client_name=me&ssl_ca_certs={CERTIFICATE}"
+        yield Slow(f"rediss://{address}", plain._proxies)
+
+
+@contextlib.contextmanager
+def behind_a_sentinel() -> Iterator[Slow]:
+    with (
+        Server.start(PROGRAM) as server,
+        Proxy(server.host, server.port) as proxy,
+        Sentinel.start(PROGRAM) as sentinel,
+    ):
+        settle_in(server)
+        sentinel.command("SENTINEL", "MONITOR", SERVICE, HOST, proxy.port, 1)
+        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", 60_000)
+        # INFO, INFO, CONFIG GET, CONFIG GET, EVAL, EVALSHA, EVAL
+        yield Slow(f"redis+sentinel://{HOST}:{sentinel.port}/{SERVICE}", [proxy])
+
+
+@contextlib.contextmanager
+def one_node_cluster() -> Iterator[Slow]:
+    bus, claim = claim_port()
+    settings = ("--cluster-enabled", "yes", "--cluster-port", str(bus))
+    with (
+        contextlib.closing(claim),
+        Server.start(PROGRAM, *settings) as server,
+        Proxy(server.host, server.port) as proxy,
+    ):
+        server.command("CONFIG", "SET", "cluster-announce-port", proxy.port)
+        server.command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+        eventually(lambda: b"cluster_state:ok" in server.command("CLUSTER", "INFO"), within=30)
+        # HELLO, CLUSTER SLOTS, and on another connection HELLO, EVALSHA, EVAL
+        yield Slow(f"redis+cluster://{HOST}:{proxy.port}?client_name=me", [proxy])
+
+
+@contextlib.contextmanager
+def three_servers() -> Iterator[Slow]:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server.start(PROGRAM)) for _ in range(3)]
+        for server in servers:
+            settle_in(server)
+        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in servers]
+        yield Slow([proxy.url for proxy in proxies], proxies)
+
+
+@pytest.mark.parametrize(
+    "deployment", [one_server, over_tls, behind_a_sentinel, one_node_cluster, three_servers]
+)
+async def test_all_steps_of_connecting_share_one_command_timeout(
+    face: Face, deployment: Any
+) -> None:
+    with deployment() as slow:
+        async with face.connect(slow.target).lock("a"):
+            assert slow.replies >= STEPS
+        slow.slow_down()
+        client = face.connect(slow.target, command_timeout=COMMAND_TIMEOUT)
+        began = now()
+        with pytest.raises(holdfast.NodeUnavailable):
+            await client.lock("b", ttl=30).acquire(timeout=0)
+        # One command timeout, on a busy machine: far from that of every step.
+        assert now() - began < STEPS * DELAY / 2
