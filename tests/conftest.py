@@ -131,7 +131,7 @@ def key_of() -> Callable[[str], str]:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for an embedded server of the test's own, with the settings that nobody made."""
     with runtime_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        for name in ("HOLDFAST_SERVER", "HOLDFAST_SERVER_IDLE"):
+        monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(folder / "holdfast"))
+        for name in ("HOLDFAST_URL", "HOLDFAST_SERVER", "HOLDFAST_SERVER_IDLE"):
             monkeypatch.delenv(name, raising=False)
         yield folder

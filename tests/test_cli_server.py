@@ -52,7 +52,7 @@ def is_gone(pid: int) -> bool:
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for the server, which is ended at the end."""
     home = Path(tempfile.mkdtemp(prefix="hf"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(home / "holdfast"))
     monkeypatch.setenv("HOLDFAST_SERVER", programs()[request.param])
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     monkeypatch.delenv("HOLDFAST_SERVER_IDLE", raising=False)

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -311,7 +310,7 @@ def ask(connection, line):
     connection.sendall(line + b"\\r\\n")
     return connection.recv(65536)
 
-marker = os.path.join(os.environ["XDG_RUNTIME_DIR"], "held")
+marker = os.environ["HOLDFAST_SERVER_DIR"] + ".held"
 taken = 0
 deadline = time.monotonic() + 20
 while taken < 5 and time.monotonic() < deadline:
@@ -357,7 +356,8 @@ from pathlib import Path
 from holdfast.embedded import guardian
 from holdfast.embedded.server import Server
 
-home = Path(os.environ["XDG_RUNTIME_DIR"])
+home = Path(os.environ["HOLDFAST_SERVER_DIR"])
+home.mkdir(mode=0o700)
 server = Server(os.environ["HOLDFAST_SERVER"], home / "server.sock", home / "server.log")
 visitor = socket.socket(socket.AF_UNIX)
 visitor.settimeout(0.2)
@@ -572,23 +572,13 @@ def test_a_folder_of_somebody_else_is_refused(
         embedded.ensure()
 
 
-def test_without_a_runtime_folder_the_temporary_one_is_used(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
-    for useless in ("", "relative/path", str(runtime / "missing")):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", useless)
-        expected = runtime / f"holdfast-{os.geteuid()}" / "server.sock"
-        assert embedded.socket_path() == str(expected)
-
-
 def test_a_path_too_long_for_a_unix_socket_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = runtime / ("x" * 100)
     long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    with pytest.raises(ConfigurationError, match="set XDG_RUNTIME_DIR to a folder with a shorter"):
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(long))
+    with pytest.raises(ConfigurationError, match="set HOLDFAST_SERVER_DIR to a folder with a sho"):
         embedded.ensure()
 
 
@@ -599,7 +589,7 @@ def test_a_folder_that_cannot_be_made_is_explained(
     closed = Path("/proc/self/fd") if os.geteuid() == 0 else runtime / "closed"
     if not closed.exists():
         closed.mkdir(mode=0o500)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(closed))
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(closed / "holdfast"))
     with pytest.raises(NodeUnavailable, match="HOLDFAST_URL") as refusal:
         embedded.ensure()
     assert f"{closed}/holdfast" in str(refusal.value)

@@ -42,7 +42,7 @@ def living_processes_of(runtime: Path) -> list[int]:
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A short folder for XDG_RUNTIME_DIR, from which everything is gone afterwards."""
+    """A folder with a short path for an embedded server's folder; removed with its processes."""
     folder = Path(tempfile.mkdtemp(prefix="hf"))
     yield folder
     for pid in living_processes_of(folder):

@@ -50,7 +50,7 @@ def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
     """What a process is given: little, so that nothing of this machine's matters."""
     kept = {
         name: os.environ[name]
-        for name in ("PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR")
+        for name in ("PATH", "HOME", "TMPDIR", "HOLDFAST_SERVER_DIR")
         if name in os.environ
     }
     return {**kept, "PYTHONPATH": str(source), "PYTHONUTF8": "1", "TERM": "xterm", **more}

@@ -1,8 +1,12 @@
 """Where the embedded server lives: one private folder per user, and the names in it.
 
-The folder belongs to us alone or it is not used: a folder that others can write to could hold
-their server under our name. Naming is pure; only `prepare` touches the disk. Errors of the disk
-pass through as they are, since only `ensure` knows what was being tried.
+The user id alone decides the folder. A cron job, a login shell and `env -i` of one user must find
+the same server, or their locks do not exclude each other: so XDG_RUNTIME_DIR, TMPDIR and HOME,
+which differ between them, have no influence. HOLDFAST_SERVER_DIR overrides it.
+
+The folder is used only if it belongs to this user and no other user can write to it: else another
+user could run a server under our name. Only `prepare` and `check` touch the disk. Errors of the
+disk pass through as they are, since only `ensure` knows what was being tried.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import ConfigurationError
+
+VARIABLE = "HOLDFAST_SERVER_DIR"
+PARENT = Path("/tmp")  # noqa: S108 - the folder below it is checked
+"""A folder that every Linux and macOS has, that every user may write to, and with a short path."""
 
 # The kernel's limit is 108 bytes on Linux and 104 on macOS, with the closing zero.
 LONGEST_SOCKET_PATH = 100
@@ -46,7 +53,8 @@ def locate() -> Files:
     """Name the files of this user's server.
 
     Raises:
-        ConfigurationError: the system has no unix sockets, or the path is too long for one.
+        ConfigurationError: the system has no unix sockets, or HOLDFAST_SERVER_DIR is relative, or
+            the path is too long for a socket.
     """
     if sys.platform == "win32":
         raise ConfigurationError(
@@ -58,8 +66,8 @@ def locate() -> Files:
     if length > LONGEST_SOCKET_PATH:
         raise ConfigurationError(
             f"the unix socket {path} would have a path of {length} bytes, and only "
-            f"{LONGEST_SOCKET_PATH} are sure to work: set XDG_RUNTIME_DIR to a folder with a "
-            f"shorter path, or set HOLDFAST_URL to a server of your own"
+            f"{LONGEST_SOCKET_PATH} are sure to work: set {VARIABLE} to a folder with a shorter "
+            f"path, or set HOLDFAST_URL to the URL of a server"
         )
     return Files(folder, path)
 
@@ -68,38 +76,54 @@ def socket_path() -> str:
     """Return the path that the socket of this user's server has or would have.
 
     Raises:
-        ConfigurationError: the system has no unix sockets, or the path is too long for one.
+        ConfigurationError: as `locate`.
     """
     return str(locate().socket)
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder if it is missing, and make sure that it is ours alone.
+    """Make the folder if it is missing, and check it.
 
     Raises:
-        ConfigurationError: it is there, but somebody else could put a server into it.
+        ConfigurationError: as `check`.
         OSError: it could not be made.
+    """
+    if not check(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        check(folder)
+
+
+def check(folder: Path) -> bool:
+    """Say whether the folder exists, and make sure that no other user controls what is in it.
+
+    Raises:
+        ConfigurationError: it exists, but another user could run a server in it.
     """
     try:
         found = folder.lstat()
     except FileNotFoundError:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        return False
     fault = _fault(found)
     if fault:
         raise ConfigurationError(
-            f"the folder of the embedded server, {folder}, {fault}, so another user could stand "
-            f"in for the server: remove it or make it a folder of yours with mode 0700, or set "
-            f"XDG_RUNTIME_DIR to a private folder, or set HOLDFAST_URL to a server of your own"
+            f"the folder of the embedded server, {folder}, {fault}, so another user could run a "
+            f"server under its name: remove it or make it yours with mode 0700, or set {VARIABLE} "
+            f"to a private folder (the same for all processes that share locks), or set "
+            f"HOLDFAST_URL to the URL of a server"
         )
+    return True
 
 
 def _folder() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    # The standard for this variable says that a relative path is to be ignored.
-    if runtime.startswith("/") and Path(runtime).is_dir():
-        return Path(runtime, "holdfast")
-    return Path(tempfile.gettempdir(), f"holdfast-{os.geteuid()}")
+    chosen = os.environ.get(VARIABLE, "")
+    if not chosen:
+        return PARENT / f"holdfast-{os.geteuid()}"
+    if not chosen.startswith("/"):
+        raise ConfigurationError(
+            f"{VARIABLE} is {chosen!r}, which would be another folder in each working directory: "
+            f"write a path that begins with /"
+        )
+    return Path(chosen)
 
 
 def _fault(found: os.stat_result) -> str:

@@ -58,10 +58,11 @@ def answers() -> bool:
     """Say whether a server runs, and start none.
 
     Raises:
-        ConfigurationError: there can be none here.
+        ConfigurationError: there can be none here, or the folder cannot be trusted.
         NodeUnavailable: there is one, and it hangs.
     """
-    return look(folder.locate()) is Standing.ANSWERS
+    files = folder.locate()
+    return folder.check(files.folder) and look(files) is Standing.ANSWERS
 
 
 def look(files: Files) -> Standing:

@@ -50,11 +50,11 @@ def status() -> Status | None:
     """Ask the server that runs what it is; None if none does.
 
     Raises:
-        ConfigurationError: there can be none here.
+        ConfigurationError: there can be none here, or the folder cannot be trusted.
         NodeUnavailable: there is one, and it hangs.
     """
     files = folder.locate()
-    if starting.look(files) is not Standing.ANSWERS:
+    if not folder.check(files.folder) or starting.look(files) is not Standing.ANSWERS:
         return None
     with _talking(files) as conversation:
         return _status(files, conversation)
@@ -71,7 +71,7 @@ def stop(*, even_if_used: bool) -> bool:
         NodeUnavailable: there is one, and it hangs; or somebody keeps its folder locked.
     """
     files = folder.locate()
-    if starting.look(files) is Standing.NOBODY:
+    if not folder.check(files.folder) or starting.look(files) is Standing.NOBODY:
         return True
     lock = _eventually(lambda: flock.take(files.lock))
     if lock is None:
