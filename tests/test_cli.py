@@ -66,6 +66,14 @@ def test_the_reference_page_names_every_option() -> None:
     assert {word for word in options if word.startswith("-")} <= named
 
 
+def test_the_reference_page_lists_every_environment_variable() -> None:
+    page = (SOURCE.parent / "docs" / "cli.md").read_text()
+    table = page.partition("## Environment variables")[2].partition("##")[0]
+    named = {*re.findall(r"HOLDFAST_[A-Z_]+", table)}
+    sources = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert named == {*re.findall(r"HOLDFAST_[A-Z_]+", sources)}
+
+
 def test_a_command_that_does_not_exist_is_refused() -> None:
     told = run("acquire")
     assert told.returncode == 2

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import unicodedata
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ODD = "two\nlines", "\x1b[2J\x1b[31mred", "caf\udce9", "x" * 1024, "日本語" * 30, "\u202etxt", "}{"
 READS = {"get", "pttl", "zrange", "time", "scan", "evalsha", "eval", "hello", "select"}
@@ -134,8 +134,8 @@ def test_it_lists_what_is_asked_for_and_in_that_order(
     for lease in leases.values():
         lease.release()
     server.command("DEL", "holdfast:{c}:queue")
-    assert run(server, "ls") == (0, "", "holdfast: no locks\n")
-    assert run(server, "ls", "x*") == (0, "", "holdfast: no locks like this\n")
+    assert run(server, "ls") == (0, "", f"holdfast: no locks on {server.url}\n")
+    assert run(server, "ls", "x*") == (0, "", f"holdfast: no locks like this on {server.url}\n")
 
 
 def test_it_sees_locks_that_were_given_their_keys(server: Server, client: holdfast.Client) -> None:
@@ -234,7 +234,13 @@ def test_who_waits_is_told_with_age_and_in_order(server: Server, client: holdfas
 def test_a_free_lock_is_told_by_the_status(server: Server) -> None:
     told = run(server, "show", "a")
     assert (told.status, told.err) == (1, "")
-    assert told.lines == ["a", "held by  nobody", "key      holdfast:{a}", "waiting  nobody"]
+    assert told.lines == [
+        "a",
+        "held by  nobody",
+        "key      holdfast:{a}",
+        f"server   {server.url}",
+        "waiting  nobody",
+    ]
     assert data(server, "show", "a")["state"] == "free"
 
 
@@ -285,7 +291,7 @@ def test_it_says_who_is_broken_and_hands_over_to_the_next(
         assert lost.value.reason == "taken"
         leases[0].release()
     gone = run(server, "break", "a", "--yes")
-    assert (gone.status, gone.err) == (1, "holdfast: a is held by nobody\n")
+    assert (gone.status, gone.err) == (1, f"holdfast: a is held by nobody ({server.url})\n")
 
 
 def test_a_lock_that_would_stay_for_ever_can_be_broken(server: Server) -> None:
@@ -411,21 +417,44 @@ def test_an_operator_is_told_all_rights_that_looking_needs_and_no_more(server: S
         server.command("ACL", "DELUSER", "op")
 
 
-def test_where_no_server_runs_there_are_no_locks_and_none_is_started(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("r")
-    variables = environment(XDG_RUNTIME_DIR=str(folder))
-    for command, status in ((["ls"], 0), (["show", "a"], 1), (["break", "a", "-y"], 1)):
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *command],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
-    assert list(folder.iterdir()) == []
+def test_without_url_and_embedded_server_inspection_says_so_and_starts_none(runtime: Path) -> None:
+    socket = runtime / "holdfast" / "server.sock"
+    for command in (["ls"], ["ls", "--json"], ["show", "a"], ["break", "a", "-y"]):
+        told = run("", *command)
+        assert told.status == 3
+        assert "no URL was given, and no embedded server runs" in told.err
+        assert str(socket) in told.err
+        assert len(told.err.splitlines()) == 1
+        chosen = run("", *command, "--local")
+        assert chosen.status == 3
+        assert "no embedded server runs" in chosen.err
+        assert "no URL" not in chosen.err
+    facts = json.loads(run("", "ls", "--json").out)
+    assert (facts["locks"], facts["complete"]) == ([], False)
+    with Terminal(*HOLDFAST, "top") as terminal:
+        terminal.shows("no URL was given, and no embedded server runs")
+        assert terminal.ends() == 3
+    assert list(runtime.iterdir()) == []
+
+
+def test_inspection_names_the_server_it_looked_at(runtime: Path) -> None:
+    name = f"the embedded server (unix://{runtime}/holdfast/server.sock)"
+    with holdfast.Client("local") as client:
+        with client.lock("a"):
+            listed = run("", "ls")
+            assert listed.err == f"holdfast: locks on {name}\n"
+            assert name not in listed.out
+            assert json.loads(run("", "ls", "--json").out)["servers"] == [name]
+            assert json.loads(run("", "show", "a", "--json").out)["servers"] == [name]
+            assert name in run("", "show", "a", "--local").out
+            with Terminal(*HOLDFAST, "top") as terminal:
+                terminal.shows(f"locks on {name}", "1 held")
+                terminal.types("q")
+                assert terminal.ends() == 0
+        assert run("", "ls").err == f"holdfast: no locks on {name}\n"
+        assert run("", "break", "a", "-y").err == f"holdfast: a is held by nobody ({name})\n"
+        client.lock("a").acquire()
+        assert name in run("", "break", "a", "-y").out
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "break", "top", "server"])

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -720,21 +719,31 @@ def test_without_a_server_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_without_a_url_it_has_a_server_of_this_machines_own() -> None:
-    runtime = Path(tempfile.mkdtemp(prefix="holdfast-", dir="/tmp"))
-    env = environment(XDG_RUNTIME_DIR=str(runtime), HOLDFAST_SERVER_IDLE="0.01")
-    told = subprocess.run(
-        [*HOLDFAST, "run", NAME, "printenv", "HOLDFAST_LOCK"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    everybody = ["ps", "-eo", "args"]
-    eventually(lambda: str(runtime).encode() not in subprocess.check_output(everybody))
-    shutil.rmtree(runtime)
-    assert (told.returncode, told.stdout, told.stderr) == (0, f"{NAME}\n", "")
+@pytest.mark.usefixtures("runtime")
+def test_run_says_once_that_the_embedded_server_is_local_unless_it_was_chosen() -> None:
+    for options, url in (([], ""), (["--local"], ""), (["--url", "local"], ""), ([], "local")):
+        told = subprocess.run(
+            [*HOLDFAST, "run", *options, NAME, "printenv", "HOLDFAST_LOCK"],
+            env=environment(HOLDFAST_URL=url),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert (told.returncode, told.stdout) == (0, f"{NAME}\n")
+        if options or url:
+            assert told.stderr == ""
+        else:
+            assert told.stderr.count("\n") == 1
+            assert "exclude processes of this user on this machine only" in told.stderr
+            assert "HOLDFAST_URL" in told.stderr
+
+
+def test_a_server_is_named_once() -> None:
+    words = [*HOLDFAST, "run", "--local", "--url", "redis://x", NAME, "true"]
+    told = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "--url or --local" in " ".join(told.stderr.split())
 
 
 @pytest.mark.parametrize("kind", programs())

@@ -174,8 +174,8 @@ def test_odd_names_and_labels_stay_in_their_lines(server: Server, top: Terminal)
 
 def fits(terminal: Terminal) -> bool:
     """Whether the first line is on top, and the last at the bottom."""
-    first, *_, last = terminal.screen.split("\n")
-    return "5 held" in first and "q quit" in last
+    first, second, *_, last = terminal.screen.split("\n")
+    return "locks on" in first and "5 held" in second and "q quit" in last
 
 
 def test_without_a_terminal_it_says_what_to_use_instead() -> None:
@@ -194,7 +194,7 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
 
 
 def test_hand_overs_are_counted_as_they_are_seen(server: Server) -> None:
-    board, overview = Board(), Overview(server.url)
+    board, overview = Board("redis://localhost:6379/0"), Overview(server.url)
 
     def look(now: float) -> None:
         board.take(overview.survey(lambda _: True), now, 0.1)
@@ -209,7 +209,7 @@ def test_hand_overs_are_counted_as_they_are_seen(server: Server) -> None:
 
 
 def test_every_sort_sorts(server: Server) -> None:
-    board, overview = Board(), Overview(server.url)
+    board, overview = Board("redis://localhost:6379/0"), Overview(server.url)
     with held(server, "a", "b"):
         board.take(overview.survey(lambda _: True), 0.0, 0.1)
     overview.close()
@@ -225,7 +225,7 @@ def test_it_scrolls_and_says_what_part_is_seen(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
         for number in range(10, 30):
             server.command("SET", f"holdfast:{{lock{number}}}", "somebody")
-        with Terminal(*TOP, height=9, HOLDFAST_URL=server.url) as top:
+        with Terminal(*TOP, height=10, HOLDFAST_URL=server.url) as top:
             top.shows("rows 1 to 5 of 20", "lock10")
             for key, shown in (("\x1b[F", "lock29"), ("k", "lock24"), ("\x1b[H", "lock10")):
                 top.types(key)

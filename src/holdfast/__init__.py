@@ -2,7 +2,7 @@
 
     import holdfast
 
-    client = holdfast.Client()  # or a URL, or your redis-py or valkey-py client
+    client = holdfast.Client("redis://localhost")  # or your redis-py or valkey-py client
     with client.lock("invoice:42") as lease:
         save(invoice, fence=lease.fence)
 

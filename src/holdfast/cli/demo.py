@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def demo() -> None:
     """Show what a lock is for, and what this one does, with real processes, in ten seconds.
 
-    Four scenes on a server of this machine's own: the lost update; the same with a lock; a holder
+    Four scenes on the embedded server: the lost update; the same with a lock; a holder
     that is killed; a holder that is paused, and writes when its time is up.
 
     Example: `holdfast demo`

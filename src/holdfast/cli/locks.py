@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console, open_wide_console, plain
-from holdfast.cli.servers import UNASKED, LongestTtl, Urls, complain, given, overview_of, unasked
+from holdfast.cli.servers import (
+    UNASKED,
+    Local,
+    LongestTtl,
+    Urls,
+    complain,
+    given,
+    overview_of,
+    unasked,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
     from rich.text import Text
@@ -67,6 +76,7 @@ def ls(
     ] = "name",
     as_json: AsJson = False,
     urls: Urls = None,
+    local: Local = False,
 ) -> None:
     r"""List the locks that are held or waited for: by whom, since when, for how long, who waits.
 
@@ -77,47 +87,60 @@ def ls(
     With `--json`, text that is not UTF-8 has a lone surrogate for each byte, and `key_hex` is
     the exact key.
 
-    The status is 0, also if there are none; 3 if a server could not be asked, so that locks may be
-    missing.
+    The status is 0, even if there are none; 3 if a server could not be asked, so that locks may be
+    missing, or if no URL is given and no embedded server runs. One line on stderr names the
+    servers that were looked at.
     """
     from holdfast.cli.listing import listed
     from holdfast.overview.looking import ALL
 
     if sort not in SORTS:
         raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {plain(sort)!r}")
-    with overview_of(urls) as overview:
+    with overview_of(urls, local=local) as overview:
         survey = overview.survey(matching(pattern), waiters=ALL if as_json else 1)
     locks = [
         lock
         for lock in sorted(survey.locks, key=SORTS[sort])
         if (lock.state == "held" or not held) and (lock.waiting or not waiting)
     ]
+    servers = ", ".join(overview.servers)
     if as_json:
-        typer.echo(json.dumps(replace(survey, locks=tuple(locks)).as_data(), indent=2))
+        facts = replace(survey, locks=tuple(locks)).as_data()
+        typer.echo(json.dumps({"servers": overview.servers, **facts}, indent=2))
     elif locks:
+        complain(f"locks on {servers}")
         console = open_wide_console()
         coloured = console.color_system is not None and not console.no_color
         typer.echo("\n".join(listed(locks, console.width, coloured=coloured)))
     elif survey.complete:
-        complain("no locks" + (" like this" if pattern or held or waiting else ""))
+        like_this = " like this" if pattern or held or waiting else ""
+        complain(f"no locks{like_this} on {servers}")
     for node, failure in survey.failures.items():
         complain(failure if node in failure else f"{node}: {failure}")
     raise typer.Exit(0 if survey.complete else UNASKED)
 
 
-def show(name: Name, *, key: ByKey = False, as_json: AsJson = False, urls: Urls = None) -> None:
+def show(
+    name: Name,
+    *,
+    key: ByKey = False,
+    as_json: AsJson = False,
+    urls: Urls = None,
+    local: Local = False,
+) -> None:
     """Show one lock: who holds it, since when, for how long, and all who wait, in their order.
 
     Example: `holdfast show nightly-backup`
 
-    The status is 0 if somebody holds it, 1 if nobody does, 3 if the server could not be asked.
+    The status is 0 if somebody holds it, 1 if nobody does, 3 if the server could not be asked, or
+    if no URL is given and no embedded server runs.
     """
-    with overview_of(urls) as overview:
+    with overview_of(urls, local=local) as overview:
         lock = overview.look(_key_of(name, key=key))
     if as_json:
-        typer.echo(json.dumps(lock.as_data(), indent=2))
+        typer.echo(json.dumps({**lock.as_data(), "servers": overview.servers}, indent=2))
     else:
-        _tell(open_console(), lock)
+        _tell(open_console(), lock, overview.servers)
     raise typer.Exit(0 if lock.state == "held" else NOBODY)
 
 
@@ -128,6 +151,7 @@ def break_(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     longest_ttl: LongestTtl = 60.0,
     urls: Urls = None,
+    local: Local = False,
 ) -> None:
     """Take a lock from whoever holds it, and hand it to the next in line. Asks first.
 
@@ -139,24 +163,25 @@ def break_(
     lock_delay, that begins, and the next in line gets it afterwards; breaking it again ends it.
 
     The status is 0 if it was broken, 1 if nobody holds it, it changed hands, or you said no, 2 if
-    there is no terminal to ask on and no `--yes`, 3 if the server could not be asked.
+    there is no terminal to ask on and no `--yes`, 3 if the server could not be asked, or if no URL
+    is given and no embedded server runs.
     """
     from holdfast.errors import ConfigurationError
     from holdfast.faces.client import Client
 
     lock_key = _key_of(name, key=key)
     console = open_console()
-    with overview_of(urls) as overview:
+    with overview_of(urls, local=local) as overview:
         lock = overview.look(lock_key)
         if not lock.holders:
-            complain(f"{name} is held by {_NOBODY[lock.state]}")
+            complain(f"{name} is held by {_NOBODY[lock.state]} ({', '.join(overview.servers)})")
             raise typer.Exit(NOBODY)
-        _tell(console, lock)
+        _tell(console, lock, overview.servers)
         if not yes:
             _ask(lock)
         logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
         try:
-            client = Client(given(urls), longest_ttl=longest_ttl)
+            client = Client(given(urls, local=local), longest_ttl=longest_ttl)
         except ConfigurationError as error:
             raise typer.BadParameter(plain(str(error))) from None
         with unasked(), client:
@@ -267,21 +292,22 @@ def name_of(lock: LockView) -> Text:
     return cell(lock.shown) if lock.name is not None else cell(f"key {lock.shown}", "italic")
 
 
-def _tell(console: Console, lock: LockView) -> None:
+def _tell(console: Console, lock: LockView, servers: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, words in _facts(lock):
+    for name, words in _facts(lock, servers):
         table.add_row(name, Text(plain(words)))
     console.print(Text(plain(lock.shown), "bold", overflow="fold"))
     console.print(table)
 
 
-def _facts(lock: LockView) -> list[tuple[str, str]]:
+def _facts(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
     facts = [*_of_holders(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
+    facts.append(("server", ", ".join(servers)))
     if lock.nodes[1] > 1:
         facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that were heard"))
     facts.append(("waiting", str(lock.waiting or "nobody")))

@@ -13,9 +13,11 @@ import typer
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import plain, say
-from holdfast.cli.servers import LongestTtl, Urls, given
+from holdfast.cli.servers import LOCAL, Local, LongestTtl, Urls, given
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.cli.child import Child
     from holdfast.cli.supervise import Outcome, Signals
     from holdfast.cli.switch import Switch
@@ -75,6 +77,7 @@ def run(
     ] = 0,
     longest_ttl: LongestTtl = 60.0,
     urls: Urls = None,
+    local: Local = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Tell what happens, on stderr.")
     ] = False,
@@ -111,6 +114,7 @@ def run(
         raise typer.BadParameter("this system has no process groups and signals")
     from holdfast.cli.child import Child, UnrunnableError
 
+    server = _server(urls, local=local)
     try:
         child = Child(command)
     except UnrunnableError as error:
@@ -118,7 +122,7 @@ def run(
         raise typer.Exit(error.status) from None
     wanted = Wanted(
         name=name,
-        server=given(urls),
+        server=server,
         ttl=ttl,
         timeout=0.0 if no_wait else timeout,
         max_hold=max_hold,
@@ -134,6 +138,19 @@ def run(
     except Interrupted as interrupted:
         status = -interrupted.number
     _leave(status)
+
+
+def _server(urls: Sequence[str] | None, *, local: bool) -> object:
+    """Say what the client is given, and warn if nobody chose the embedded server."""
+    server = given(urls, local=local)
+    if server is not None or os.environ.get("HOLDFAST_URL"):
+        return server
+    say(
+        "no server was named, so the embedded server is used: locks exclude processes of this user "
+        "on this machine only; set HOLDFAST_URL to a server that all machines reach, or give "
+        "--local if this is what you want"
+    )
+    return LOCAL
 
 
 class Wanted(NamedTuple):

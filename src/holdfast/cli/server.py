@@ -1,4 +1,4 @@
-"""`holdfast server`: the server of this machine's own, which starts and ends by itself."""
+"""`holdfast server`: the embedded server, which starts and ends by itself."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TOLD = 5
 
 server = typer.Typer(
     add_completion=False,
-    help="See and end the server of this machine's own, which `Client()` starts where no URL is "
-    "given.\n\nExample: `holdfast server status`",
+    help="See and end the embedded server, which starts by itself where no URL is given, or for "
+    '`Client("local")` and `--local`.\n\nExample: `holdfast server status`',
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

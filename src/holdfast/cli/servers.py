@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from holdfast.overview.looking import Overview
 
+LOCAL = "local"
 UNASKED = 3
 """The status when servers could not be asked."""
 
@@ -25,9 +26,18 @@ Urls = Annotated[
         "-u",
         metavar="URL",
         help="A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); "
-        "given again for each node of a quorum. Without it: HOLDFAST_URL, or else the server of "
-        "this machine's own.",
+        "given again for each node of a quorum. Without it: HOLDFAST_URL, else the embedded "
+        "server.",
         show_default=False,
+    ),
+]
+
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local",
+        help="The embedded server, whatever HOLDFAST_URL is: its locks exclude processes of this "
+        "user on this machine only.",
     ),
 ]
 
@@ -42,20 +52,25 @@ LongestTtl = Annotated[
 ]
 
 
-def given(urls: Sequence[str] | None) -> object:
-    """What a client is given for these URLs; as in HOLDFAST_URL, spaces are between several."""
+def given(urls: Sequence[str] | None, *, local: bool) -> object:
+    """Say what a client is given for these options; spaces separate URLs, as in HOLDFAST_URL."""
     each = " ".join(urls or ()).split()
+    if local and each:
+        raise typer.BadParameter("give --url or --local, not both")
+    if local:
+        return LOCAL
     return each[0] if len(each) == 1 else each or None
 
 
 @contextlib.contextmanager
-def overview_of(urls: Sequence[str] | None) -> Iterator[Overview]:
-    """Look at the servers; what cannot be asked ends the command."""
+def overview_of(urls: Sequence[str] | None, *, local: bool) -> Iterator[Overview]:
+    """Look at the servers; end the command if they cannot be asked."""
     from holdfast.errors import ConfigurationError
     from holdfast.overview.looking import Overview
 
+    chosen = given(urls, local=local)
     try:
-        overview = Overview(given(urls))
+        overview = Overview(chosen)
     except ConfigurationError as error:
         raise typer.BadParameter(plain(str(error))) from None
     try:

@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli.console import open_console
 from holdfast.cli.locks import cell, holders_of, name_of, seconds
-from holdfast.cli.servers import Urls, complain, overview_of
+from holdfast.cli.servers import Local, Urls, complain, overview_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ RECENT = 10.0
 REMEMBERED = 100_000
 """Locks of which is remembered who held them last."""
 
-HEAD, FOOT = 3, 1
+HEAD, FOOT = 4, 1
 """Lines above and below the locks."""
 
 MEDIUM, WIDE = 60, 90
@@ -43,7 +43,8 @@ MEDIUM, WIDE = 60, 90
 class Board:
     """What is on the screen, and why: the last look, what was counted, what the user asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
         self.locks: tuple[LockView, ...] = ()
         self.looked_at: float | None = None
         """When the locks were last seen."""
@@ -177,6 +178,7 @@ def top(
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds between two looks.")
     ] = 2.0,
     urls: Urls = None,
+    local: Local = False,
 ) -> None:
     """Watch the locks: holders, waiters, hand-overs, the longest wait. Press q to leave.
 
@@ -191,7 +193,8 @@ def top(
     one, whatever happened between. If the server goes away, what was seen last stays, and it is
     looked for at each interval.
 
-    The status is 0 when you leave by q, 2 without a terminal: `holdfast ls --json` is for programs.
+    The status is 0 when you leave by q; 2 without a terminal: `holdfast ls --json` is for programs;
+    3 if no URL is given and no embedded server runs.
     """
     from holdfast.cli.locks import matching
     from holdfast.cli.terminal import Terminal, is_terminal
@@ -200,8 +203,11 @@ def top(
         complain("top needs a terminal; for programs there is holdfast ls --json")
         raise typer.Exit(NO_TERMINAL)
     wanted = matching(pattern)
-    with overview_of(urls) as overview, Terminal(open_console()) as terminal:
-        _watch(terminal, Looks(overview, wanted, interval, terminal.ring), interval)
+    with overview_of(urls, local=local) as overview:
+        overview.check()
+        with Terminal(open_console()) as terminal:
+            looks = Looks(overview, wanted, interval, terminal.ring)
+            _watch(terminal, looks, Board(", ".join(overview.servers)), interval)
 
 
 class Looks:
@@ -244,8 +250,8 @@ class Looks:
             self._seen.popleft()(board)
 
 
-def _watch(terminal: Terminal, looks: Looks, interval: float) -> None:
-    board, console = Board(), terminal.console
+def _watch(terminal: Terminal, looks: Looks, board: Board, interval: float) -> None:
+    console = terminal.console
     while True:
         looks.tell(board)
         terminal.draw(_picture(board, console.width, console.height, interval))
@@ -283,7 +289,7 @@ def _head(board: Board, interval: float, room: int) -> list[Text]:
         looks = f"one look every {interval:g} s, the last took {board.took:.3f} s"
         part = f"rows {board.first + 1} to {min(board.first + room, board.found)} of {board.found}"
         state = cell(f"{part}; {looks}" if board.found > room else looks, "dim")
-    return [cell(counts, "bold"), state]
+    return [cell(f"locks on {board.servers}", "dim"), cell(counts, "bold"), state]
 
 
 def _foot(board: Board) -> Text:

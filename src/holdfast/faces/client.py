@@ -57,9 +57,10 @@ class Client:
 
     `target` is a URL (redis://, rediss://, unix://, redis+cluster://host:port,host:port), a
     redis-py or valkey-py client whose connection settings are taken over, a list of three or more
-    of these servers, each by itself, or nothing: then HOLDFAST_URL, else a server of this machine's
-    own that starts by itself. Making a client talks to nobody. It may be shared by all threads, and
-    survives a fork: the child connects anew and holds nothing.
+    of these servers, each by itself, or "local": the embedded server, which starts by itself, and
+    whose locks exclude processes of this user on this machine only. Without a target HOLDFAST_URL
+    is used, else the embedded server, with a warning. Making a client talks to nobody. It may be
+    shared by all threads, and survives a fork: the child connects again and holds nothing.
 
     Args:
         target: the server, the servers, or some nodes of the cluster.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, pipelined
 from holdfast.core.session import Session
 from holdfast.wire.blocking_ears import BlockingEars
+from holdfast.wire.target import is_undecided
 from holdfast.wire.wiring import on_threads, one_or_several
 
 if TYPE_CHECKING:
@@ -14,8 +17,13 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.port import StepPort
+    from holdfast.wire.target import Target
+    from holdfast.wire.wiring import Where
 
+_LOG = logging.getLogger("holdfast")
 _RENEWER = "holdfast-renewer"
+_undecided = itertools.count()
+"""How many clients of this process were made without a server being named."""
 
 
 class Deployment(NamedTuple):
@@ -26,6 +34,22 @@ class Deployment(NamedTuple):
     end_tasks: Callable[[], Awaitable[None]] | None = None
     port: StepPort | None = None
     """For atomic steps, which several servers cannot take as one."""
+
+
+def _located(given: object, longest_ttl: float) -> tuple[Where | None, list[Target]]:
+    """Find the servers, and warn, once per process, if nobody chose the embedded one.
+
+    Raises:
+        ConfigurationError: `given` is no server.
+    """
+    found = one_or_several(given, longest_ttl)
+    if is_undecided(given) and not next(_undecided):
+        _LOG.warning(
+            "no server was named, so the embedded server is used: locks exclude processes of this "
+            "user on this machine only; set HOLDFAST_URL to a server that all machines reach, or "
+            'write Client("local") if this is what you want'
+        )
+    return found
 
 
 def over_threads(
@@ -41,7 +65,7 @@ def over_threads(
     Raises:
         ConfigurationError: `given` is no server.
     """
-    where, targets = one_or_several(given, longest_ttl)
+    where, targets = _located(given, longest_ttl)
     if where is not None:
         wire, ears = on_threads(where, timeout)
         threads_port = ThreadsPort(wire, ears)
@@ -87,7 +111,7 @@ def over_tasks(
     """
     from holdfast.adapters.tasks import TasksPort  # noqa: PLC0415 - who has threads pays nothing
 
-    where, targets = one_or_several(given, longest_ttl)
+    where, targets = _located(given, longest_ttl)
     if where is not None:
         port, (wire, _) = TasksPort(where, timeout), on_threads(where, timeout)
         session = Session(

@@ -26,6 +26,7 @@ from holdfast.wire.cluster import Cluster, slot_of
 from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, pack
 from holdfast.wire.refusals import denial, is_denial, probes_of_look
+from holdfast.wire.target import is_undecided
 from holdfast.wire.wiring import one_or_several
 
 if TYPE_CHECKING:
@@ -56,9 +57,24 @@ _NO_LOCK = ("WRONGTYPE", *_ELSEWHERE)
 class Lookout:
     """One server that is looked at, over a connection that is kept from one look to the next."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, undecided: bool = False) -> None:
         self.target = target
+        self._undecided = undecided
         self._link: Link | None = None
+
+    def check(self) -> None:
+        """Make sure that there is a server: the embedded one may not run, and is not started.
+
+        Raises:
+            NodeUnavailable: it does not run, or hangs.
+        """
+        if self._link is None and self.target.prepare is not None and not embedded.answers():
+            why = "no URL was given, and " if self._undecided else ""
+            raise NodeUnavailable(
+                f"{why}no embedded server runs (it would be at {embedded.socket_path()}): give "
+                f"--url or set HOLDFAST_URL to look at another server",
+                node=self.target.node,
+            )
 
     def close(self) -> None:
         """Hang up."""
@@ -78,7 +94,8 @@ class Lookout:
         seen: set[bytes] = set()
         sights: dict[bytes, Sight] = {}
         cursor = b"0"
-        while self._is_there():
+        self.check()
+        while True:
             cursor, found = self._ask("SCAN", cursor, "MATCH", "holdfast:*", "COUNT", PAGE)
             # In the order of the server's, so that a page's locks stay together.
             fresh = [key for key in map(_lock_to_look_at, found) if key is not None]
@@ -86,8 +103,7 @@ class Lookout:
             seen.update(fresh)
             sights |= self.look_at(fresh, waiters)
             if cursor == b"0":
-                break
-        return sights
+                return sights
 
     def look_at(self, keys: Iterable[bytes], waiters: int) -> dict[bytes, Sight]:
         """Look at the locks with these keys; leave out those that nobody holds or waits for.
@@ -115,16 +131,11 @@ class Lookout:
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the key is in use for something else, or it will never tell.
         """
-        if not self._is_there():
-            return NOTHING
+        self.check()
         answer = self._answers([(OVERVIEW, keys, (str(ALL),))])[0]
         if isinstance(answer, hiredis.ReplyError):
             raise self._refusal(str(answer), keys)
         return _sight(answer)
-
-    def _is_there(self) -> bool:
-        """Whether there is a server; one of this machine's own need not be, and is not started."""
-        return self._link is not None or self.target.prepare is None or embedded.answers()
 
     def _connected(self) -> Link:
         if self._link is None:
@@ -204,8 +215,24 @@ class Overview:
         self._cluster = ClusterWire(where, ANSWER) if isinstance(where, Cluster) else None
         if not targets and not isinstance(where, Cluster) and where is not None:
             targets = [where]
-        self._lookouts = {target.node: Lookout(target) for target in targets}
+        undecided = is_undecided(given)
+        self._lookouts = {target.node: Lookout(target, undecided=undecided) for target in targets}
         self._majority = len(targets) // 2 + 1
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The names of the servers that are looked at; one name for a cluster."""
+        cluster = self._cluster
+        return tuple(self._lookouts) if cluster is None else (cluster.cluster.name,)
+
+    def check(self) -> None:
+        """Make sure that the embedded server runs, if it is what is looked at.
+
+        Raises:
+            NodeUnavailable: it does not run, or hangs.
+        """
+        for lookout in self._lookouts.values():
+            lookout.check()
 
     def close(self) -> None:
         """Close all connections."""

@@ -62,6 +62,9 @@ _LEFT_OUT = {
 }
 """The value of a setting that means the same as its absence. It is None for those not listed."""
 SCHEMES = "redis://host:port/db, rediss:// for TLS, or unix:///path/of/the.sock"
+LOCAL = "local"
+"""What the user gives, instead of a URL, to choose the embedded server."""
+
 # redis-py announces itself with CLIENT SETINFO unless told not to; how to tell it has changed.
 _QUIET: dict[str, None] = (
     {"driver_info": None}
@@ -335,6 +338,11 @@ async def _greet_async(connection: Any, greeting: Greeting[T]) -> T:  # noqa: AN
         return found
 
 
+def is_undecided(given: object) -> bool:
+    """Whether the user named no server, neither by `given` nor by HOLDFAST_URL."""
+    return given is None and not os.environ.get("HOLDFAST_URL")
+
+
 LEAST_SILENCE = 5.0
 """Seconds for which a node of several that may have lost its data is silent, at least. Fences grow
 if the nodes' clocks differ by less than half of it, less the second by which hints may be off."""
@@ -349,7 +357,9 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
     Raises:
         ConfigurationError: this is no node, or no such number of them; it says what to give.
     """
-    if given is None and os.environ.get("HOLDFAST_URL"):
+    if is_undecided(given):
+        return [_embedded()]
+    if given is None:
         given = os.environ["HOLDFAST_URL"].split()
     if not isinstance(given, (list, tuple)):
         return [target_of(given, longest_ttl)]
@@ -364,6 +374,8 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
     if twice:
         raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
     servers = [target for target in targets if isinstance(target, Server)]
+    if len(targets) > 1 and LOCAL in given:
+        raise ConfigurationError(f"{LOCAL!r} is the embedded server, which is no node of a quorum")
     if len(targets) > 1 and len(servers) < len(targets):
         raise ConfigurationError("of several servers each stands alone: give none behind Sentinels")
     if len(targets) > 1:
@@ -379,7 +391,7 @@ def target_of(given: object, longest_ttl: float) -> Target:
     Raises:
         ConfigurationError: this is no node, saying what to give instead.
     """
-    if given is None:
+    if given == LOCAL:
         return _embedded()
     from holdfast.wire import sentinel  # noqa: PLC0415 - it knows this module, and has to
 
@@ -435,9 +447,9 @@ def from_pool(pool: Any, given: object) -> Server:  # noqa: ANN401 - of redis-py
 def _embedded() -> Server:
     from holdfast import embedded  # noqa: PLC0415 - only those without a server of their own pay
 
-    settings = {"path": embedded.socket_path()}
-    node = "the embedded server"
-    return Server("UnixDomainSocketConnection", settings, node, prepare=embedded.ensure)
+    path = embedded.socket_path()
+    node = f"the embedded server (unix://{path})"
+    return Server("UnixDomainSocketConnection", {"path": path}, node, prepare=embedded.ensure)
 
 
 def from_settings(kind: type, given: dict[str, Any]) -> Server:

@@ -1,0 +1,169 @@
+"""The embedded server is found by user id alone, and a lock on it is never local by accident.
+
+These tests replace the parent of the default folder: the default itself belongs to the user.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from holdfast import embedded
+from holdfast.embedded import folder
+from holdfast.errors import ConfigurationError, NodeUnavailable
+from holdfast.faces import deployments
+from kit.runtimes import runtime_folder
+from kit.terminal import PATIENCE, SOURCE
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# The command line with another parent folder, and nothing else changed.
+HOLDFAST_BELOW = (
+    "import sys; from pathlib import Path; from holdfast.embedded import folder;"
+    "folder.PARENT = Path(sys.argv.pop(1)); from holdfast.cli import main; main()"
+)
+VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR", "HOME", "USER", "LOGNAME")
+
+
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the place of /tmp, and no variable that chooses a server."""
+    with runtime_folder() as made:
+        monkeypatch.setattr(folder, "PARENT", made)
+        for name in ("HOLDFAST_URL", "HOLDFAST_SERVER_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        yield made
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget how many clients of this process named no server."""
+    monkeypatch.setattr(deployments, "_undecided", itertools.count())
+
+
+def started(parent: Path, *words: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDFAST_BELOW, str(parent), "run", *words],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_lock_of_a_login_shell_excludes_a_process_with_an_empty_environment(
+    parent: Path,
+) -> None:
+    for name in ("runtime", "temporary"):
+        (parent / name).mkdir(mode=0o700)
+    usual = {name: value for name, value in os.environ.items() if "HOLDFAST" not in name}
+    usual |= {"XDG_RUNTIME_DIR": f"{parent}/runtime", "TMPDIR": f"{parent}/temporary"}
+    bare = {"PYTHONPATH": str(SOURCE)}
+    usual |= bare
+    hold = ("job", "sh", "-c", "echo held; read -r _")
+    with started(parent, *hold, environment=usual) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        for words, status in ((("-n", "job", "true"), 1), (("-n", "other", "true"), 0)):
+            with started(parent, *words, environment=bare) as second:
+                assert (second.wait(PATIENCE), words) == (status, words)
+        with started(parent, "job", "echo", "mine", environment=bare) as waiter:
+            assert waiter.stdout is not None
+            with holdfast.Client("local") as client:
+                lock = client.lock("job")
+                eventually(lambda: _waiting(client) == 1, within=PATIENCE, what="it waits")
+                assert lock.holder() is not None
+            first.communicate("\n", timeout=PATIENCE)
+            assert waiter.stdout.readline() == "mine\n"
+
+
+def _waiting(client: holdfast.Client) -> int:
+    count = client.atomic.script("return redis.call('ZCOUNT', KEYS[1], '-inf', '(1e16')")
+    return int(count(keys=["holdfast:{job}:queue"]))
+
+
+def test_the_user_id_alone_decides_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_SERVER_DIR", raising=False)
+    expected = f"{folder.PARENT}/holdfast-{os.geteuid()}/server.sock"
+    for value in (None, "", "/", "/var", "relative"):
+        for name in VARIABLES:
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        assert embedded.socket_path() == expected
+    somebody_else = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
+    assert embedded.socket_path() == f"{folder.PARENT}/holdfast-{somebody_else}/server.sock"
+
+
+def test_one_variable_overrides_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", "/somewhere/else")
+    assert embedded.socket_path() == "/somewhere/else/server.sock"
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", "some/where")
+    with pytest.raises(ConfigurationError, match=r"HOLDFAST_SERVER_DIR is 'some/where'.*begins"):
+        embedded.socket_path()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_a_folder_that_another_user_made_is_never_used(parent: Path) -> None:
+    theirs = parent / f"holdfast-{os.geteuid()}"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 1234, -1)
+    with holdfast.Client("local") as client:
+        for use in (embedded.ensure, embedded.answers, client.lock("a").acquire):
+            with pytest.raises(ConfigurationError, match=r"user with id 1234.*HOLDFAST_SERVER_DIR"):
+                use()
+    assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.usefixtures("parent", "undecided")
+def test_a_client_without_a_server_warns_once_per_process(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="holdfast"):
+        for make in (holdfast.Client, holdfast.AsyncClient, holdfast.Client):
+            make()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("holdfast", "WARNING")
+    assert "exclude processes of this user on this machine only" in record.getMessage()
+    assert "HOLDFAST_URL" in record.getMessage()
+
+
+@pytest.mark.usefixtures("parent", "undecided")
+def test_a_server_that_was_chosen_is_used_without_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="holdfast"):
+        for make in (holdfast.Client, holdfast.AsyncClient):
+            make("local")
+            make(["local"])
+            make("redis://localhost")
+        monkeypatch.setenv("HOLDFAST_URL", "local")
+        with holdfast.Client() as client, client.lock("a"):
+            pass
+    assert caplog.records == []
+
+
+def test_the_embedded_server_is_no_node_of_a_quorum() -> None:
+    with pytest.raises(ConfigurationError, match="'local' is the embedded server"):
+        holdfast.Client(["redis://a", "redis://b", "local"])
+    with pytest.raises(ConfigurationError, match="NoneType"):
+        holdfast.Client(["redis://a", "redis://b", None])
+
+
+def test_an_error_names_the_folder_of_the_embedded_server(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SERVER", "false")
+    with holdfast.Client("local") as client, pytest.raises(NodeUnavailable, match=str(parent)):
+        client.lock("a").acquire()
