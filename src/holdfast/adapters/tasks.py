@@ -76,7 +76,12 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
     """
     if asyncio._get_running_loop() is loop:  # noqa: SLF001 - documented, and raises nothing
         callback()
-        return
+    else:
+        tell_soon(loop, callback)
+
+
+def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call `callback` on the loop in its next turn, from any thread: it may raise what it wants."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:

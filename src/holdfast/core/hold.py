@@ -16,6 +16,10 @@ Several threads touch a hold: its users, and the renewer. No lock guards it. Eve
 written was confirmed by the server, so they may be written in any order. A grip is taken out before
 one looks whether it was the last, so that of two at once at least one sees that it was, and it does
 no harm if both do. Watchers are taken off a list by `pop`, which gives each to exactly one thread.
+
+A loss is made known in this order: the state, `lease.lost` and the cancellation of an async body,
+the event and the clean-up on the server, and only then the callbacks of the user. What one of them
+raises keeps no other from being called.
 """
 
 from __future__ import annotations
@@ -181,19 +185,29 @@ class Hold:
         if self.state is LOST:
             self._tell()
 
+    def watch_last(self, watcher: Callable[[Hold], object]) -> None:
+        """Call `watcher`, which starts the user's code, after the session and all of `watch`."""
+        self._watchers.insert(0, watcher)
+        if self.state is LOST:
+            self._tell()
+
     def unwatch(self, watcher: Callable[[Hold], object]) -> None:
         """Do not call `watcher` any more."""
         with suppress(ValueError):
             self._watchers.remove(watcher)
 
     def _tell(self) -> None:
-        """Tell the watchers, the session last: nothing that fails there may silence the others."""
+        """Call the watchers, the last of the list first; one that raises stops no other."""
         while self._watchers:
             try:
                 watcher = self._watchers.pop()
             except IndexError:  # another thread was quicker
                 return
-            watcher(self)
+            try:
+                watcher(self)
+            except BaseException:
+                self._tell()
+                raise
 
     def loss(self) -> LeaseLost:
         """Make the error that says that and why it was lost."""

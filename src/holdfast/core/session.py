@@ -221,8 +221,8 @@ class Session:
         if hold.waiter is not None:
             hold.waiter.forget()
         reason = hold.reason or hold.overdue()
+        self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
         # request that was abandoned may still arrive. Of several nodes some may have it still.
         if reason != "taken" or hold.tainted or self.quorum is not None:
             self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")  # and now the lock delay begins
-        self.report(Event("lost", hold.spec.name, hold.fence, reason))

@@ -8,7 +8,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from holdfast.adapters.tasks import tell
+from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
@@ -20,7 +20,7 @@ from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_tasks
 from holdfast.faces.entered import Entered
-from holdfast.faces.events import Herald, guarded
+from holdfast.faces.events import Herald, guarded_on_a_loop
 from holdfast.faces.facts import (
     UNSET,
     LeaseFacts,
@@ -91,14 +91,15 @@ class AsyncClient:
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._min_validity = checked_seconds("min_validity", min_validity)
+        self._events = Herald(on_event)
         self._deployment = over_tasks(
             target,
             self._command_timeout,
             checked_longest_ttl(longest_ttl),
-            Herald(on_event).report,
+            self._events.report,
             polls=checked_wait(wait),
         )
-        self._session = self._deployment.session
+        self._session = self._events.session = self._deployment.session
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -405,9 +406,14 @@ class AsyncLease(LeaseFacts):
         return self._lost
 
     def on_lost(self, callback: Callable[[], object]) -> None:
-        """Have `callback()` called, on this event loop, when the lease is lost."""
+        """Have `callback()` called, on this event loop, when the lease is lost.
+
+        `lost` is set by then. What the callback raises is logged, except SystemExit and
+        KeyboardInterrupt, which end the loop as they do from any of its callbacks.
+        """
         loop = asyncio.get_running_loop()
-        self._held.watch(lambda _: tell(loop, functools.partial(guarded, callback)))
+        call = functools.partial(guarded_on_a_loop, callback)
+        self._held.watch_last(lambda _: tell_soon(loop, call))
 
     async def extend(self, ttl: float) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.

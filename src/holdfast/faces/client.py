@@ -20,7 +20,7 @@ from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_threads
 from holdfast.faces.entered import Entered
-from holdfast.faces.events import Herald, in_a_thread
+from holdfast.faces.events import Herald
 from holdfast.faces.facts import (
     UNSET,
     LeaseFacts,
@@ -90,14 +90,15 @@ class Client:
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._min_validity = checked_seconds("min_validity", min_validity)
+        self._events = Herald(on_event)
         self._deployment = over_threads(
             target,
             self._command_timeout,
             checked_longest_ttl(longest_ttl),
-            Herald(on_event).report,
+            self._events.report,
             polls=checked_wait(wait),
         )
-        self._session = self._deployment.session
+        self._session = self._events.session = self._deployment.session
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -427,8 +428,13 @@ class Lease(LeaseFacts):
         return self._lost
 
     def on_lost(self, callback: Callable[[], object]) -> None:
-        """Have `callback()` called, in a thread of its own, when the lease is lost."""
-        self._held.watch(lambda _: in_a_thread(callback))
+        """Have `callback()` called, in a thread of its own, when the lease is lost.
+
+        `lost` is set by then. What the callback raises is logged. When no thread can be started,
+        it is called late, by the thread that delivers events.
+        """
+        call = self._client._events.call  # noqa: SLF001 - one face, one file
+        self._held.watch_last(lambda _: call(callback))
 
     def extend(self, ttl: float) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.

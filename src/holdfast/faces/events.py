@@ -1,15 +1,18 @@
-"""Telling the user: events go to the log and to the client's listener, in a thread of their own.
+"""Events go to the log and to the client's listener, and lost leases to the user's callbacks.
 
-A log handler or a listener may block, and the renewer must not. So events are told, one after the
-other, by a daemon thread that exists only while there are any.
+A log handler, a listener or a callback may block, and the renewer must not. So events are
+delivered, one after the other, by a daemon thread that exists only while there are any. Each
+callback gets a thread. When that cannot be started, the thread for events runs the callback. When
+that thread cannot be started either, nothing is dropped: the renewer, which has a thread already,
+tries to start it again every second.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
+from asyncio import CancelledError
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,64 +22,113 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.events import Event
+    from holdfast.core.session import Session
 
 _LOG = logging.getLogger("holdfast")
 
+RETRY_AFTER = 1.0
+"""Seconds after which a thread that could not be started is tried again."""
+
 
 class Herald:
-    """Tells of events, away from whoever noticed."""
+    """Delivers events and callbacks, in other threads than those that report them."""
 
     def __init__(self, listener: Callable[[Event], object] | None) -> None:
         self._listener = listener
+        self.session: Session | None = None
+        """The client's, whose renewer tries again to start a thread."""
         self._begin()
 
     def _begin(self) -> None:
         self._generation = generation()
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._mutex = threading.RLock()
         self._thread: Worker | None = None
+        self._retries = False
 
     def report(self, event: Event) -> None:
         """Have the event logged and passed on to the listener, soon."""
+        self._put(functools.partial(self._deliver, event))
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Run a user's callback in a thread, or late if none can be started."""
+        try:
+            threading.Thread(
+                target=guarded, args=(callback,), name="holdfast-callback", daemon=True
+            ).start()
+        except RuntimeError as error:
+            self._put(functools.partial(_call_late, callback, error))
+
+    def _put(self, delivery: Callable[[], object]) -> None:
         if (
             self._generation != generation()
         ):  # the thread, and perhaps the mutex's owner, stayed behind
             self._begin()
-        self._waiting.append(event)
+        self._waiting.append(delivery)
+        self._start()
+
+    def _start(self) -> None:
         with self._mutex:
-            if self._thread is None or not self._thread.lives:
-                self._thread = Worker(self._work, name="holdfast-herald")
-                with contextlib.suppress(RuntimeError):  # there is no thread: the next event tries
-                    self._thread.start()
+            if self._thread is not None and self._thread.lives:
+                return
+            self._thread = Worker(self._work, name="holdfast-herald")
+            try:
+                self._thread.start()
+            except RuntimeError:
+                again, self._retries = not self._retries, True
+            else:
+                return
+        if again and self.session is not None:
+            try:
+                self.session.renewer.later(RETRY_AFTER, self._retry)
+            except RuntimeError:  # the renewer has no thread either: the next event tries
+                self._retries = False
+
+    def _retry(self) -> None:
+        self._retries = False
+        self._start()
 
     def _work(self) -> None:
         while True:
             while self._waiting:
-                self._tell(self._waiting.popleft())
+                guarded(self._waiting.popleft())
             with self._mutex:
                 if not self._waiting:
                     self._thread = None
                     return
 
-    def _tell(self, event: Event) -> None:
-        if event.lock:
-            _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
-        else:
-            _LOG.warning("%s: %s", event.kind, event.detail)
+    def _deliver(self, event: Event) -> None:
+        guarded(functools.partial(_log, event))
         if self._listener is not None:
             guarded(functools.partial(self._listener, event))
 
 
-def in_a_thread(callback: Callable[[], object]) -> None:
-    """Run a user's callback in a thread of its own."""
-    threading.Thread(
-        target=guarded, args=(callback,), name="holdfast-callback", daemon=True
-    ).start()
+def _log(event: Event) -> None:
+    if event.lock:
+        _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+    else:
+        _LOG.warning("%s: %s", event.kind, event.detail)
 
 
 def guarded(callback: Callable[[], object]) -> None:
-    """Run a user's callback; what it raises is logged, and harms nobody else."""
+    """Run a user's callback in a thread; what it raises is logged, and stops no other."""
     try:
         callback()
-    except Exception:  # noqa: BLE001 - whatever a user's code may raise
+    except BaseException:  # noqa: BLE001 - SystemExit would end the thread, and what waits behind
         _LOG.exception("a callback given to holdfast failed")
+
+
+def guarded_on_a_loop(callback: Callable[[], object]) -> None:
+    """Run a user's callback on an event loop; SystemExit and KeyboardInterrupt end the loop.
+
+    asyncio treats its own callbacks in the same way.
+    """
+    try:
+        callback()
+    except (Exception, CancelledError):  # noqa: BLE001 - whatever a user's code may raise
+        _LOG.exception("a callback given to holdfast failed")
+
+
+def _call_late(callback: Callable[[], object], error: RuntimeError) -> None:
+    _LOG.warning("a callback runs late, in the thread for events: %s", error)
+    guarded(callback)

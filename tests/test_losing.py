@@ -1,0 +1,181 @@
+"""Losing a lease is never silent, whatever the user's callbacks and the machine do."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kit.faces import Face
+    from kit.servers import Server
+
+LIMIT = 30.0
+"""Seconds after which something that should have happened counts as failed."""
+
+
+class NoThreads:
+    """While on, no thread whose name starts with `names` can be started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.on = True
+        self.refused = 0
+        start = threading.Thread.start
+
+        def start_or_refuse(thread: threading.Thread) -> None:
+            if self.on and thread.name.startswith(names):
+                self.refused += 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+
+
+def is_true(check: Callable[[], object]) -> Callable[[], Awaitable[bool]]:
+    async def checked() -> bool:
+        return bool(check())
+
+    return checked
+
+
+def kinds(events: list[holdfast.Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[holdfast.Event] = []
+    called: list[str] = []
+    with holdfast.Client(server.url, on_event=events.append) as client:
+        # Extended, so that only the clean-up after the loss frees it soon.
+        lease = client.lock("a", ttl=60, renew=False).acquire()
+        lease.extend(0.3)
+        lease.on_lost(functools.partial(called.append, "first"))
+        lost = lease.lost
+        lease.on_lost(functools.partial(called.append, "second"))
+        threads = NoThreads(monkeypatch, "holdfast-callback")
+        assert lost.wait(LIMIT)
+        eventually(lambda: kinds(events) == ["lost"], within=LIMIT)
+        eventually(lambda: not server.command("EXISTS", "holdfast:{a}"), within=LIMIT)
+        # The thread that delivers events runs both instead, in order.
+        eventually(lambda: called == ["first", "second"], within=LIMIT)
+        assert threads.refused == 2
+
+
+async def test_a_loss_is_delivered_once_a_thread_can_be_started_again(
+    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    lease = await client.lock("a", ttl=0.3, renew=False).acquire()
+    called: list[bool] = []
+    lease.on_lost(lambda: called.append(lost.is_set()))
+    lost: Any = lease.lost
+    threads = NoThreads(monkeypatch, "holdfast-callback", "holdfast-herald")
+    assert await face.wait(lost, LIMIT)
+    await face.eventually(is_true(lambda: threads.refused), within=LIMIT)
+    assert not events
+    threads.on = False
+    await face.eventually(is_true(lambda: kinds(events) == ["lost"]), within=LIMIT)
+    await face.eventually(is_true(lambda: called == [True]), within=LIMIT)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_callback_that_raises_a_base_exception_silences_nothing(
+    server: Server, error: type[BaseException]
+) -> None:
+    events: list[holdfast.Event] = []
+    called: list[bool] = []
+
+    def fail() -> None:
+        raise error
+
+    with holdfast.Client(server.url, on_event=events.append) as client:
+        lease = client.lock("a").acquire()
+        lease.on_lost(fail)
+        lease.on_lost(lambda: called.append(lost.is_set()))
+        lost = lease.lost
+        server.command("DEL", "holdfast:{a}")
+        with pytest.raises(holdfast.LeaseLost):
+            lease.extend(30)
+        assert lost.is_set()
+        eventually(lambda: called == [True] and kinds(events) == ["lost"], within=LIMIT)
+
+
+def test_a_callback_on_a_loop_that_raises_a_base_exception_silences_nothing(
+    server: Server,
+) -> None:
+    """The loss is detected on the loop, where a callback could raise into the caller."""
+    events: list[holdfast.Event] = []
+    called: list[bool] = []
+
+    def fail() -> None:
+        raise asyncio.CancelledError
+
+    async def lose() -> None:
+        async with holdfast.AsyncClient(server.url, on_event=events.append) as client:
+            lease = await client.lock("a").acquire()
+            lease.on_lost(fail)
+            lease.on_lost(lambda: called.append(lost.is_set()))
+            lost = lease.lost
+            server.command("DEL", "holdfast:{a}")
+            with pytest.raises(holdfast.LeaseLost):
+                await lease.extend(30)
+            assert lost.is_set()
+            await asyncio.sleep(0)
+            assert called == [True]
+
+    asyncio.run(lose())
+    eventually(lambda: kinds(events) == ["lost"], within=LIMIT)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_callback_may_end_its_loop_and_the_loss_is_still_reported(
+    server: Server, error: type[BaseException]
+) -> None:
+    events: list[holdfast.Event] = []
+    called: list[bool] = []
+
+    def fail() -> None:
+        raise error
+
+    async def lose() -> None:
+        client = holdfast.AsyncClient(server.url, on_event=events.append)
+        lease = await client.lock("a", ttl=0.3, renew=False).acquire()
+        lease.on_lost(lambda: called.append(lost.is_set()))
+        lease.on_lost(fail)
+        lost = lease.lost
+        try:
+            await asyncio.sleep(LIMIT)
+        finally:
+            await client.close()
+
+    with pytest.raises(error):
+        asyncio.run(lose())
+    assert called == [True]
+    eventually(lambda: "lost" in kinds(events), within=LIMIT)
+
+
+def test_a_listener_that_raises_a_base_exception_receives_the_next_event(server: Server) -> None:
+    events: list[str] = []
+    both_are_lost = threading.Event()
+
+    def listen(event: holdfast.Event) -> None:
+        both_are_lost.wait(LIMIT)  # so that the second waits behind the first
+        events.append(event.lock)
+        raise SystemExit
+
+    with holdfast.Client(server.url, on_event=listen) as client:
+        for name in ("a", "b"):
+            assert client.lock(name, ttl=0.2, renew=False).acquire().lost.wait(LIMIT)
+        both_are_lost.set()
+        eventually(lambda: events == ["a", "b"], within=LIMIT)
