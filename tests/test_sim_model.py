@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from holdfast import scripts
 from holdfast.sim.keyspace import Entry, Keyspace, ServerError, Status
 from holdfast.sim.lua import Scripts
-from holdfast.wire.packing import pack
+from holdfast.wire.packing import CommandPacker
 from kit.servers import ReplyError
 from kit.waiting import PATIENCE, eventually
 
@@ -59,7 +59,8 @@ class Wire:
 
     def send(self, *commands: Sequence[bytes | str | int]) -> list[Any]:
         """Return the answers, errors among them."""
-        self._socket.sendall(b"".join(pack(tuple(words)) for words in commands))
+        packed = [CommandPacker().pack(*words)[0] for words in commands]
+        self._socket.sendall(b"".join(packed))
         return [self.receive() for _ in commands]
 
     def receive(self) -> Any:

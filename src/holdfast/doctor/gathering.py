@@ -45,6 +45,8 @@ from holdfast.wire.target import Server, from_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from holdfast.wire.packing import Command
+
 ANSWER = 2.0
 """Seconds to wait for one answer."""
 
@@ -124,7 +126,7 @@ class Questions:
         """Hang up."""
         self._link.close()
 
-    def ask(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+    def ask(self, *words: bytes | str) -> Any:  # noqa: ANN401 - any answer
         """Return what the server answers, as text where it is text, or that it refused.
 
         Raises:
@@ -146,7 +148,7 @@ class Questions:
             raise refusal(str(answer), self.target.node)
         return Refused(str(answer))
 
-    def try_asking(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+    def try_asking(self, *words: bytes | str) -> Any:  # noqa: ANN401 - any answer
         """As `ask`, but None if it is refused, which is remembered."""
         answer = self.ask(*words)
         if isinstance(answer, Refused):
@@ -230,7 +232,7 @@ def _read_clock(questions: Questions) -> tuple[TimeSample, ...]:
 
 
 def _slow_log(questions: Questions) -> tuple[SlowCommand, ...]:
-    entries = questions.try_asking("SLOWLOG", "GET", 128)
+    entries = questions.try_asking("SLOWLOG", "GET", "128")
     return tuple(SlowCommand(each[3][0], each[2] / 1_000_000) for each in entries or ())
 
 
@@ -245,7 +247,7 @@ def _engines(questions: Questions) -> frozenset[str] | None:
 
 def _access(questions: Questions, kind: Kind) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Find out which commands the server does not know, and which rules the user lacks."""
-    needed: list[tuple[bytes | str | int, ...]] = [*probes(KEYS), *further_probes(kind)]
+    needed: list[Command] = [*probes(KEYS), *further_probes(kind)]
     user = questions.target.user
     first = questions.ask("ACL", "DRYRUN", user, *needed[0])
     dry = not isinstance(first, Refused) or first.text.startswith("ERR Command ")  # it is unknown

@@ -96,7 +96,7 @@ class Lookout:
         cursor = b"0"
         self.check()
         while True:
-            cursor, found = self._ask("SCAN", cursor, "MATCH", "holdfast:*", "COUNT", PAGE)
+            cursor, found = self._ask("SCAN", cursor, "MATCH", "holdfast:*", "COUNT", str(PAGE))
             # In the order of the server's, so that a page's locks stay together.
             fresh = [key for key in map(_lock_to_look_at, found) if key is not None]
             fresh = [key for key in dict.fromkeys(fresh) if key not in seen and wanted(key)]
@@ -143,13 +143,13 @@ class Lookout:
             self._link = Link(self.target, ANSWER, prepare=False, judged=alone)
         return self._link
 
-    def _ask(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+    def _ask(self, *words: bytes | str) -> Any:  # noqa: ANN401 - any answer
         answer = self._exchange(words)
         if isinstance(answer, hiredis.ReplyError):
             raise self._refusal(str(answer), Keys((b"holdfast:{}",)))
         return answer
 
-    def _exchange(self, words: tuple[bytes | str | int, ...]) -> Any:  # noqa: ANN401 - any answer
+    def _exchange(self, words: tuple[bytes | str, ...]) -> Any:  # noqa: ANN401 - any answer
         try:
             return self._connected().exchange(pack(words), ANSWER)
         except HoldfastError:

@@ -39,7 +39,8 @@ def most_needed(requests: Iterable[Request]) -> int:
 
 def wait_for(replicas: int, timeout: float) -> bytes:
     """Pack the command whose answer, once that is enough or time is up, is how many have it."""
-    return pack(("WAIT", replicas, max(1, int(max(timeout / 2, timeout - _LATE) * 1000))))
+    milliseconds = max(1, int(max(timeout / 2, timeout - _LATE) * 1000))
+    return pack(("WAIT", str(replicas), str(milliseconds)))
 
 
 def confirmed(

@@ -62,14 +62,14 @@ def watch(
         # Another one after each start; and the second part, where it was a replica, after each
         # promotion. The id of its replication alone would do, but changes without need as well.
         f"{facts['run_id']}:{was_replica_of}",
-        round(longest_ttl * 1000),
-        round((OVERLAP if overlap is None else overlap) * 1000),
-        max(0, int(facts["uptime_in_seconds"]) - 1) * 1000,  # it counts whole seconds begun
-        int(durable),
-        int(was_replica_of != _NEVER),
+        str(round(longest_ttl * 1000)),
+        str(round((OVERLAP if overlap is None else overlap) * 1000)),
+        str(max(0, int(facts["uptime_in_seconds"]) - 1) * 1000),  # it counts whole seconds begun
+        str(int(durable)),
+        str(int(was_replica_of != _NEVER)),
         _SERIAL,
     )
-    answer = yield ("EVAL", GUARD.text, 2, HOME, QUARANTINE, *arguments)
+    answer = yield ("EVAL", GUARD.text, "2", HOME, QUARANTINE, *arguments)
     if isinstance(answer, Exception):
         raise _refused(str(answer), node, user)
     return Watched(int(opened(answer, _SERIAL)) / 1000, facts["run_id"])

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.sealed import Command, Step
+    from holdfast.wire.packing import Command
+    from holdfast.wire.sealed import Step
     from holdfast.wire.target import Seat, Target
 
 FLUSH = 16

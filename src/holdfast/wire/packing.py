@@ -9,7 +9,7 @@ with it. The numbers go round; what matters is that neighbours differ.
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import hiredis
 
@@ -19,8 +19,22 @@ if TYPE_CHECKING:
     from holdfast.port import Keys, Reply
     from holdfast.scripts import Script
 
-pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-"""Pack one command, given as a tuple of bytes, strings and numbers."""
+Command: TypeAlias = tuple["str | bytes", ...]
+
+pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub says one word
+"""Pack one command.
+
+Bytes and strings only: hiredis 3.5 converts a number with `str`, which runs signal handlers. If one
+of them raises, hiredis goes on with a null pointer, and the process dies of SIGSEGV.
+"""
+
+
+class CommandPacker:
+    """Packs what redis-py sends by itself while it connects, such as SELECT with a number."""
+
+    def pack(self, *words: object) -> list[bytes]:
+        """Pack one command; as redis-py's `command_packer`."""
+        return [pack(tuple(w if isinstance(w, (str, bytes)) else str(w) for w in words))]
 
 
 class StrayAnswer(Exception):  # noqa: N818 - it is one
@@ -50,18 +64,18 @@ def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> 
             ttl,
             serial,
         )
-    return pack(("EVALSHA", script.sha, len(keys), *keys, *args, serial))
+    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, serial))
 
 
 def _pack_keys(keys: Keys) -> bytes:
-    packed = pack((len(keys), *keys))
+    packed = pack((str(len(keys)), *keys))
     keys.packed = packed[packed.index(b"$") :]
     return keys.packed
 
 
 def by_text(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:
     """Pack the call of a script that the server did not know."""
-    return pack(("EVAL", script.text, len(keys), *keys, *args, serial))
+    return pack(("EVAL", script.text, str(len(keys)), *keys, *args, serial))
 
 
 def opened(answer: object, serial: bytes) -> Reply:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.port import Keys
+    from holdfast.wire.packing import Command
 
 _NEVER = {
     "WRONGTYPE": "the key is in use for something else: give the lock another name or key=",
@@ -100,52 +101,52 @@ def is_denial(text: str) -> bool:
     return _DENIED.search(text) is not None
 
 
-def probes(keys: Sequence[bytes]) -> list[tuple[bytes | str | int, ...]]:
+def probes(keys: Sequence[bytes]) -> list[Command]:
     """List commands that change nothing, one for each thing holdfast must be allowed to do."""
     absent = keys[0] + b":absent"
     return [
-        ("EVALSHA", "0" * 40, 0),
+        ("EVALSHA", "0" * 40, "0"),
         ("EVAL", "return 0", "no number"),  # refused before the server keeps the script
         ("TIME",),
         *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
         ("DEL", absent),
-        ("PEXPIRE", absent, 1),
-        ("SET", absent, "", "XX", "PX", 1, "GET"),
-        ("ZADD", absent, "XX", 1, ""),
+        ("PEXPIRE", absent, "1"),
+        ("SET", absent, "", "XX", "PX", "1", "GET"),
+        ("ZADD", absent, "XX", "1", ""),
         ("ZREM", absent, ""),
-        ("ZRANGE", absent, 0, 0),
+        ("ZRANGE", absent, "0", "0"),
         ("PUBLISH", CHANNEL, ""),
     ]
 
 
-def probes_of_step(keys: Keys) -> list[tuple[bytes | str | int, ...]]:
+def probes_of_step(keys: Keys) -> list[Command]:
     """List the same for what an atomic operation with these keys must be allowed to do."""
     spare = keys.spare
     return [
-        ("EVALSHA", "0" * 40, 0),
+        ("EVALSHA", "0" * 40, "0"),
         ("EVAL", "return 0", "no number"),
         *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
         ("INCRBY", spare, "no number"),
         ("DECRBY", spare, "no number"),
         ("SET", spare, "", "XX"),
-        ("PEXPIRE", spare, 1),
+        ("PEXPIRE", spare, "1"),
         ("DEL", spare),
         ("PING",),
     ]
 
 
-def probes_of_look(keys: Keys) -> list[tuple[bytes | str | int, ...]]:
+def probes_of_look(keys: Keys) -> list[Command]:
     """List the same for who only looks at a lock with these keys."""
     return [
-        ("EVALSHA", "0" * 40, 0),
+        ("EVALSHA", "0" * 40, "0"),
         ("EVAL", "return 0", "no number"),
         ("TIME",),
         *((verb, key) for key in keys for verb in ("GET", "PTTL")),
-        ("ZRANGE", keys[-1], 0, 0),
+        ("ZRANGE", keys[-1], "0", "0"),
     ]
 
 
-def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
+def further_probes(deployment: str) -> list[Command]:
     """List what is needed besides: to wait, and where another server may take this one's place.
 
     In an order in which they can be sent: nothing else may follow them on the same connection.
@@ -153,7 +154,7 @@ def further_probes(deployment: str) -> list[tuple[str | int, ...]]:
     if deployment == "cluster":
         sharded = [("SPUBLISH", CHANNEL, ""), ("SUNSUBSCRIBE", CHANNEL), ("SSUBSCRIBE", CHANNEL)]
         return [("PING",), *sharded]
-    replicated: list[tuple[str | int, ...]] = [("INFO", "server"), ("WAIT", 0, 1)]
+    replicated: list[Command] = [("INFO", "server"), ("WAIT", "0", "1")]
     alone = deployment != "sentinel"
     return [*([] if alone else replicated), ("PING",), ("SUBSCRIBE", CHANNEL)]
 

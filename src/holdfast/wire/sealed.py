@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from holdfast.port import Keys, Reply
     from holdfast.scripts import Script
+    from holdfast.wire.packing import Command
 
-Command: TypeAlias = "tuple[str | bytes | int, ...]"
 Said: TypeAlias = "Generator[Command, Any, Reply]"
 Step: TypeAlias = "tuple[Script, Keys, tuple[str | bytes, ...]]"
 
@@ -131,9 +131,9 @@ def _own(step: Step) -> Said:
 
 def _run(step: Step) -> Said:
     script, keys, args = step
-    answer = yield ("EVALSHA", script.sha, len(keys), *keys, *args)
+    answer = yield ("EVALSHA", script.sha, str(len(keys)), *keys, *args)
     if isinstance(answer, hiredis.ReplyError) and str(answer).startswith(_UNKNOWN_SCRIPT):
-        answer = yield ("EVAL", script.text, len(keys), *keys, *args)
+        answer = yield ("EVAL", script.text, str(len(keys)), *keys, *args)
     return answer
 
 
@@ -145,7 +145,7 @@ def _by_script(step: Step) -> Said:
 
 def _compare_and_set(talk: Talk, step: Step) -> Said:
     _, keys, (expected, new, expiry, *_) = step
-    key, trial = keys[0], ("SET", keys.spare, "", "IFEQ", "", "PX", 1)
+    key, trial = keys[0], ("SET", keys.spare, "", "IFEQ", "", "PX", "1")
     lasting = ("PX", expiry) if expiry not in ("", "0") else ()
     if not expected:
         answer = yield ("SET", key, new, "NX", *lasting)

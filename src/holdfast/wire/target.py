@@ -23,13 +23,16 @@ from redis.retry import Retry
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
+from holdfast.wire.packing import CommandPacker
 from holdfast.wire.refusals import misplaced, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from holdfast.wire.packing import Command
+
 T = TypeVar("T")
-Greeting: TypeAlias = "Generator[tuple[str | bytes | int, ...], Any, T]"
+Greeting: TypeAlias = "Generator[Command, Any, T]"
 """What is said on a new connection before it is used: yields commands, is sent their answers (an
 error reply as the exception that it is), and returns what was found out."""
 
@@ -227,6 +230,7 @@ class Server:
             raise
 
     def _make(self, face: Any, timeout: float) -> Any:  # noqa: ANN401 - either face of redis-py
+        packer = {"command_packer": CommandPacker()} if face is threads else {}
         try:
             connection = _with_deadline(face, self.kind)(
                 **self.settings,
@@ -238,6 +242,7 @@ class Server:
                 health_check_interval=0,
                 socket_timeout=timeout,
                 socket_connect_timeout=timeout,
+                **packer,
             )
         except (TypeError, ValueError, redis.RedisError) as error:
             raise ConfigurationError(

@@ -1,0 +1,89 @@
+"""Signals that arrive while a client works: whether their handlers raise, or only take time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.servers import ONE_KIND
+from kit.waiting import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from kit.servers import Server
+
+
+def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a text of Python in a process, to its end."""
+    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def test_an_interrupted_process_ends_by_itself_and_leaves_nothing_locked(server: Server) -> None:
+    # The first argument of EVALSHA is a number: hiredis must not be the one who converts it.
+    ended = python(
+        """
+        import itertools, random, signal, sys, time
+        import holdfast
+
+        class Struck(Exception):
+            pass
+
+        def strike(*_):
+            raise Struck
+
+        signal.signal(signal.SIGALRM, strike)
+        client = holdfast.Client(sys.argv[1])
+        struck = 0
+        for number in itertools.count():
+            if struck == 2000:
+                break
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0005))
+                lock = client.lock(f"{number}", ttl=1, renew=False, fair=False)
+                lock.acquire(timeout=1).release()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Struck:
+                struck += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.close()
+        """,
+        server.url,
+    )
+    assert ended.returncode == 0, ended.stderr
+    # A signal between acquire and release strikes the user's code: that lock has its ttl.
+    eventually(lambda: server.command("KEYS", "holdfast:*}") == [], what="nothing is locked")
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_hiredis_packs_bytes_and_strings_only(server: Server) -> None:
+    ended = python(
+        """
+        import sys
+        import hiredis
+
+        packs, words_seen = hiredis.pack_command, []
+
+        def pack_checked(words):
+            words_seen.append(words)
+            assert all(isinstance(word, (bytes, str)) for word in words), words
+            return packs(words)
+
+        hiredis.pack_command = pack_checked
+        import holdfast
+
+        with holdfast.Client(sys.argv[1].removesuffix("0") + "1") as client:  # SELECT 1
+            with client.lock("a", fair=False, owner="me"):
+                pass
+            assert not client.lock("a", owner="me").locked()
+            with client.lock("b"):
+                assert client.lock("b").locked()
+            client.lock("c").acquire().extend(3)
+        assert [words[0] for words in words_seen].count("SELECT") > 0, words_seen
+        """,
+        server.url,
+    )
+    assert ended.returncode == 0, ended.stderr
