@@ -15,10 +15,7 @@ import contextlib
 import math
 import os
 import select
-import socket
 import ssl
-import struct
-import sys
 import threading
 import time
 import weakref
@@ -36,6 +33,7 @@ from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.port import Keys, Reply, Request
@@ -47,8 +45,8 @@ SPIN = 0.0001
 QUICK = 0.0002
 """An answer within this time, seconds, makes the next one worth looking for without sleeping."""
 
-CAN_SPIN = hasattr(select, "poll") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
-_KERNEL_WAITS = sys.platform == "linux"
+HAS_POLL = hasattr(select, "poll")
+CAN_SPIN = HAS_POLL and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
 _BUFFER = 16_384
 _HUNG_UP = "the server closed the connection"
 Packer: TypeAlias = "Callable[[Script, Keys, tuple[str, ...], bytes], bytes]"
@@ -56,7 +54,11 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Link:
-    """One connection of one thread."""
+    """One connection of one thread.
+
+    Its socket never blocks: a thread waits in `poll`, whose deadline Python keeps when signal
+    handlers run meanwhile. The kernel's own timeout of a socket begins again after each of them.
+    """
 
     def __init__(
         self, target: Target, timeout: float, *, prepare: bool = True, judged: bool = True
@@ -68,15 +70,16 @@ class Link:
         """Not to be used any more: it leads to the wrong server, or the client is closed."""
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
-        self._timeout = math.nan
+        self._sock.settimeout(0)
+        self._end = 0.0
+        """When the request under way is given up, by `time.perf_counter`."""
         self._reader = hiredis.Reader()
         self.serials = serials()
         self.commands: dict[str, bool] = {}
         """Which of its own the server was found to have."""
         self._buffer = bytearray(_BUFFER)
         self._quick = False
-        self._sent_at = 0.0
-        if CAN_SPIN:
+        if HAS_POLL:
             self._poll = select.poll()
             self._poll.register(self._sock, select.POLLIN)
 
@@ -91,43 +94,60 @@ class Link:
         """
         # Much of a cycle's time is spent here with cold caches: one function, few names.
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
-        if timeout != self._timeout:
-            self._limit(timeout)
-        self._sent_at = sent_at = clock()
-        sock.sendall(packed)
+        sent_at = clock()
+        self._end = sent_at + timeout
+        try:
+            sent = sock.send(packed)
+        except _NOT_NOW:
+            sent = 0
+        if sent != len(packed):
+            self._send(memoryview(packed)[sent:])
+        ready: object = None
         if self._quick:
             poll, spin_until = self._poll.poll, sent_at + SPIN
-            while len(asking) == 1 and not poll(0) and clock() < spin_until:
+            while len(asking) == 1 and not (ready := poll(0)) and clock() < spin_until:
                 os.sched_yield()  # the server may be waiting for this very core
         while (answer := gets()) is False:
-            size = sock.recv_into(self._buffer)
+            if not ready:
+                self._wait()
+            ready = None
+            try:
+                size = sock.recv_into(self._buffer)
+            except _NOT_NOW:  # of TLS, something that is no data
+                continue
             if size == 0:
                 raise ConnectionResetError(_HUNG_UP)
             self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer
         self._quick = CAN_SPIN and clock() - sent_at < QUICK
         return answer
 
-    def end_of(self, timeout: float) -> float:
-        """When the time of the request that was sent last is over, if it was given `timeout`."""
-        return now() + timeout - (time.perf_counter() - self._sent_at)
+    @property
+    def end(self) -> float:
+        """When the time of the request that was sent last is over, on the port's clock."""
+        return now() + self._end - time.perf_counter()
 
     def next_answer(self) -> Any:  # noqa: ANN401 - any answer
         """Return one more answer to what was sent last."""
         while (answer := self._reader.gets()) is False:
-            self._receive()
+            self._wait()
+            with contextlib.suppress(*_NOT_NOW):
+                self._receive()
         return answer
 
-    def _limit(self, timeout: float) -> None:
-        """Have sending and receiving give up after so many seconds."""
-        self._timeout = timeout
-        if not (_KERNEL_WAITS and type(self._sock) is socket.socket):
-            self._sock.settimeout(timeout)
-            return
-        # Python would ask before each whether it can be done; the kernel needs no asking.
-        limit = struct.pack("ll", int(timeout), max(1, int(timeout % 1 * 1_000_000)))
-        self._sock.settimeout(None)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    def _send(self, unsent: memoryview) -> None:
+        """Send all of it, waiting for room."""
+        while unsent:
+            left = max(0.0, self._end - time.perf_counter())
+            if not _wait(self._sock, left, reading=False, writing=True):
+                raise TimeoutError
+            unsent = self.send_some(unsent)
+
+    def _wait(self) -> None:
+        """Return when the socket can be read; raise when the request's time is over."""
+        left = max(0.0, self._end - time.perf_counter())
+        readable = self._poll.poll(math.ceil(left * 1000)) if HAS_POLL else _wait(self._sock, left)
+        if not readable:
+            raise TimeoutError
 
     def _receive(self) -> None:
         size = self._sock.recv_into(self._buffer)
@@ -137,9 +157,7 @@ class Link:
 
     def has_ended(self) -> bool:
         """Whether there is something to read although nothing was asked: mostly, the end."""
-        if not CAN_SPIN:
-            return bool(select.select([self._sock], [], [], 0)[0])
-        return bool(self._poll.poll(0))
+        return bool(self._poll.poll(0)) if HAS_POLL else _wait(self._sock, 0.0)
 
     def converse(self, talk: Talk, end: float, before: bytes, asking: Sequence[None]) -> Any:  # noqa: ANN401 - any answer
         """Send what `talk` says, each command with a seal behind it; return what it makes of that.
@@ -165,15 +183,13 @@ class Link:
 
     def send_some(self, unsent: memoryview) -> memoryview:
         """Send what can be sent without waiting; return the rest."""
-        self._sock.settimeout(0)
-        self._timeout = math.nan
         with contextlib.suppress(*_NOT_NOW):
             while unsent:
                 unsent = unsent[self._sock.send(unsent) :]
         return unsent
 
     def received(self) -> Iterator[Any]:
-        """Yield the answers that have come, without waiting; after `send_some`."""
+        """Yield the answers that have come, without waiting."""
         with contextlib.suppress(*_NOT_NOW):
             while True:
                 while (answer := self._reader.gets()) is not False:
@@ -200,8 +216,6 @@ class Link:
         unsent = memoryview(b"".join(packed))
         replies: list[Reply] = []
         end = now() + timeout
-        self._sock.settimeout(0)
-        self._timeout = math.nan
         while len(replies) < len(packed):
             due = meanwhile()
             left = end - now()
@@ -220,14 +234,15 @@ class Link:
         return replies
 
 
-def _wait(sock: socket.socket, seconds: float, *, writing: bool) -> None:
-    """Return when the socket can be read, or written if that is wanted, or time is up."""
-    if not hasattr(select, "poll"):
-        select.select([sock], [sock] if writing else [], [], seconds)
-        return
+def _wait(
+    sock: socket.socket, seconds: float, *, reading: bool = True, writing: bool = False
+) -> bool:
+    """Return True when the socket can be read or written, as wanted, and False when time is up."""
+    if not HAS_POLL:
+        return any(select.select([sock] * reading, [sock] * writing, [], seconds))
     poll = select.poll()
-    poll.register(sock, select.POLLIN | (select.POLLOUT if writing else 0))
-    poll.poll(math.ceil(seconds * 1000))
+    poll.register(sock, select.POLLIN * reading | select.POLLOUT * writing)
+    return bool(poll.poll(math.ceil(seconds * 1000)))
 
 
 class Opening:
@@ -363,8 +378,7 @@ class BlockingWire:
                 finally:
                     asking.pop()
                 if isinstance(reply, hiredis.ReplyError):
-                    end = link.end_of(timeout)
-                    reply = self._refused(link, str(reply), (script, keys, args), end)
+                    reply = self._refused(link, str(reply), (script, keys, args), link.end)
                 else:
                     reply = opened(reply, serial)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
