@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from holdfast.core import acquire as acquiring
 from holdfast.core import line as core_line
 from holdfast.scripts import ACQUIRE, RELEASE
 from kit.contention import KEY, assert_clean, in_line, joined, waited, waiters
+from kit.faces import Tasks
 from kit.processes import Process
 from kit.servers import ReplyError
 from kit.waiting import eventually
@@ -42,6 +44,13 @@ BURST = {
     """,
 }
 """Eight who begin to wait at once, in a process that has never waited before."""
+
+STOPPED = """
+    print("waiting", flush=True)
+    client.lock("a", ttl=60).acquire()
+    time.sleep(60)
+"""
+"""A process that waits, and is stopped while it does."""
 
 
 # Exclusion
@@ -235,6 +244,35 @@ async def test_a_burst_of_first_waits_that_dies_is_passed_over_at_once(
     await lease.release()
     await waiting.result(1.5)
     assert order == ["alive"]
+
+
+def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
+    server: Server,
+) -> None:
+    """Else the last waiter learns of the missed grant when the first holder's ttl is over."""
+
+    async def leave_and_wait() -> None:
+        async with (
+            holdfast.AsyncClient(server.url) as holder,
+            holdfast.AsyncClient(server.url) as watcher,
+            holdfast.AsyncClient(server.url) as waiter,
+        ):
+            lease = await holder.lock("a", ttl=60).acquire()
+            with Process(server, STOPPED) as stopped:
+                assert stopped.says() == "waiting"
+                eventually(lambda: waiters(server) == 1, what="the process is in the queue")
+                leaves = asyncio.ensure_future(watcher.lock("a", ttl=60).acquire())
+                await in_line(Tasks(), server, 2)
+                waits = asyncio.ensure_future(waiter.lock("a", ttl=60).acquire())
+                await in_line(Tasks(), server, 3)
+                stopped.stop()
+                await lease.release()  # grants it to the stopped process; `watcher` is to watch
+                leaves.cancel()
+                handed = await asyncio.wait_for(waits, 30)
+                assert handed.held
+                await handed.release()
+
+    asyncio.run(leave_and_wait())
 
 
 async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(client: Any) -> None:

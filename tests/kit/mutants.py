@@ -140,6 +140,8 @@ CRASHES: Worlds = {"crash": 0.02, "clients": 5}
 LONG: Worlds = {"ttl": 6.0, "pause": 0.03}
 SHARED: Worlds = {"owner": True}
 IN_TIME: Worlds = {"timeout": 1.0}
+LEAVING: Worlds = {"calm": True, "timeout": 1.0, "clients": 5, "ttl": 5.0}
+CROWDED: Worlds = {"cancel": 0.1, "clients": 5}
 NESTED: Worlds = {"reentrant": True, "tasks": 2, "clients": 2}
 FULL: Worlds = {"full": 0.3}
 WIPED: Worlds = {"wipe": 0.2}
@@ -864,8 +866,8 @@ MUTANTS = [
     Mutant(
         "who is not in line has no ticket",
         "scripts/acquire.lua",
-        "  leave_line()\n  ticket = '0'\n",
-        "  leave_line()\n",
+        "  ticket = '0'\nend",
+        "end",
         PAIRS,
         "L2",
     ),
@@ -884,6 +886,22 @@ MUTANTS = [
         "elseif mine then",
         LATE,
         "L2 L3",
+    ),
+    Mutant(
+        "a waiter that leaves passes on its duty to watch",
+        "scripts/release.lua",
+        "  elseif was_first and remaining > 0 and",
+        "  elseif false and",
+        LEAVING,
+        "L3",
+    ),
+    Mutant(
+        "a waiter that is put out of the queue passes on its duty to watch",
+        "scripts/acquire.lua",
+        "  if leave_line() and left > 0 then",
+        "  if leave_line() and false then",
+        CROWDED,
+        "L3",
     ),
     Mutant(
         "first come, first served",

@@ -60,7 +60,7 @@ if last and last >= 1e16 then
 end
 
 local function leave_line()
-  call('ZREM', queue, token, '!' .. token)
+  return call('ZREM', queue, token, '!' .. token) > 0
 end
 
 if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
@@ -116,7 +116,9 @@ elseif place ~= '' then
   ticket, put_back = stand_in_line()
 end
 if place == '' then
-  leave_line()
+  if leave_line() and left > 0 then
+    tell_next(0, 'W', left)  -- the first in the queue watches the holder
+  end
   ticket = '0'
 end
 if denied then

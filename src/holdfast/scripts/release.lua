@@ -46,8 +46,10 @@ if plain then
     call('DEL', lock)
   end
 else
+  local was_first = read(call('ZRANGE', queue, 0, 0)[1] or '') == token
   call('ZREM', queue, token, '!' .. token)
-  local over = is_over(call('PTTL', lock))
+  local remaining = call('PTTL', lock)
+  local over = is_over(remaining)
   mine = not over and has_hold(holder, token)
   local last, left = true, 0
   if mine then
@@ -63,6 +65,10 @@ else
   elseif mine or not holder or (over and holder == token) then
     call('DEL', lock)
     hand_over()
+  elseif was_first and remaining > 0 and order ~= 'barge' then
+    -- The first in the queue asks when a grant's window is over: from now on that is the next one.
+    -- Nothing is granted to a waiter of a lock without order.
+    tell_next(0, 'W', remaining)
   end
 end
 if life ~= '0' then

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from holdfast.core.hold import HELD
 from holdfast.core.spec import keys_of
 from holdfast.errors import LeaseLost
+from holdfast.sim.watch_check import WatchCheck
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Checks:
         self._same_since: tuple[bytes | None, int] = (None, 0)
         self._free_since = 0
         self.untrusted = not settings.trusts
+        self._watch = WatchCheck()
         self._forgetful = self.untrusted or settings.failover > 0
         """What nobody waits for, a release or a leaving, may be undone by a failover."""
 
@@ -176,6 +178,11 @@ class Checks:
             self._before = look(server, keys)
             self._line = _line(server, keys)
             self._left = server.data.run("PTTL", keys[0])
+            self._watch.begin()
+
+    def published(self, message: bytes) -> None:
+        """A script published this."""
+        self._watch.published(message)
 
     def after(
         self,
@@ -206,6 +213,7 @@ class Checks:
             self._fence_changed(script.name, holder, fence)
         if holder is None and script.name == "release" and self.settings.fair:
             self._handed_over(server, _line(server, keys))
+        self._is_watched(server, keys, args[0], reply)
         self._believers_are_kept(server)
 
     def _given_up(self, script: Script, args: Sequence[str], earlier: bytes | None) -> None:
@@ -289,6 +297,23 @@ class Checks:
             passed_over &= set(self._line)
         if passed_over and not self._joined_any(holder, passed_over):
             self.fail("FIFO", f"{holder!r} came before {sorted(passed_over)!r}")
+
+    def _is_watched(
+        self,
+        server: Server,
+        keys: Sequence[bytes],
+        token: str,
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """A lock that was handed over is watched by the first in the queue."""
+        holder = look(server, keys)[0]
+        if holder != self._before[0]:
+            self._watch.changed_hands(handed_over=holder != token.encode())
+        if isinstance(reply, list):
+            self._watch.replied(token)
+        waiter = self._watch.uninformed(holder, _line(server, keys))
+        if waiter and self.settings.fair and not self._forgetful:
+            self.fail("L3", f"{waiter} does not know that the lock was handed to {holder!r}")
 
     def _joined_any(self, holder: bytes, others: set[bytes]) -> bool:
         return any(self._joined(holder, other) for other in others)

@@ -56,6 +56,9 @@ class Watcher(Protocol):
     ) -> None:
         """Look again, after it."""
 
+    def published(self, message: bytes) -> None:
+        """A script published this."""
+
 
 class Server:
     """One node: its data, its clock, who is connected, and whether it works."""
@@ -284,6 +287,8 @@ class Server:
         return any(channel in each.channels for each in self.connections)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
+        if self.watcher is not None:
+            self.watcher.published(message)
         hearing = [each for each in self.connections if channel in each.channels]
         for connection in hearing:
             connection.push([b"message", channel, message])
