@@ -16,9 +16,10 @@ from holdfast.scripts import ACQUIRE, RELEASE
 from kit.contention import KEY, assert_clean, in_line, joined, waited, waiters
 from kit.faces import Tasks
 from kit.processes import Process
+from kit.redis_py import User
 from kit.servers import ReplyError
 from kit.waiting import eventually
-from test_redis_lock import User, queued
+from test_redis_lock import queued
 from test_waiting_faults import _came, calls
 
 if TYPE_CHECKING:

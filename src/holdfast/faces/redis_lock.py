@@ -3,7 +3,9 @@
 What is redis-py's stays as it is: the constructor, `local.token`, `owned`, `locked`, `extend`,
 `reacquire`, the context manager, the errors, and that a lock is never renewed. Only taking, waiting
 and releasing are holdfast's. They use connections of holdfast's own, made with the settings of the
-redis-py client, and so none of its hidden retries.
+redis-py client, and so none of its hidden retries. `extend` and `reacquire` differ in two points:
+they raise where the reply arrives after the lock's time is over, and they refuse to leave a lock no
+time, which in redis-py deletes it and returns True.
 
 Who takes a lock here is known by the token in its key, as in redis-py, and by nothing else: it may
 be released by another lock object, in another thread, in another process. So the core's hold is let
@@ -21,7 +23,7 @@ import math
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import redis.asyncio.lock
 import redis.exceptions
@@ -47,6 +49,7 @@ from holdfast.faces.redis_home import (
     home_on_this_loop,
     homes_by_loop,
 )
+from holdfast.wire.clock import now
 
 Number: TypeAlias = "float | int"
 C = TypeVar("C", Client, AsyncClient)
@@ -91,8 +94,27 @@ class _Shared:
     local: Any
 
     LUA_RELEASE_SCRIPT: str
-    LUA_EXTEND_SCRIPT: str
     LUA_REACQUIRE_SCRIPT: str
+
+    # KEYS[1] lock  ARGV[1] token  ARGV[2] ms to add  ARGV[3] "1" to replace what is left
+    # Returns the ms that are left now; 0 if it is not the token's or never expires; -1 if none
+    # would be left, and nothing was changed. redis-py's script returns 1 instead of the ms.
+    LUA_EXTEND_SCRIPT = """
+        local token = redis.call('get', KEYS[1])
+        local left = redis.call('pttl', KEYS[1])
+        if not token or token ~= ARGV[1] or left < 0 then
+            return 0
+        end
+        if ARGV[3] == '1' then
+            left = 0
+        end
+        left = left + ARGV[2]
+        if left < 1 then
+            return -1
+        end
+        redis.call('pexpire', KEYS[1], left)
+        return left
+    """
 
     _spec: tuple[Any, Any, LockSpec] | None = None
 
@@ -143,13 +165,14 @@ class _Shared:
             first_due=math.inf,
         )
         if not self.timeout:
-            return replace(spec, settings=_FOREVER, validity=math.inf)
+            return replace(spec, settings=_FOREVER, validity=math.inf, usable=math.inf)
         px = int(self.timeout * 1000)
         if px < 1:
             raise redis.exceptions.ResponseError(
                 f"timeout={self.timeout!r}: give seconds, at least 0.001, or None for no expiry"
             )
-        return replace(spec, ttl=px / 1000, ttl_ms=str(px), validity=px / 1000)
+        seconds = px / 1000
+        return replace(spec, ttl=seconds, ttl_ms=str(px), validity=seconds, usable=seconds)
 
     def _patience(
         self, sleep: Number | None, blocking: object, blocking_timeout: Number | None
@@ -182,9 +205,25 @@ class _Shared:
             raise _named(LockError(message), self.name)
         return token
 
-    def _not_owned(self) -> LockError:
-        message = "Cannot release a lock that's no longer owned"
+    def _not_owned(self, verb: str = "release") -> LockError:
+        message = f"Cannot {verb} a lock that's no longer owned"
         return _named(LockNotOwnedError(message), self.name)
+
+    def _timeout_ms(self, verb: str) -> int:
+        """The lock's timeout, which prolonging it needs: redis-py's own only refuses None."""
+        timeout_ms = int(self.timeout * 1000)
+        if timeout_ms < 1:
+            raise _named(LockError(f"Cannot {verb} a lock with no timeout"), self.name)
+        return timeout_ms
+
+    def _prolonged(self, verb: str, asked_at: float, left_ms: int) -> Literal[True]:
+        """Return True if a lock that had `left_ms` at `asked_at`, or later, is held now."""
+        if left_ms < 0:
+            message = "Cannot extend a lock to have no time left: release() gives it back"
+            raise _named(LockError(message), self.name)
+        if now() >= asked_at + left_ms / 1000:
+            raise self._not_owned(verb)
+        return True
 
 
 class RedisLock(_Shared, redis.lock.Lock):
@@ -194,6 +233,10 @@ class RedisLock(_Shared, redis.lock.Lock):
     is excluded and excludes. What is different: who waits stands in line, and is woken when it is
     its turn (`sleep` has no use); releasing hands the lock over; a lost answer neither takes the
     lock from everybody nor fails; and each taking has a `fence`.
+
+    As in redis-py, a lock with `timeout=None` or `timeout=0` never expires; a timeout below 0 is
+    refused when the lock is acquired. `extend` and `reacquire` raise LockNotOwnedError if the reply
+    arrives after the lock's time is over, and LockError if they would leave it no time.
 
     Raises:
         ConfigurationError: the client is not one of a single server.
@@ -248,6 +291,21 @@ class RedisLock(_Shared, redis.lock.Lock):
                 raise _translated(error) from error
             raise
 
+    def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:  # noqa: FBT001 - redis-py's own
+        """Carry out `extend`: raises LockNotOwnedError even if the reply arrives too late."""
+        self._timeout_ms("extend")
+        args = [self.local.token, int(additional_time * 1000), "1" if replace_ttl else "0"]
+        asked_at = now()
+        left_ms = self.lua_extend(keys=[self.name], args=args, client=self.redis)
+        return self._prolonged("extend", asked_at, left_ms)
+
+    def do_reacquire(self) -> Literal[True]:
+        """Carry out `reacquire`: raises LockNotOwnedError even if the reply arrives too late."""
+        timeout_ms = self._timeout_ms("reacquire")
+        args, asked_at = [self.local.token, timeout_ms], now()
+        kept = self.lua_reacquire(keys=[self.name], args=args, client=self.redis)
+        return self._prolonged("reacquire", asked_at, timeout_ms if kept else 0)
+
     def release(self) -> None:
         """Give the lock back, and hand it to whoever waits longest.
 
@@ -287,6 +345,10 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
     same name is excluded and excludes. What is different: who waits stands in line, and is woken
     when it is its turn (`sleep` has no use); releasing hands the lock over; a lost answer neither
     takes the lock from everybody nor fails; and each taking has a `fence`.
+
+    As in redis-py, a lock with `timeout=None` or `timeout=0` never expires; a timeout below 0 is
+    refused when the lock is acquired. `extend` and `reacquire` raise LockNotOwnedError if the reply
+    arrives after the lock's time is over, and LockError if they would leave it no time.
 
     Raises:
         ConfigurationError: the client is not one of a single server.
@@ -341,6 +403,21 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
             if isinstance(error, HoldfastError):
                 raise _translated(error) from error
             raise
+
+    async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:  # noqa: FBT001 - redis-py's own
+        """Carry out `extend`: raises LockNotOwnedError even if the reply arrives too late."""
+        self._timeout_ms("extend")
+        args = [self.local.token, int(additional_time * 1000), "1" if replace_ttl else "0"]
+        asked_at = now()
+        left_ms = await self.lua_extend(keys=[self.name], args=args, client=self.redis)
+        return self._prolonged("extend", asked_at, left_ms)
+
+    async def do_reacquire(self) -> Literal[True]:
+        """Carry out `reacquire`: raises LockNotOwnedError even if the reply arrives too late."""
+        timeout_ms = self._timeout_ms("reacquire")
+        args, asked_at = [self.local.token, timeout_ms], now()
+        kept = await self.lua_reacquire(keys=[self.name], args=args, client=self.redis)
+        return self._prolonged("reacquire", asked_at, timeout_ms if kept else 0)
 
     async def release(self) -> None:
         """Give the lock back, and hand it to whoever waits longest.
