@@ -151,8 +151,10 @@ class Tasks(Generic[P]):
     def _place_of(self, loop: asyncio.AbstractEventLoop) -> P:
         place = self._places.get(loop)
         if place is None or place.generation != generation():
-            for gone in [known for known in self._places if known.is_closed()]:
-                del self._places[gone]
+            # A copy: loops of other threads come and go meanwhile.
+            for known in list(self._places):
+                if known.is_closed():
+                    self._places.pop(known, None)
             place = self._places[loop] = self._make_place()
             if self._closed:
                 place.close()
@@ -262,8 +264,9 @@ class AsideTasks:
         """Have it carried out, in the caller's context; False if there are too many already."""
         if self._generation != generation():  # the loop stayed behind
             self._begin()
-        for task in [task for task in self._tasks if task.get_loop().is_closed()]:
-            self._tasks.discard(task)
+        for task in list(self._tasks):  # a copy: loops of other threads add theirs
+            if task.get_loop().is_closed():
+                self._tasks.discard(task)
         if self._closed or len(self._tasks) >= MOST:
             return False
         task = asyncio.get_running_loop().create_task(operation)

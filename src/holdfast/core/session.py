@@ -115,9 +115,14 @@ class Session:
 
     def rally(self, spec: LockSpec) -> None:
         """Have those who wait here for this lock ask: a release of ours may have granted it."""
-        for channel, line in list(self._lines.items()):
+        # `valuerefs` copies in one step. `items` and `values` run Python code between two entries,
+        # and fail when another thread adds one there.
+        for reference in self._lines.valuerefs():
+            line = reference()
+            if line is None:
+                continue
             # Of a cluster each lock has its own.
-            if not tag_of(channel) or tag_of(channel) == tag_of(spec.keys[1]):
+            if not tag_of(line.channel) or tag_of(line.channel) == tag_of(spec.keys[1]):
                 line.rally_soon(spec.keys[0])
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:

@@ -254,8 +254,9 @@ async def home_on_this_loop(pool: object) -> Home:
     homes = homes_by_loop.setdefault(pool, {})
     home = homes.get(loop)
     if home is None or home.closing is None or home.closing.ag_frame is None:
-        for gone in [known for known in homes if known.is_closed()]:
-            del homes[gone]
+        for known in list(homes):  # a copy: loops of other threads come and go meanwhile
+            if known.is_closed():
+                homes.pop(known, None)
         client = client_of(AsyncClient, pool)
         home = homes[loop] = Home(client)
         home.closing = cast("AsyncGeneratorType[None, None]", _closes_in_the_end(client))

@@ -175,7 +175,8 @@ class Cluster:
         """Whom to ask for the map, first those who know best. Asking begins now."""
         self._asked_at = now()
         suspects = self._suspects
-        heirs = [heir for address in suspects for heir in self._heirs.get(address, ())]
+        # A copy: other threads add to them.
+        heirs = [heir for address in list(suspects) for heir in self._heirs.get(address, ())]
         everybody = dict.fromkeys([*heirs, *self.nodes, *self.seeds])
         return [self.node(address) for address in sorted(everybody, key=suspects.__contains__)]
 

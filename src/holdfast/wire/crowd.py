@@ -32,7 +32,8 @@ class BlockingCrowd:
         self._timeout = timeout
         self._thread = threading.local()
         self._shared: dict[str, SharedTable] = {}
-        self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
+        self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
+        """Those of all threads, by their ids."""
         self.closed = False
 
     def ask(
@@ -57,11 +58,16 @@ class BlockingCrowd:
         # As in `BlockingWire`, a table is out of its place while it is used.
         table: Table | None = self._thread.__dict__.pop("table", None)
         if table is None or table.generation != generation():
-            table = Table(self._targets, self._timeout)
-            self._tables.add(table)
+            table = self.new_table()
         table.ask(posts, timeout, heard, meanwhile)
         if self._thread.__dict__.setdefault("table", table) is not table:
             table.interrupt()  # a signal handler asked meanwhile
+
+    def new_table(self) -> Table:
+        """Make a table that is closed with the client."""
+        table = Table(self._targets, self._timeout)
+        self._tables[id(table)] = table
+        return table
 
     def _shared_table(self) -> SharedTable | None:
         """The table that this process's threads share, if it can be had."""
@@ -76,7 +82,7 @@ class BlockingCrowd:
                 return None
             new = SharedTable(self._targets, self._timeout, bell)
             table = self._shared.setdefault("table", new)
-            self._tables.add(table)
+            self._tables[id(table)] = table
         return table
 
     def drop(self) -> None:
@@ -91,6 +97,7 @@ class BlockingCrowd:
         for table in (self._thread.__dict__.pop("table", None), self._shared.get("table")):
             if table is not None and table.generation == generation():
                 table.drain()
-        for table in list(self._tables):
-            if table.generation == generation():
-                table.close()
+        for reference in self._tables.valuerefs():  # a copy: a thread may begin just now
+            each = reference()
+            if each is not None and each.generation == generation():
+                each.close()

@@ -178,7 +178,8 @@ class Server:
 
             left, process = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
             self.processes[self.node] = process
-            twins = [node for node, other in self.processes.items() if other == process]
+            known = list(self.processes.items())  # a copy: other nodes are connected to meanwhile
+            twins = [node for node, other in known if other == process]
             if twins != [self.node]:
                 raise ConfigurationError(
                     f"{' and '.join(sorted(twins))} are one server, which has one vote: give others"

@@ -1,0 +1,126 @@
+"""What one thread goes through while others add to it, at whichever line that happens."""
+
+from __future__ import annotations
+
+import _weakrefset
+import asyncio
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+import redis.asyncio
+
+import holdfast
+from holdfast.adapters import tasks
+from holdfast.core import session
+from holdfast.core.spec import keys_of
+from holdfast.faces import redis_home
+from holdfast.wire import cluster, target
+from holdfast.wire.crowd import BlockingCrowd
+from kit.homes import settle_in
+from kit.interleave import interleaved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from kit.servers import Server
+
+NOWHERE = [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]
+
+
+@pytest.fixture
+def numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.mark.parametrize("within", [session, weakref], ids=["here", "in the library"])
+@pytest.mark.parametrize("where", ["redis+cluster://127.0.0.1:1", NOWHERE], ids=["cluster", "some"])
+def test_waiters_are_told_to_ask_while_other_threads_begin_to_wait(
+    where: str | list[str], numbers: Iterator[int], within: ModuleType
+) -> None:
+    with holdfast.Client(where) as client:
+        knows = client._session
+        lock = client.lock("a")._spec
+        lines = [knows.line(lock.keys.at(0))]
+
+        def begin_to_wait() -> None:
+            number = next(numbers)
+            lines.append(knows.line(keys_of(b"holdfast:{%d}" % number).at(number)))
+
+        begin_to_wait()
+        interleaved(lambda: knows.rally(lock), begin_to_wait, within=within)
+        assert len(lines) > 2 or within is weakref
+
+
+def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
+    own_server: Server, numbers: Iterator[int]
+) -> None:
+    settle_in(own_server)
+    first, *_ = target.targets_of([own_server.url, *NOWHERE[:2]], 60.0)
+    assert isinstance(first, target.Server)
+
+    def another_is_connected() -> None:
+        number = next(numbers)
+        first.processes[f"node {number}"] = f"process {number}"
+
+    interleaved(lambda: first.connect(30), another_is_connected, within=target).disconnect()
+
+
+def test_nodes_of_a_cluster_are_doubted_while_it_is_asked_for_its_map(
+    numbers: Iterator[int],
+) -> None:
+    asked = cluster.Cluster(target.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
+    asked.suspect(("127.0.0.1", 1))
+    doubt: Callable[[], None] = lambda: asked.suspect(("127.0.0.1", 10 + next(numbers)))  # noqa: E731
+    assert interleaved(asked.to_ask, doubt, within=cluster)
+
+
+def test_a_client_is_closed_while_threads_begin_to_use_it() -> None:
+    crowd = BlockingCrowd(target.targets_of(NOWHERE, 60.0), 1.0)
+    tables = [crowd.new_table(), crowd.new_table()]
+    interleaved(crowd.close, lambda: tables.append(crowd.new_table()), within=_weakrefset)
+    interleaved(crowd.close, lambda: tables.append(crowd.new_table()), within=weakref)
+
+
+def test_event_loops_begin_and_end_while_another_one_begins() -> None:
+    port = tasks.TasksPort(target.from_url(NOWHERE[0]), 1.0)
+
+    async def use() -> None:
+        port._here()
+
+    begin: Callable[[], None] = lambda: asyncio.run(use())  # noqa: E731 - an action
+    begin()
+    interleaved(begin, begin, within=tasks)
+
+
+def test_event_loops_have_something_done_beside_while_another_one_has() -> None:
+    aside = tasks.AsideTasks()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def begin() -> None:
+        assert aside.begin(asyncio.sleep(0))
+
+    def run() -> None:
+        loops.append(asyncio.new_event_loop())
+        loops[-1].run_until_complete(begin())
+
+    run()
+    try:
+        interleaved(run, run, within=tasks)
+    finally:
+        for loop in loops:
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+
+
+def test_event_loops_share_the_locks_of_a_redis_py_pool() -> None:
+    pool = redis.asyncio.ConnectionPool()
+
+    async def use() -> None:
+        await redis_home.home_on_this_loop(pool)
+
+    begin: Callable[[], None] = lambda: asyncio.run(use())  # noqa: E731 - an action
+    begin()
+    interleaved(begin, begin, within=redis_home)
