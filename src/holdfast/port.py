@@ -58,7 +58,7 @@ class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
 
 
 class Quarantined(NodeUnavailable):
-    """The server does not do it for so many `seconds`; that is known, and will pass."""
+    """The server grants no lock for `seconds` more: it may have lost locks that are still held."""
 
     def __init__(
         self, message: str, *, lock: str = "", node: str = "", seconds: float = 0.0

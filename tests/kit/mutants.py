@@ -349,7 +349,7 @@ QUORUM = [
     Mutant(
         "a node that lost its data is not asked",
         "sim/client.py",
-        "        if young:\n",
+        "        if left > 0:\n",
         "        if False:\n",
         MANY_WIPED,
         "S1 S7",

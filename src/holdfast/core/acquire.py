@@ -22,6 +22,7 @@ from holdfast.core.election import win
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.line import Ear, Grant, Line, Waiter
+from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.errors import (
@@ -45,18 +46,12 @@ G = TypeVar("G", bound=Grip)
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
 """Seconds between two askings for a held lock where one has to poll: doubled up to the longest."""
 
-EXPIRY = 0.002
-"""Seconds after which a key whose time is up is gone for sure."""
-
 NO_EXPIRY = 30.0
 """Seconds after which to ask again for a lock whose holder has no expiry."""
 
 DEAF_FOR, DEAF_FOR_LONG = 1.0, 60.0
 """Seconds of polling after the push connection failed, or let nothing through, before it is tried
 again."""
-
-PAUSE_QUARANTINED = 1.0
-"""Seconds between two askings in a quarantine, at most: meanwhile the client may be closed."""
 
 TRIES = 3
 """Sendings of a request before the server counts as away: a connection that was closed while idle
@@ -168,6 +163,7 @@ class _Attempt:
         "_pause",
         "_session",
         "_silent",
+        "_sits_out",
         "_spec",
         "_ticket",
         "_timeout",
@@ -196,9 +192,9 @@ class _Attempt:
         self._end = self._give_up + spec.command_timeout
         self._asked_at = began_at
         self._counts_anew = False
-        # Where servers take one another's place, that is sat out as if an answer had just come.
-        sits_out = spec.longest_ttl < math.inf and timeout != 0
-        self._answered_at = began_at if sits_out else -math.inf
+        self._sits_out = spec.longest_ttl < math.inf and timeout != 0
+        """Servers take one another's place here, and the caller has the time to wait for that."""
+        self._answered_at = began_at if self._sits_out else -math.inf
         self._failures = self._late = 0
         self._pause = PAUSE_FIRST
         self._ticket = "0"
@@ -453,19 +449,23 @@ class _Attempt:
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        # An outage is sat out by those who wait in line, for as long as what they know is fresh; a
-        # quarantine by everybody who has the time.
-        given_up = self._failures >= TRIES and now > self._answered_at + self._spec.ttl
+        # Those in the queue wait out an outage for as long as what they know is fresh. Where
+        # servers take one another's place, every caller does until its timeout; but while replicas
+        # are missing the token keeps others from the lock, so that is limited too.
+        fresh = now <= self._answered_at + self._spec.ttl
+        waits = fresh or (self._sits_out and self._uncopied is None)
+        given_up = self._failures >= TRIES and not waits
         too_late = now >= (self._give_up if isinstance(error, Quarantined) else self._end)
         if given_up or self._session.closed or too_late:
             error = self._uncopied or error
             name, node = self._spec.name, getattr(error, "node", "")
-            why = "this client was closed" if self._session.closed else error
+            why = "this client was closed" if self._session.closed else str(error)
+            if isinstance(error, Quarantined) and not self._session.closed:
+                why = f"{why}: {ADVICE}"
             message = f"{name!r} was not acquired: {why}"
             raise NodeUnavailable(message, lock=name, node=node) from error
         if isinstance(error, Quarantined):
-            pause = min(error.seconds + EXPIRY, PAUSE_QUARANTINED * (0.5 + 0.5 * jitter))
-            return min(pause, self._give_up - now)
+            return min(pause_in(error, jitter), self._give_up - now)
         return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)
 
     def _too_late(self, now: float) -> float:

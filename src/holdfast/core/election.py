@@ -9,6 +9,8 @@ What an attempt keeps to:
   it is, and asks again when told that it is free there, or after a while. Who had a part of it that
   nobody has a majority of waits at random before asking again: of those who took it from each other
   one will be first.
+- While too few nodes can be asked, because they are away or may not vote yet, it is tried again
+  until the timeout: servers and their clients may be started at the same moment.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.hold import Grip, Hold
+from holdfast.core.quarantine import ADVICE, pause_in
+from holdfast.core.tally import in_one_line
 from holdfast.core.token import read_holder
 from holdfast.errors import (
     AcquireTimeout,
@@ -26,6 +30,7 @@ from holdfast.errors import (
     NodeUnavailable,
     NoQuorum,
 )
+from holdfast.port import Quarantined
 from holdfast.scripts import RELEASE, VOTE
 
 if TYPE_CHECKING:
@@ -40,10 +45,10 @@ G = TypeVar("G", bound=Grip)
 
 PAUSE_FIRST, PAUSE_LONGEST, TOLD_LONGEST = 0.004, 0.25, 1.0
 """Seconds between two rounds, at random up to that, doubled up to the longest: for who has to ask
-again by itself, and for who will be told."""
+again by itself; and for who will be told, or waits for nodes that are away."""
 
 TRIES = 3
-"""Rounds in which too few nodes answer before that is said."""
+"""Rounds in which too few nodes answer before that is said, even if the timeout is over."""
 
 
 async def win(
@@ -53,7 +58,7 @@ async def win(
 
     Raises:
         AcquireTimeout: it was held by others, or went back and forth, all the while.
-        NoQuorum: too few nodes answer; nothing is held.
+        NoQuorum: too few nodes answered, or were allowed to vote, all the while; nothing is held.
         ConfigurationError: a majority of the nodes will never grant it.
     """
     candidate = _Candidate(session, quorum, spec, timeout)
@@ -183,27 +188,46 @@ class _Candidate:
             self._failures = 0
         elif not self._quorum.was_interrupted(votes):
             self._failures += 1
-        if too_few and (self._failures >= TRIES or self._session.closed or now >= self._end):
-            raise self._no_quorum(votes)
+        quarantine = self._quorum.quarantine(votes)
+        is_known = quarantine is not None or self._failures >= TRIES
+        over = now >= self._give_up or self._quorum.refuses_for_good(votes)
+        if too_few and ((over and is_known) or now >= self._end or self._session.closed):
+            raise self._no_quorum(votes, quarantine)
         if now >= self._give_up and not too_few:
             raise self._timed_out(votes)
+        if quarantine is not None:
+            return max(0.0, min(pause_in(quarantine, self._port.jitter()), self._give_up - now))
         pause = self._pause * (0.25 + 0.75 * self._port.jitter())
         told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
-        self._pause = min(2 * self._pause, TOLD_LONGEST if told else PAUSE_LONGEST)
+        self._pause = min(2 * self._pause, TOLD_LONGEST if told or too_few else PAUSE_LONGEST)
         return max(0.0, min(pause, self._give_up - now))
 
-    def _no_quorum(self, votes: Tally) -> HoldfastError:
+    def _no_quorum(self, votes: Tally, quarantine: Quarantined | None) -> HoldfastError:
         name, nodes = self._spec.name, self._quorum.outcomes(votes)
         if self._session.closed:
             message = f"{name!r} was not acquired: this client was closed"
             return NodeUnavailable(message, lock=name)
-        said = "; ".join(f"{node}: {what}" for node, what in nodes.items())
-        failures = list(votes.failed.values())
-        never = [error for error in failures if isinstance(error, ConfigurationError)]
-        if len(never) >= self._quorum.majority:
-            return ConfigurationError(f"{name!r} can never be acquired here: {said}", lock=name)
-        message = f"{name!r} was not acquired, too few of its nodes answer: {said}"
+        if self._quorum.refuses_for_good(votes):
+            message = f"{name!r} can never be acquired here: {in_one_line(nodes)}"
+            return ConfigurationError(message, lock=name)
+        if quarantine is not None:
+            return self._too_young(votes, quarantine, nodes)
+        message = f"{name!r} was not acquired, too few of its nodes answer: {in_one_line(nodes)}"
         return NoQuorum(message, lock=name, nodes=nodes)
+
+    def _too_young(
+        self, votes: Tally, quarantine: Quarantined, nodes: dict[str, str]
+    ) -> HoldfastError:
+        """Say once, of all nodes in quarantine, when a majority may vote."""
+        failures = list(votes.failed.values())
+        others = [error for error in failures if not isinstance(error, Quarantined)]
+        message = (
+            f"{self._spec.name!r} was not acquired: {len(failures) - len(others)} of {len(nodes)} "
+            "nodes have started or were promoted, and may have lost locks that are still held; "
+            f"a majority may not vote for another {math.ceil(quarantine.seconds)} s"
+        )
+        said = "".join(f"; {error}" for error in others)
+        return NoQuorum(f"{message}{said}: {ADVICE}", lock=self._spec.name, nodes=nodes)
 
     def _timed_out(self, votes: Tally) -> AcquireTimeout:
         name = self._spec.name

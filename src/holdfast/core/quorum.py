@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.events import Event
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, to_ms
-from holdfast.core.tally import Tally, Yes, is_complete, nothing
+from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
-from holdfast.errors import HoldfastError, NoQuorum, OutcomeUnknown
-from holdfast.port import Interrupted, Unconnected
+from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
+from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 
 if TYPE_CHECKING:
@@ -352,6 +352,22 @@ class Quorum:
         """Whether so many nodes failed that no majority is left."""
         return len(tally.failed) > self._spare
 
+    def refuses_for_good(self, tally: Tally) -> bool:
+        """Whether so many nodes will never do it that no majority is left."""
+        failures = list(tally.failed.values())
+        return sum(isinstance(each, ConfigurationError) for each in failures) > self._spare
+
+    def quarantine(self, tally: Tally) -> Quarantined | None:
+        """Return what is left of the quarantine that keeps a majority from voting.
+
+        None if it is not only that: if nodes would still be missing when it is over.
+        """
+        failures = list(tally.failed.values())
+        ends = [error for error in failures if isinstance(error, Quarantined)]
+        ends.sort(key=lambda error: error.seconds)
+        needed = len(failures) - self._spare
+        return ends[needed - 1] if 0 < needed <= len(ends) else None
+
     def was_interrupted(self, tally: Tally) -> bool:
         """Whether answers were not read, which says nothing about the nodes."""
         return any(isinstance(error, Interrupted) for error in list(tally.failed.values()))
@@ -359,8 +375,7 @@ class Quorum:
     def _unheard(self, tally: Tally) -> HoldfastError:
         """Say that, and of which nodes, too few were heard."""
         nodes = self.outcomes(tally)
-        said = "; ".join(f"{name}: {what}" for name, what in nodes.items())
-        message = f"no majority of the {len(nodes)} nodes answered ({said})"
+        message = f"no majority of the {len(nodes)} nodes answered ({in_one_line(nodes)})"
         failures = list(tally.failed.values())
         if tally.given or any(isinstance(error, OutcomeUnknown) for error in failures):
             return OutcomeUnknown(message)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from holdfast.core.quorum import Quorum
     from holdfast.port import Reply
@@ -110,6 +110,11 @@ class Yes(Tally):
 def is_yes(answer: Reply | HoldfastError) -> bool:
     """Whether a node said yes: with a number, or with one."""
     return type(answer) is int and answer > 0
+
+
+def in_one_line(nodes: Mapping[str, str]) -> str:
+    """List what came of asking each node; none is named twice."""
+    return "; ".join(what if name in what else f"{name}: {what}" for name, what in nodes.items())
 
 
 def is_complete(tally: Tally) -> bool:

@@ -23,7 +23,7 @@ from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND, Future
 from holdfast.wire.copies import confirmed, needed
-from holdfast.wire.refusals import refusal
+from holdfast.wire.refusals import quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -317,21 +317,21 @@ class SimClient:
         """Make a connection, unless the server lost its data not long ago."""
         link, name = Connection(self.machine, server), server.name
 
-        def is_young() -> bool:
-            return self.world.now < server.young_until
+        def quarantine() -> float:
+            return (server.young_until - self.world.now) / SECOND
 
         try:
-            young = await self.within(link.ask("connect", is_young), timeout)
+            left = await self.within(link.ask("connect", quarantine), timeout)
         except (ConnectionResetError, TimeoutError):
             link.close()
             raise NodeUnavailable(f"cannot reach {name}", node=name) from None
         except BaseException:
             link.close()
             raise
-        if young:
+        if left > 0:
             link.close()
             self.observer.too_young(self)
-            raise NodeUnavailable(f"{name} lost its data, and is not asked yet", node=name)
+            raise quarantined(name, left)
         return link
 
     def post(self, link: Connection, request: Request, *, in_full: bool) -> Future[Reply]:

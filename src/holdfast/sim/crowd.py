@@ -16,7 +16,7 @@ from holdfast.port import Unconnected
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.world import Future
 from holdfast.wire.refusals import refusal
-from holdfast.wire.table import AGAIN, GRACE, Question
+from holdfast.wire.table import GRACE, Question, aged, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class _Seat:
         self._server = server
         self.link: Connection | None = None
         self.opening = False
-        self._again_at = -math.inf
+        self._tried_at = self._again_at = -math.inf
         self._failure: HoldfastError | None = None
         self._known: set[str] = set()
         self.owed: list[_Owed] = []
@@ -85,7 +85,8 @@ class _Seat:
         except NodeUnavailable as error:
             self._failure = error
         self.opening = False
-        self._again_at = self._client.now() + AGAIN
+        self._tried_at = self._client.now()
+        self._again_at = self._tried_at + retry_after(self._failure)
         self._known.clear()
         if link is not None and self._table.dropped:
             link.close()
@@ -100,7 +101,9 @@ class _Seat:
     def unavailable(self) -> HoldfastError:
         """Why it cannot be used."""
         name = self._server.name
-        return self._failure or NodeUnavailable(f"{name} is not connected yet", node=name)
+        if self._failure is not None:
+            return aged(self._failure, self._client.now() - self._tried_at)
+        return NodeUnavailable(f"{name} is not connected yet", node=name)
 
     def unknown(self) -> OutcomeUnknown:
         """Say that it may have been carried out, or not."""

@@ -14,7 +14,7 @@ from holdfast.wire.blocking import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import Multiplexer, seen
 from holdfast.wire.packing import StrayAnswer, by_sha, opened, serials
-from holdfast.wire.table import AGAIN, GRACE, Question
+from holdfast.wire.table import GRACE, Question, aged, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +129,8 @@ class LoopCrowd:
         self._timeout = timeout
         self._majority = len(targets) // 2 + 1
         self._again_at = [0.0] * len(targets)
-        self._failures: list[HoldfastError | None] = [None] * len(targets)
+        self._failures: list[tuple[HoldfastError, float] | None] = [None] * len(targets)
+        """Why each could not be connected to, and when that was."""
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._waited = False
 
@@ -183,8 +184,10 @@ class LoopCrowd:
                 wire.write(packed, give_up)
 
     def _unavailable(self, node: int) -> HoldfastError:
-        name = self.names[node]
-        return self._failures[node] or Unconnected(f"{name} is not connected yet", node=name)
+        name, failure = self.names[node], self._failures[node]
+        if failure is not None:
+            return aged(failure[0], now() - failure[1])
+        return Unconnected(f"{name} is not connected yet", node=name)
 
     async def _connect(self, end: float) -> None:
         """Have as many connections as can be had now, and at least wait for a majority."""
@@ -214,8 +217,9 @@ class LoopCrowd:
             await self._wires[node].open(self._timeout)
             self._failures[node] = None
         except HoldfastError as error:
-            self._failures[node] = error
-            self._again_at[node] = now() + AGAIN
+            at = now()
+            self._failures[node] = error, at
+            self._again_at[node] = at + retry_after(error)
         finally:
             del self._opening[node]
 

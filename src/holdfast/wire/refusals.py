@@ -6,6 +6,7 @@ the same request will never work, `NodeUnavailable` when the server cannot serve
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -71,12 +72,7 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
     """
     quarantine = _QUARANTINE.search(text)
     if quarantine is not None:
-        seconds = int(quarantine[1]) / 1000
-        message = (
-            f"{node} took another server's place, or started anew: for {seconds:g} s more, what "
-            "was granted before may still be held"
-        )
-        return Quarantined(message, node=node, seconds=seconds)
+        return quarantined(node, int(quarantine[1]) / 1000)
     if moves and "READONLY" in text:
         return NodeUnavailable(f"{node} refused: it is not the primary now ({text})", node=node)
     for sign, advice in _NEVER.items():
@@ -86,6 +82,15 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
         if sign in text:
             return NodeUnavailable(f"{node} refused: {advice} ({text})", node=node)
     return NodeUnavailable(f"{node} refused: {text}", node=node)
+
+
+def quarantined(node: str, seconds: float) -> Quarantined:
+    """Say that a server grants no lock for `seconds` more, and why."""
+    message = (
+        f"{node} has started or was promoted, and may have lost locks that are still held: "
+        f"it grants none for another {math.ceil(seconds)} s"
+    )
+    return Quarantined(message, node=node, seconds=seconds)
 
 
 def is_of_server(text: str) -> bool:

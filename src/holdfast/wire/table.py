@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
-from holdfast.port import Interrupted, Unconnected
+from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
 from holdfast.wire.process import Worker, generation
-from holdfast.wire.refusals import denial, is_denial, refusal
+from holdfast.wire.refusals import denial, is_denial, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 AGAIN = 1.0
 """Seconds after which a node that could not be reached is tried again."""
+
 
 GRACE = 0.2
 """Seconds to wait for the slower nodes when a majority is there: once, at the beginning, and in the
@@ -52,6 +53,18 @@ which, before that thread asks it nothing more."""
 
 _BUFFER = 16_384
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def retry_after(failure: HoldfastError | None) -> float:
+    """Seconds after which to connect again: sooner, if a quarantine is over before."""
+    return min(AGAIN, failure.seconds) if isinstance(failure, Quarantined) else AGAIN
+
+
+def aged(failure: HoldfastError, seconds: float) -> HoldfastError:
+    """Return the failure as it is `seconds` later: less is left of a quarantine."""
+    if isinstance(failure, Quarantined):
+        return quarantined(failure.node, max(0.0, failure.seconds - seconds))
+    return failure
 
 
 class Question:
@@ -112,6 +125,7 @@ class Seat:
         self._connection: Any = None
         self._again_at = -math.inf
         self._failure: HoldfastError | None = None
+        self._failed_at = -math.inf
         self.number = -1
         self._opener: Worker | None = None
         self._abandoned = False
@@ -147,7 +161,8 @@ class Seat:
             abandoned = self._abandoned
             if not abandoned:
                 self._connection, self._failure = connection, failure
-                self._again_at = now() + AGAIN
+                self._failed_at = now()
+                self._again_at = self._failed_at + retry_after(failure)
             self._opener = None
         for waiting in list(self._expecting):
             waiting.put(None)
@@ -186,7 +201,9 @@ class Seat:
         node = self.target.node
         if self.owed:
             return NodeUnavailable(f"{node} owes {len(self.owed)} answers", node=node)
-        return self._failure or Unconnected(f"{node} is not connected yet", node=node)
+        if self._failure is not None:
+            return aged(self._failure, now() - self._failed_at)
+        return Unconnected(f"{node} is not connected yet", node=node)
 
     def drop(self, error: BaseException | str) -> None:
         """Hang up; what is owed will not come."""

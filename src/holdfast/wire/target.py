@@ -24,7 +24,7 @@ from redis.retry import Retry
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.packing import CommandPacker
-from holdfast.wire.refusals import misplaced, refusal
+from holdfast.wire.refusals import misplaced, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -185,11 +185,7 @@ class Server:
                     f"{' and '.join(sorted(twins))} are one server, which has one vote: give others"
                 )
             if left:
-                raise NodeUnavailable(
-                    f"{self.node} has started, or taken another's place, and may have lost locks: "
-                    f"it has no vote for another {math.ceil(left)} s",
-                    node=self.node,
-                )
+                raise quarantined(self.node, left)
 
     def open(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
         """Open a blocking connection, and return it with what the greeting found out.

@@ -1,0 +1,152 @@
+"""Servers that have just started: a caller with time waits for them, and an error says how long."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from holdfast.wire import guard, target
+from kit.servers import Server, programs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from kit.faces import Face
+
+PROGRAMS = list(programs().values())
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+SHORT = 2.0
+"""A longest_ttl that is over soon."""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., list[Server]]]:
+    """Start three servers that no client has used, of all kinds that there are."""
+    with contextlib.ExitStack() as stack:
+
+        def started(*settings: str) -> list[Server]:
+            kinds = [PROGRAMS[each % len(PROGRAMS)] for each in range(3)]
+            return [stack.enter_context(Server.start(kind, *settings)) for kind in kinds]
+
+        yield started
+
+
+@pytest.fixture
+def _short_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a quarantine be as short as longest_ttl; otherwise it takes 5 s at least."""
+    monkeypatch.setattr(target, "LEAST_SILENCE", 0.1)
+
+
+def urls(servers: list[Server]) -> list[str]:
+    return [server.url for server in servers]
+
+
+def in_quarantine(server: Server) -> bool:
+    return bool(server.command("EXISTS", guard.QUARANTINE))
+
+
+@pytest.mark.usefixtures("_short_quarantine")
+@pytest.mark.parametrize(("timeout", "settings"), [(90, ()), (None, DURABLE)])
+async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
+    face: Face,
+    start: Callable[..., list[Server]],
+    timeout: float | None,
+    settings: tuple[str, ...],
+) -> None:
+    servers = start(*settings)
+    client = face.connect(urls(servers), longest_ttl=SHORT)
+    async with client.lock("a", ttl=SHORT, timeout=timeout) as lease:
+        assert sum(map(in_quarantine, servers)) <= 1, "granted by nodes that may not vote yet"
+        lease.check()
+
+
+async def test_a_caller_without_time_is_told_once_for_how_long_nodes_may_not_vote(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    client = face.connect(urls(servers), longest_ttl=600)
+    for timeout in (0, 0.3):
+        with pytest.raises(holdfast.NoQuorum) as caught:
+            await client.lock("a").acquire(timeout=timeout)
+        text = str(caught.value)
+        (seconds,) = re.findall(r"for another (\d+) s", text)
+        assert 500 < int(seconds) <= 600
+        assert not any(server.url in text for server in servers)
+        assert list(caught.value.nodes) == urls(servers)
+        assert "holdfast quorum init" in text
+
+
+async def test_nodes_that_fail_for_other_reasons_are_named_once(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    servers[1].kill()
+    client = face.connect(urls(servers), longest_ttl=600)
+    with pytest.raises(holdfast.NoQuorum) as caught:
+        await client.lock("a").acquire(timeout=0)
+    text = str(caught.value)
+    assert "2 of 3 nodes" in text
+    assert text.count(servers[1].url) == 1
+    servers[0].kill()
+    with pytest.raises(holdfast.NoQuorum) as caught:
+        await face.connect(urls(servers), longest_ttl=600).lock("a").acquire(timeout=0)
+    assert [str(caught.value).count(server.url) for server in servers] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("_short_quarantine")
+async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    for server in servers:
+        server.kill()
+    failures: list[holdfast.Event] = []
+    client = face.connect(urls(servers), longest_ttl=SHORT, on_event=failures.append)
+    waiting = [
+        face.start(client.lock("a", ttl=SHORT).acquire(timeout=60)),
+        face.start(client.lock("b", ttl=SHORT).acquire()),
+    ]
+    # All of them were refused at least once before the first server started.
+    await face.eventually(_returns(lambda: len(failures) >= len(servers)))
+    for server in servers:
+        server.restart()
+    for each in waiting:
+        lease = await each.result()
+        assert sum(map(in_quarantine, servers)) <= 1
+        await lease.release()
+
+
+async def test_a_caller_whose_nodes_stay_away_is_told_of_each_when_its_timeout_ends(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    for server in servers:
+        server.kill()
+    client = face.connect(urls(servers))
+    with pytest.raises(holdfast.NoQuorum) as caught:
+        await client.lock("a").acquire(timeout=1.5)
+    for server in servers:
+        assert "cannot reach" in caught.value.nodes[server.url]
+
+
+async def test_closing_a_client_ends_the_wait_for_its_nodes(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    client = face.connect(urls(servers), longest_ttl=600)
+    waiting = face.start(client.lock("a").acquire())
+    await face.eventually(_returns(lambda: all(map(in_quarantine, servers))))
+    await client.close()
+    with pytest.raises(holdfast.NodeUnavailable, match="closed"):
+        await waiting.result()
+
+
+def _returns(check: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def checked() -> bool:
+        return check()
+
+    return checked
