@@ -10,6 +10,9 @@ import pytest
 
 import holdfast
 from holdfast.wire import guard, target
+from holdfast.wire.clock import now
+from kit.homes import settle_in
+from kit.sentinels import Sentinels
 from kit.servers import Server, programs
 
 if TYPE_CHECKING:
@@ -131,6 +134,21 @@ async def test_a_caller_whose_nodes_stay_away_is_told_of_each_when_its_timeout_e
         await client.lock("a").acquire(timeout=1.5)
     for server in servers:
         assert "cannot reach" in caught.value.nodes[server.url]
+
+
+async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(face: Face) -> None:
+    with Sentinels(PROGRAMS[0]) as service:
+        settle_in(service.primary)
+        for sentinel in service.sentinels:
+            sentinel.freeze()
+        client = face.connect(service.url, command_timeout=0.3)
+        began = now()
+        waiting = face.start(client.lock("a", ttl=1).acquire(timeout=60))
+        await face.eventually(_returns(lambda: now() > began + 2.5))  # longer than the lock's ttl
+        assert not waiting.done
+        for sentinel in service.sentinels:
+            sentinel.thaw()
+        await (await waiting.result()).release()
 
 
 async def test_closing_a_client_ends_the_wait_for_its_nodes(

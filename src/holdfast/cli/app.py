@@ -18,6 +18,7 @@ COMMANDS = {
     "break": "holdfast.cli.locks:break_",
     "top": "holdfast.cli.top:top",
     "doctor": "holdfast.cli.doctor:doctor",
+    "quorum": "holdfast.cli.quorum:quorum",
     "server": "holdfast.cli.server:server",
     "demo": "holdfast.cli.demo:demo",
     "sim": "holdfast.cli.sim:sim",

@@ -122,7 +122,9 @@ class AsyncClient:
         Args:
             name: what is locked. All who give this name exclude one another.
             ttl: seconds the server keeps the lock without news of its holder.
-            timeout: seconds that acquiring waits; None for ever, 0 not at all.
+            timeout: seconds that acquiring waits; None for ever, 0 not at all. On several servers,
+                and behind Sentinels, it waits for servers too: while too few of them answer, or may
+                grant locks after their start.
             renew: keep the lease alive until it is released.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
             reentrant: the task that holds it may take it again.

@@ -6,6 +6,7 @@ the last one is kept with its data. Where the two differ, nobody gets a lock for
 may believe in one that was lost (`scripts/guard.lua`, and `_quarantine.lua` in the others).
 
 `watch` is the conversation that sees to this, on each new connection, for either kind of it.
+`inspect` only looks, and `declare_fit` ends a quarantine, for operators of new servers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import NodeUnavailable
-from holdfast.scripts import GUARD
+from holdfast.scripts import DECLARE_FIT, GUARD
 from holdfast.wire.packing import opened
-from holdfast.wire.refusals import denial, is_denial, refusal
+from holdfast.wire.refusals import denial, is_denial, misplaced, refusal
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
@@ -51,28 +52,120 @@ def watch(
         NodeUnavailable: it is not, or not yet, a primary; or does not answer as it should.
         ConfigurationError: it does not let us find out.
     """
-    facts = _facts((yield ("INFO", "server")), node, user)
-    facts |= _facts((yield ("INFO", "replication")), node, user)
-    if facts.get("role") != "master":
-        raise NodeUnavailable(f"{node} is not a primary: the failover is under way", node=node)
+    facts = yield from _ask_facts(node, user)
     durable = _says((yield ("CONFIG", "GET", "appendonly")), b"yes")
     durable = durable and _says((yield ("CONFIG", "GET", "appendfsync")), b"always")
-    was_replica_of = facts.get("master_replid2", _NEVER)
     arguments = (
-        # Another one after each start; and the second part, where it was a replica, after each
-        # promotion. The id of its replication alone would do, but changes without need as well.
-        f"{facts['run_id']}:{was_replica_of}",
+        _mark(facts),
         str(round(longest_ttl * 1000)),
         str(round((OVERLAP if overlap is None else overlap) * 1000)),
         str(max(0, int(facts["uptime_in_seconds"]) - 1) * 1000),  # it counts whole seconds begun
         str(int(durable)),
-        str(int(was_replica_of != _NEVER)),
+        str(int(facts.get("master_replid2", _NEVER) != _NEVER)),
         _SERIAL,
     )
     answer = yield ("EVAL", GUARD.text, "2", HOME, QUARANTINE, *arguments)
     if isinstance(answer, Exception):
         raise _refused(str(answer), node, user)
     return Watched(int(opened(answer, _SERIAL)) / 1000, facts["run_id"])
+
+
+class Inspected(NamedTuple):
+    """What a server says of itself to an operator."""
+
+    process: str
+    """Another one for each server, and after each of its starts."""
+    mark: str
+    """By which it would know itself."""
+    home: str
+    """By which it does; "" if no client of a quorum, or behind Sentinels, has ever used it."""
+    longest_ttl: float
+    """The longest that any client there was given, in seconds."""
+    left: float
+    """Seconds of a quarantine that has begun."""
+    keys: int
+    """How many keys of locks it has, counting those that outlive their lock by an hour."""
+    settings: dict[str, str]
+    """Those of `SETTINGS` that it tells."""
+
+
+SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy")
+"""What the servers of one deployment are expected to have in common."""
+
+_PAGE = "1000"
+
+
+def inspect(node: str, user: str) -> Greeting[Inspected]:
+    """Find out what a server knows of its locks and of itself; change nothing.
+
+    Raises:
+        NodeUnavailable: it is not a primary; or does not answer as it should.
+        ConfigurationError: no lock may live there, or it does not let us find out.
+    """
+    judge = misplaced((yield ("HELLO",)), node)
+    if judge is not None:
+        raise judge
+    facts = yield from _ask_facts(node, user)
+    home = yield ("GET", HOME)
+    left = yield ("PTTL", QUARANTINE)
+    if isinstance(home, Exception) or isinstance(left, Exception):
+        raise _refused(str(home if isinstance(home, Exception) else left), node, user)
+    keys, cursor = 0, b"0"
+    while True:
+        page = yield ("SCAN", cursor, "MATCH", "holdfast:*", "COUNT", _PAGE)
+        if isinstance(page, Exception):
+            raise _refused(str(page), node, user)
+        cursor, found = page
+        keys += sum(key.decode(errors="replace") not in {HOME, QUARANTINE} for key in found)
+        if cursor == b"0":
+            break
+    settings = {}
+    for name in SETTINGS:
+        answer = yield ("CONFIG", "GET", name)
+        if isinstance(answer, list) and answer[1:]:
+            settings[name] = answer[1].decode(errors="replace")
+    mark, _, longest = (home or b"").decode(errors="replace").partition(" ")
+    return Inspected(
+        process=facts["run_id"],
+        mark=_mark(facts),
+        home=mark,
+        longest_ttl=int(longest or 0) / 1000,
+        left=max(0, left) / 1000,
+        keys=keys,
+        settings=settings,
+    )
+
+
+def declare_fit(node: str, user: str, mark: str, longest_ttl: float) -> Greeting[None]:
+    """End the quarantine of the server that has this `mark`, and have none begin now.
+
+    Raises:
+        NodeUnavailable, ConfigurationError: the server refuses.
+    """
+    if _mark((yield from _ask_facts(node, user))) != mark:
+        raise NodeUnavailable(f"{node} was restarted or replaced meanwhile: try again", node=node)
+    arguments = mark, str(round(longest_ttl * 1000)), _SERIAL
+    answer = yield ("EVAL", DECLARE_FIT.text, "2", HOME, QUARANTINE, *arguments)
+    if isinstance(answer, Exception):
+        raise _refused(str(answer), node, user)
+    opened(answer, _SERIAL)
+
+
+def _ask_facts(node: str, user: str) -> Greeting[dict[str, str]]:
+    facts = _facts((yield ("INFO", "server")), node, user)
+    facts |= _facts((yield ("INFO", "replication")), node, user)
+    if facts.get("role") != "master":
+        raise NodeUnavailable(f"{node} is not a primary: the failover is under way", node=node)
+    return facts
+
+
+def _mark(facts: dict[str, str]) -> str:
+    """Make the mark of a server.
+
+    Another one after each start; and the second part, where it was a replica, after each
+    promotion. The id of its replication alone would do, but changes without need as well.
+    """
+    return f"{facts['run_id']}:{facts.get('master_replid2', _NEVER)}"
 
 
 def _facts(answer: object, node: str, user: str) -> dict[str, str]:

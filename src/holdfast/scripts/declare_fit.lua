@@ -1,0 +1,15 @@
+-- declare_fit: end the quarantine of this server, because an operator says that no lock can be held
+-- that it has lost (see guard).
+--
+-- KEYS  1 home: '<mark> <longest ttl, ms>', for ever  2 quarantine
+-- ARGV  1 mark of this server  2 longest ttl that locks may have (ms)  3 serial of the request
+--
+-- Returns  1 .. serial
+--
+-- The longest ttl ever given is kept.
+
+local call = redis.call
+local before = string.match(call('GET', KEYS[1]) or '', '^%S+ (%d+)$')
+call('SET', KEYS[1], ARGV[1] .. ' ' .. math.max(tonumber(ARGV[2]), tonumber(before or 0)))
+call('DEL', KEYS[2])
+return '1' .. ARGV[3]
