@@ -369,11 +369,12 @@ async def test_a_client_that_checks_no_certificates_is_taken_over_as_it_is(
     library: Any, face: Face, server: Server
 ) -> None:
     with TlsFront(server.host, server.port) as front:
-        for theirs in untrusting(library, front.port):
-            async with face.connect(theirs).lock("a") as lease:
+        address = f"rediss://127.0.0.1:{front.port}?ssl_cert_reqs=none"
+        for theirs in [*untrusting(library, front.port), address]:
+            client = face.connect(theirs)
+            async with client.lock("a") as lease:
                 assert lease.held
-        async with face.connect(f"rediss://127.0.0.1:{front.port}?ssl_cert_reqs=none").lock("a"):
-            pass
+            await client.close()
         # The control: nothing is taken on trust unless the client says so.
         trusting = face.connect(redis.Redis(host="127.0.0.1", port=front.port, ssl=True))
         with pytest.raises(holdfast.HoldfastError, match=r"(?i)certificate"):
