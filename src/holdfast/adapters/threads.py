@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -195,8 +196,9 @@ class BackgroundThread:
         """Wake the thread, or start it."""
         with self._mutex:
             self._calls.put(None)
-            # One that does not live was never started: who began to was interrupted.
-            if self._thread is None or not self._thread.lives:
+            # One that does not live was never started: who began to was interrupted. While the
+            # interpreter is torn down, starting one would never return.
+            if (self._thread is None or not self._thread.lives) and not sys.is_finalizing():
                 self._thread = Worker(self._work, job, name=self._name)
                 self._thread.start()
 

@@ -10,7 +10,7 @@ What an attempt keeps to:
   speak to us, or is not to, the lock is asked for again and again instead.
 - An attempt that ends without the lock, while it stands in line or some request of it may still be
   carried out, takes its token back: at once when it can, in the background when the server is
-  silent.
+  silent, or when nothing can be awaited because the event loop is closed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
 
 
 async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
-    port = session.port
+    port, process = session.port, session.process
     actor = port.actor()
     queues = timeout != 0 and not session.polls
     token = port.draw_token(actor, spec.suffix)
@@ -120,15 +120,16 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
             due = attempt.hand_over(hold, grant)
         session.took(hold, due)
-    except GeneratorExit:
-        raise
     except BaseException as error:
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
         # A refusal is an answer: that request was not carried out.
         if attempt is None:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
-        await attempt.undo(asking=not isinstance(error, ConfigurationError))
+        if not isinstance(error, GeneratorExit):
+            await attempt.undo(asking=not isinstance(error, ConfigurationError))
+        elif process == port.process():  # in a forked child, the attempt is its parent's
+            attempt.abandon()
         raise
     return grip
 
@@ -246,18 +247,27 @@ class _Attempt:
 
     async def undo(self, *, asking: bool) -> None:
         """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
-        session, spec, token = self._session, self._spec, self._token
+        session, spec = self._session, self._spec
         abandoned = (asking and self._asking) or self._abandoned
         if self._waiter is not None:
             self._waiter.leave()
+        if abandoned and self._silent:
+            self.abandon()
+            return
         if abandoned:
             session.rally(spec)
-        if abandoned and self._silent:
-            session.see_to(spec, token)
-        elif abandoned or self._in_line:
+        if abandoned or self._in_line:
             await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
-            return
+        elif self._waiter is not None:
+            self._waiter.forget()
+
+    def abandon(self) -> None:
+        """Have the background leave nothing behind: the server is silent, or nothing can wait."""
+        session, spec = self._session, self._spec
+        session.rally(spec)
+        session.see_to(spec, self._token)
         if self._waiter is not None:
+            self._waiter.leave()
             self._waiter.forget()
 
     async def _leave(self, tombstone: str) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.core.acquire import TRIES, NotNeeded, acquire
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip
-from holdfast.core.release import release
+from holdfast.core.release import abandon, release
 from holdfast.core.spec import to_ms
 from holdfast.core.value import is_due, read_kept
 from holdfast.errors import (
@@ -302,6 +302,7 @@ async def compute(
     try:
         return await _under_lock(cache, wanted, flight, (lock, timeout, grip))
     except GeneratorExit:
+        abandon(session, grip)
         raise
     except BaseException:
         await session.port.shielded(_let_go(session, grip))

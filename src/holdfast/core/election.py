@@ -61,19 +61,20 @@ async def win(
         NoQuorum: too few nodes answered, or were allowed to vote, all the while; nothing is held.
         ConfigurationError: a majority of the nodes will never grant it.
     """
-    candidate = _Candidate(session, quorum, spec, timeout)
+    candidate, process = _Candidate(session, quorum, spec, timeout), session.process
     try:
         fence = await candidate.run()
         token, asked_at, actor = candidate.token, candidate.asked_at, candidate.actor
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
         session.took(hold, asked_at + spec.first_due)
         await candidate.leave()
-    except GeneratorExit:
-        raise
-    except BaseException:
+    except BaseException as error:
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
-        await session.port.shielded(candidate.withdraw())
+        if not isinstance(error, GeneratorExit):
+            await session.port.shielded(candidate.withdraw())
+        elif process == session.port.process():  # in a forked child, the attempt is its parent's
+            candidate.abandon()
         raise
     return grip
 
@@ -146,8 +147,14 @@ class _Candidate:
             through = True
         finally:
             if not through:
-                for token in (self.token, self._waiter):
-                    self._quorum.whereabouts.abandon(self._taking_back(token))
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Have the background leave nothing behind."""
+        for waiter in self._waiters:
+            waiter.forget()
+        for token in (self.token, self._waiter):
+            self._quorum.whereabouts.abandon(self._taking_back(token))
 
     # Waiting to be told
 

@@ -146,8 +146,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         ConfigurationError: `text` was not made by `export`.
     """
     exported, fence, longest, spec = _read(text, session, command_timeout)
-    port = session.port
     session.begin_in_this_process()
+    port, process = session.port, session.process
     actor = port.actor()
     token = port.draw_token(actor, spec.suffix)
     args = token, spec.ttl_ms, exported, spec.settings
@@ -167,6 +167,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         hold.tainted, hold.longest_ttl = abandoned, longest
         session.took(hold, asked_at + spec.first_due)
     except GeneratorExit:
+        if process == port.process():  # in a forked child, the attempt is its parent's
+            session.see_to(spec, token, longest=longest)
         raise
     except BaseException as error:
         if grip._hold is not None:

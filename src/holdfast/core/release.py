@@ -88,11 +88,10 @@ async def release(session: Session, grip: Grip) -> None:
         if not released or hold.state is LOST:
             _was_not_ours(session, hold)
         hold.state = RELEASED
-    except (GeneratorExit, HoldfastError):
+    except HoldfastError:
         raise
-    except BaseException:
-        session.rally(hold.spec)
-        await session.port.shielded(_finish(session, hold, grip))
+    except BaseException as error:
+        await _interrupted(session, hold, grip, error)
         raise
 
 
@@ -155,14 +154,40 @@ def _was_not_ours(session: Session, hold: Hold) -> None:
         raise hold.loss()
 
 
-async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
-    """Bring an interrupted release to its end, from wherever it was."""
+async def _interrupted(session: Session, hold: Hold, grip: Grip, by: BaseException) -> None:
+    if isinstance(by, GeneratorExit):
+        abandon(session, grip)
+    else:
+        session.rally(hold.spec)
+        await session.port.shielded(_finish(session, hold, grip))
+
+
+def abandon(session: Session, grip: Grip) -> None:
+    """Have the background release it, where nothing can be awaited: the event loop is closed."""
+    hold = grip._hold
+    if hold is not None and _is_to_end(session, hold, grip):
+        session.rally(hold.spec)
+        session.clean_up_after(hold)
+        if hold.waiter is not None:
+            hold.waiter.forget()
+        hold.state = RELEASED
+
+
+def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
+    """Say whether an interrupted release, wherever it was, has to be brought to its end."""
     hold.grips.discard(grip)
     if hold.grips or hold.state is LOST or hold.process != session.port.process():
-        return
+        return False
     hold.state = RELEASING
     hold.unsure = True
     session.forget(hold)
+    return True
+
+
+async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
+    """Bring an interrupted release to its end, from wherever it was."""
+    if not _is_to_end(session, hold, grip):
+        return
     await take_back(session, hold.spec, hold.token, longest=hold.longest_ttl)
     if hold.waiter is not None:
         hold.waiter.forget()

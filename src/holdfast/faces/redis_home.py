@@ -100,6 +100,14 @@ class Home:
             args = name, spec.ttl_ms, hold.token, spec.settings
             self._check(hold, *await self._insist(ADOPT, spec, args))
 
+    def abandon(self, spec: LockSpec, taking: Taking) -> None:
+        """Have the background do what `undo` does, where nothing can be awaited."""
+        hold = taking._hold  # noqa: SLF001 - its own
+        if hold is not None and hold.process == self.session.port.process():
+            self.session.disown(hold)
+            self._recent.pop(hold.token, None)
+            self.session.see_to(spec, hold.token)
+
     async def undo(self, spec: LockSpec, taking: Taking) -> None:
         """Leave nothing behind of a taking that failed."""
         hold = taking._hold  # noqa: SLF001 - its own
@@ -124,6 +132,7 @@ class Home:
         """
         session = self.session
         session.begin_in_this_process()
+        process = session.process
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))
         tombstone = "0" if is_ours(token) and session.hears(name, spec.keys[0]) else "0 quiet"
@@ -136,15 +145,15 @@ class Home:
             released = session.released(reply, asked_at) or repeated or token in unsure
             unsure.discard(token)
             return released  # noqa: TRY300 - an interrupt may strike here
-        except GeneratorExit:
-            raise
         except BaseException as error:
+            if process != session.port.process():  # closed in a forked child
+                raise
             unsure.add(token)
             session.rally(spec)
             if not is_ours(token):
-                if not isinstance(error, HoldfastError):
+                if not isinstance(error, (GeneratorExit, HoldfastError)):
                     await session.port.shielded(self._end_given(spec, token))
-            elif isinstance(error, HoldfastError):
+            elif isinstance(error, (GeneratorExit, HoldfastError)):
                 session.see_to(spec, name, longest=TTL_MAX)  # it may have been extended
             else:
                 await session.port.shielded(take_back(session, spec, name, longest=TTL_MAX))

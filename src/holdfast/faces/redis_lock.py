@@ -397,6 +397,7 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
         except AcquireTimeout:
             return False
         except GeneratorExit:
+            home.abandon(spec, taking)
             raise
         except BaseException as error:
             await home.session.port.shielded(home.undo(spec, taking))

@@ -1,0 +1,155 @@
+"""An event loop that is closed amid an operation leaves no lock held and no place in the queue.
+
+Nothing can be awaited any more in such an operation: the background cleans up after it. Each test
+has a process for it, because asyncio complains about what a loop leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from kit.contention import waiters
+from kit.homes import settle_in
+from kit.processes import Process
+from kit.proxy import Proxy
+from kit.servers import Server, programs
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 20.0
+TTL = 60
+"""Seconds. What is free within `PATIENCE` was released: it has not expired."""
+
+KEY = "holdfast:{a}"
+PROGRAM = next(iter(programs().values()))
+
+SETTING = f"""
+import asyncio, gc, threading
+target, loop = client._client_target, asyncio.new_event_loop()
+client = holdfast.AsyncClient(target)
+lock = client.lock("a", ttl={TTL})
+
+def interrupt():
+    sys.stdin.readline()
+    loop.call_soon_threadsafe(loop.stop)
+
+def close_amid(operation):
+    task = loop.create_task(operation)
+    threading.Thread(target=interrupt).start()
+    loop.run_forever()
+    loop.close()
+
+async def connect():
+    async with client.lock("other"): pass
+
+loop.run_until_complete(connect())
+"""
+AMID_ACQUIRE = """
+print("ready", flush=True)
+sys.stdin.readline()
+close_amid(lock.acquire())
+"""
+AMID_RELEASE = """
+lease = loop.run_until_complete(lock.acquire())
+print("ready", flush=True)
+sys.stdin.readline()
+close_amid(lease.release())
+"""
+END = """
+asyncio.run(connect())  # now the client lets go of the old loop, and of its operation
+gc.collect()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def on_a_loop(target: Any, text: str) -> Process:
+    """Begin a process whose loop is closed amid an operation, when it is told so."""
+    text = SETTING.replace("client._client_target", repr(target)) + text + END
+    return Process(SimpleNamespace(url=target), text)  # type: ignore[arg-type]  # has what it needs
+
+
+def is_free(*servers: Server) -> bool:
+    return not any(server.command("EXISTS", KEY) for server in servers)
+
+
+@pytest.mark.parametrize("text", [AMID_ACQUIRE, AMID_RELEASE], ids=["acquire", "release"])
+def test_an_operation_whose_loop_was_closed_leaves_the_lock_free(
+    server: Server, proxy: Proxy, text: str
+) -> None:
+    with on_a_loop(proxy.url, text) as process:
+        assert process.says() == "ready"
+        amid = proxy.hold_reply(1) if text is AMID_ACQUIRE else proxy.hold_request(1)
+        process.tell()
+        assert amid.arrived.wait(PATIENCE)
+        assert server.command("EXISTS", KEY) == 1
+        process.tell()
+        assert process.says() == "closed"
+        eventually(lambda: is_free(server), within=PATIENCE, what="the lock is free")
+
+
+def test_a_waiter_whose_loop_was_closed_leaves_the_queue(server: Server) -> None:
+    with holdfast.Client(server.url) as client, on_a_loop(server.url, AMID_ACQUIRE) as process:
+        lease = client.lock("a", ttl=TTL).acquire()
+        assert process.says() == "ready"
+        process.tell()
+        eventually(lambda: waiters(server) == 1, within=PATIENCE, what="it waits")
+        process.tell()
+        assert process.says() == "closed"
+        eventually(lambda: waiters(server) == 0, within=PATIENCE, what="it left")
+        lease.release()
+        assert is_free(server)
+
+
+@pytest.fixture
+def three() -> Iterator[list[Server]]:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server.start(PROGRAM)) for _ in range(3)]
+        for server in servers:
+            settle_in(server)
+        yield servers
+
+
+def test_an_acquire_whose_loop_was_closed_leaves_no_vote_on_a_quorum(three: list[Server]) -> None:
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
+        process = stack.enter_context(on_a_loop([each.url for each in proxies], AMID_ACQUIRE))
+        assert process.says() == "ready"
+        replies = [proxy.hold_reply(1) for proxy in proxies]
+        process.tell()
+        assert all(reply.arrived.wait(PATIENCE) for reply in replies)
+        assert all(server.command("EXISTS", KEY) for server in three)
+        process.tell()
+        assert process.says() == "closed"
+        eventually(lambda: is_free(*three), within=PATIENCE, what="every vote is taken back")
+
+
+def test_a_program_that_ends_amid_an_acquire_ends_quietly(server: Server) -> None:
+    text = f"""
+        import asyncio, holdfast
+        holder, client = holdfast.Client({server.url!r}), holdfast.AsyncClient({server.url!r})
+        lease = holder.lock("a", ttl={TTL}).acquire()
+        waiting = []
+        async def main():
+            waiting.append(client.lock("a").acquire())
+            waiting[0].send(None)
+        asyncio.run(main())
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
