@@ -79,6 +79,22 @@ class LockSpec:
     taking: Script = ACQUIRE  # or one that takes it only where it is needed
     asked: tuple[str, ...] = ()  # what that one wants to know besides
 
+    def named(self, name: str) -> LockSpec:
+        """The lock with another name and the same settings, which are not checked again.
+
+        Raises:
+            ConfigurationError: it is no name.
+        """
+        keys = keys_of(lock_key_of(name), holds=self.owner is not None)
+        if self.replicas:
+            keys.replicas = self.replicas
+        fields = self.__dict__.copy()  # far cheaper than setting each of them
+        fields.pop("kept_keys", None)
+        fields["name"], fields["keys"] = str.__str__(name), keys
+        spec = object.__new__(LockSpec)
+        object.__setattr__(spec, "__dict__", fields)
+        return spec
+
     @cached_property
     def kept_keys(self) -> Keys:
         """The keys of renewing: without an owner, just those that exist while it is held."""
@@ -141,7 +157,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     if not _is_number(min_validity) or not 0 <= min_validity < validity:
         raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
     return LockSpec(
-        name=name,
+        name=str.__str__(name),
         ttl=float(ttl),
         timeout=timeout,
         renew=bool(renew),
@@ -191,24 +207,27 @@ def lock_key_of(name: str, key: str | None = None) -> bytes:
     Raises:
         ConfigurationError: it is no name, or no key, saying what to give instead.
     """
-    named = b"holdfast:{%b}" % _name("name", name)
-    return named if key is None else _name("key", key)
+    encoded = _name("name", name)
+    return b"holdfast:{" + encoded + b"}" if key is None else _name("key", key)
 
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
     """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
     siblings = siblings_of(lock_key)
-    names = (b":fence", b":queue", b":holds") if holds else (b":fence", b":queue")
-    return Keys((lock_key, *(siblings + name for name in names)))
+    if holds:
+        return Keys((lock_key, siblings + b":fence", siblings + b":queue", siblings + b":holds"))
+    return Keys((lock_key, siblings + b":fence", siblings + b":queue"))
 
 
 def siblings_of(key: bytes) -> bytes:
     """How keys begin that belong to this one, and share its hash slot."""
-    if not tag_of(key):
-        if b"}" in key:  # which would end the tag too soon
-            return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
-        return b"holdfast:key:{%b}" % key
-    return key if key.startswith(b"holdfast:{") else b"holdfast:tag:" + key
+    if key.startswith(b"holdfast:{") and key.find(b"}") > len(b"holdfast:{"):
+        return key  # made from a name, and with a tag
+    if tag_of(key):
+        return b"holdfast:tag:" + key
+    if b"}" in key:  # which would end the tag too soon
+        return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
+    return b"holdfast:key:{%b}" % key
 
 
 def lock_key_in(key: bytes) -> bytes | None:
@@ -273,15 +292,15 @@ def _name(what: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise _wrong(f"{what}={value!r}: give a string; for bytes, .decode() them", "")
     encoded = _encoded(what, value)
+    if 0 < len(encoded) <= NAME_MAX_BYTES:
+        return encoded
     if not encoded:
         raise _wrong(f"the {what} is empty: give the thing that is locked a name", "")
-    if len(encoded) > NAME_MAX_BYTES:
-        raise _wrong(
-            f"the {what} has {len(encoded)} bytes and may have {NAME_MAX_BYTES}: "
-            "use a shorter one, for example a digest of it",
-            value[:40],
-        )
-    return encoded
+    raise _wrong(
+        f"the {what} has {len(encoded)} bytes and may have {NAME_MAX_BYTES}: "
+        "use a shorter one, for example a digest of it",
+        value[:40],
+    )
 
 
 def _check_text(what: str, text: object, lock: str) -> None:
@@ -301,8 +320,9 @@ def _encoded(what: str, value: str) -> bytes:
 
 def tag_of(key: bytes) -> bytes:
     """The {tag} by which a key names its own hash slot; empty if it has none."""
-    tag, end, _ = key.partition(b"{")[2].partition(b"}")
-    return tag if end else b""
+    start = key.find(b"{") + 1
+    end = key.find(b"}", start)
+    return key[start:end] if start and end > start else b""
 
 
 def _hash(key: bytes) -> int:

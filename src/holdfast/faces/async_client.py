@@ -15,7 +15,8 @@ from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.spec import check_timeout, describe
+from holdfast.core.spec import check_timeout
+from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_tasks
@@ -100,6 +101,12 @@ class AsyncClient:
             polls=checked_wait(wait),
         )
         self._session = self._events.session = self._deployment.session
+        self._specs = SpecCache(
+            command_timeout=self._command_timeout,
+            longest_ttl=self._session.longest_ttl,
+            min_validity=self._min_validity,
+            quorum=self._session.quorum is not None,
+        )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
@@ -142,24 +149,29 @@ class AsyncClient:
         Raises:
             ConfigurationError: a setting cannot work, and the message says what to write.
         """
-        spec = describe(
+        given = (
             name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            max_hold=max_hold,
-            reentrant=reentrant,
-            owner=owner,
-            fair=fair,
-            lock_delay=lock_delay,
-            replicas=replicas,
-            key=key,
-            label=label,
-            command_timeout=self._command_timeout,
-            longest_ttl=self._session.longest_ttl,
-            min_validity=self._min_validity,
-            quorum=self._session.quorum is not None,
+            ttl,
+            timeout,
+            renew,
+            max_hold,
+            reentrant,
+            owner,
+            fair,
+            lock_delay,
+            replicas,
+            key,
+            label,
+            type(ttl),
+            type(timeout),
+            type(max_hold),
+            type(lock_delay),
+            type(replicas),
         )
+        try:
+            spec = self._specs[given]
+        except TypeError:  # it cannot be hashed
+            spec = self._specs.describe(given)
         return AsyncLock(self, spec)
 
     @functools.cached_property

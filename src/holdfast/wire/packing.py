@@ -68,8 +68,19 @@ def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> 
 
 
 def _pack_keys(keys: Keys) -> bytes:
-    packed = pack((str(len(keys)), *keys))
-    keys.packed = packed[packed.index(b"$") :]
+    if len(keys) == 3:  # noqa: PLR2004 - a plain lock's, whose name may be new each time
+        lock, fence, queue = keys
+        keys.packed = b"$1\r\n3\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            len(lock),
+            lock,
+            len(fence),
+            fence,
+            len(queue),
+            queue,
+        )
+        return keys.packed
+    packed = [b"$%d\r\n%b\r\n" % (len(each), each) for each in (b"%d" % len(keys), *keys)]
+    keys.packed = b"".join(packed)
     return keys.packed
 
 

@@ -1,0 +1,103 @@
+"""Describing a lock in a loop, as people do: remembered, bounded, the same each time."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.core.spec_cache import SETTINGS_MAX, SPECS_MAX
+
+if TYPE_CHECKING:
+    from holdfast.core.spec import LockSpec
+
+NOWHERE = "redis://127.0.0.1:1"
+CLIENTS = [holdfast.Client, holdfast.AsyncClient]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"ttl": 5, "timeout": 2.5, "fair": False},
+    {"renew": False, "lock_delay": 3},
+    {"max_hold": 60, "reentrant": True, "label": "nightly"},
+    {"owner": "us", "replicas": 2},
+    {"key": "a:key"},
+]
+
+
+def spec_of(client: Any, name: Any = "a", **settings: Any) -> LockSpec:
+    spec: LockSpec = client.lock(name, **settings)._spec
+    return spec
+
+
+def facts(spec: LockSpec) -> dict[str, Any]:
+    return {**vars(spec), "replicas in the keys": spec.keys.replicas}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_lock_that_is_described_again_is_not_computed_again(
+    kind: Any, settings: dict[str, Any]
+) -> None:
+    client = kind(NOWHERE)
+    assert spec_of(client, **settings) is spec_of(client, **settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_new_name_with_known_settings_is_described_as_if_they_were_new(
+    settings: dict[str, Any],
+) -> None:
+    used, fresh = holdfast.Client(NOWHERE), holdfast.Client(NOWHERE)
+    spec_of(used, "first", **settings).kept_keys  # noqa: B018 - as renewing it does
+    assert facts(spec_of(used, "second", **settings)) == facts(spec_of(fresh, "second", **settings))
+    assert (
+        spec_of(used, "second", **settings).kept_keys[0]
+        == spec_of(used, "second", **settings).keys[0]
+    )
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_setting_that_is_refused_is_refused_after_one_that_is_equal(kind: Any) -> None:
+    client = kind(NOWHERE)
+    for good, bad in (
+        ({"ttl": 1}, {"ttl": True}),
+        ({"timeout": 0}, {"timeout": False}),
+        ({"max_hold": 1}, {"max_hold": True}),
+        ({"lock_delay": 0}, {"lock_delay": False}),
+        ({"replicas": 1}, {"replicas": True}),
+        ({"replicas": 1}, {"replicas": 1.0}),
+    ):
+        client.lock("a", **good)
+        with pytest.raises(holdfast.ConfigurationError, match=next(iter(bad))):
+            client.lock("a", **bad)
+    with pytest.raises(holdfast.ConfigurationError, match="name"):
+        client.lock(b"a")
+
+
+def test_a_setting_that_cannot_be_hashed_is_judged_like_any_other() -> None:
+    client: Any = holdfast.Client(NOWHERE)
+    for bad in ({"ttl": [30]}, {"label": ["nightly"]}, {"name": ["a"]}):
+        with pytest.raises(holdfast.ConfigurationError, match=next(iter(bad))):
+            client.lock(**{"name": "a", **bad})
+    assert spec_of(client, renew=[1]).renew is True
+
+
+def test_a_name_of_another_kind_of_string_is_the_same_lock() -> None:
+    class Name(str, Enum):
+        A = "a"
+
+    client = holdfast.Client(NOWHERE)
+    for name in (Name.A, "a", Name.A):
+        assert type(client.lock(name).name) is str
+        assert client.lock(name).name == "a"
+        assert spec_of(client, name).keys[0] == b"holdfast:{a}"
+
+
+def test_what_is_remembered_of_locks_is_bounded() -> None:
+    client = holdfast.Client(NOWHERE)
+    for number in range(2 * SPECS_MAX):
+        client.lock(f"invoice:{number}")
+    for number in range(2 * SETTINGS_MAX):
+        client.lock("invoice", label=f"request {number}")
+    assert len(client._specs) <= SPECS_MAX
+    assert len(client._specs._by_settings) <= SETTINGS_MAX
