@@ -45,13 +45,17 @@ def _keys(name: str) -> Keys:
 
 
 class BareSocket:
-    """A blocking socket and a parser."""
+    """A blocking socket and a parser; `address` is a path, or a host and a port."""
 
-    def __init__(self, path: str, *, spin: bool) -> None:
+    def __init__(self, address: str | tuple[str, int], *, spin: bool) -> None:
         self._spin = spin
-        self._sock = socket.socket(socket.AF_UNIX)
+        if isinstance(address, str):
+            self._sock = socket.socket(socket.AF_UNIX)
+            self._sock.connect(address)
+        else:
+            self._sock = socket.create_connection(address)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.settimeout(1)
-        self._sock.connect(path)
         self._reader = hiredis.Reader()
         self._buffer = bytearray(16384)
         self._poll = select.poll()

@@ -2,8 +2,13 @@
 
     make bench, or: PYTHONPATH=tests python bench/speed.py [--program PATH] [--rounds N] [--check]
 
-Medians of interleaved rounds in one run on one server: the machine may be noisy, but it is noisy
-for everybody. With --check the exit status says whether the bars in BARS hold.
+Locks are written as people write them: `with client.lock(name):` in the loop, and the same with
+redis-py's. Beside it stand a lock object that is made once and used again, a name that is new in
+each turn, and the floor: the same scripts on a bare connection.
+
+Medians of interleaved rounds in one run, over TCP, on one server: the machine may be noisy, but
+then it is so for all of them. Each bar is printed with whether it was met; with --check the exit
+status says whether all were.
 """
 
 from __future__ import annotations
@@ -27,42 +32,60 @@ from kit.servers import Server, programs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-THREAD, TASK, TASKS = "one thread", "one asyncio task", "64 asyncio tasks, own keys"
-OURS, PEER, FLOOR, SPINNING = "holdfast", "redis-py Lock", "floor", "floor, spinning"
+THREAD, TASK, TASKS = "one thread", "one asyncio task", "64 asyncio tasks, each its own key"
+OURS = "with client.lock(name)"
+REUSED, NEW = "the same lock object", "a new name each time"
+PEER, FLOOR, SPINNING = "redis-py Lock", "floor", "floor, spinning"
 BARS = {
-    (THREAD, PEER): 2.0,
+    (THREAD, PEER): 2.5,
     (TASK, PEER): 2.0,
     (TASKS, PEER): 10.0,
     (THREAD, FLOOR): 0.75,
     (TASK, FLOOR): 0.75,
     (TASKS, FLOOR): 0.75,
+    (THREAD, REUSED): 0.9,
+    (TASK, REUSED): 0.9,
+    (TASKS, REUSED): 0.9,
 }
+"""What part of each other's speed `OURS` must have."""
+
+WORKERS = 64
+NEAR_THE_FLOOR = 0.85
+"""With 64 tasks the server may be the limit: so much of the floor also meets the bar of `PEER`."""
+
 Rates = dict[str, dict[str, list[float]]]
 
 
 def one_thread(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
-    """One thread taking one lock again and again."""
-    client = holdfast.Client(f"unix://{server.unix_path}")
+    """One thread that takes one lock in a loop."""
+    client = holdfast.Client(server.url)
     lock = client.lock("bench")
-    peer = redis.Redis(unix_socket_path=server.unix_path)
-    peer_lock = peer.lock("peer", timeout=30)
-    bare, asleep = (BareSocket(server.unix_path, spin=spin) for spin in (True, False))
+    peer = redis.Redis(host=server.host, port=server.port)
+    address = server.host, server.port
+    bare, asleep = (BareSocket(address, spin=spin) for spin in (True, False))
 
-    def ours(_: int) -> None:
-        lock.acquire().release()
+    def taking(make: Callable[[int], Any]) -> Callable[[int], None]:
+        def once(number: int) -> None:
+            with make(number):
+                pass
 
-    def peers(_: int) -> None:
-        peer_lock.acquire()
-        peer_lock.release()
+        return once
 
-    def exchanges(link: BareSocket) -> Callable[[int], None]:
+    def exchanging(link: BareSocket) -> Callable[[int], None]:
         def once(number: int) -> None:
             for packed in cycle("bench", number):
                 link.exchange(packed)
 
         return once
 
-    contestants = {OURS: ours, PEER: peers, FLOOR: exchanges(asleep), SPINNING: exchanges(bare)}
+    contestants = {
+        OURS: taking(lambda _: client.lock("bench")),
+        REUSED: taking(lambda _: lock),
+        NEW: taking(lambda number: client.lock(f"bench:{number}")),
+        PEER: taking(lambda _: peer.lock("peer", timeout=30)),
+        FLOOR: exchanging(asleep),
+        SPINNING: exchanging(bare),
+    }
     for _ in range(rounds):
         for who, once in contestants.items():
             began = time.perf_counter()
@@ -78,64 +101,70 @@ def one_thread(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
 @asynccontextmanager
 async def contestants(server: Server) -> AsyncIterator[dict[str, Callable[[int, int], Any]]]:
     """The asyncio contestants: each takes a worker's number and how many cycles it is to do."""
-    client = holdfast.AsyncClient(f"unix://{server.unix_path}")
-    peer = redis.asyncio.Redis(unix_socket_path=server.unix_path)
+    client = holdfast.AsyncClient(server.url)
+    locks = [client.lock(f"bench{worker}") for worker in range(WORKERS)]
+    peer = redis.asyncio.Redis(host=server.host, port=server.port)
     loop = asyncio.get_running_loop()
-    _, bare = await loop.create_unix_connection(BareProtocol, server.unix_path)
+    _, bare = await loop.create_connection(BareProtocol, server.host, server.port)
 
-    async def ours(worker: int, cycles: int) -> None:
-        lock = client.lock(f"bench{worker}")
-        for _ in range(cycles):
-            lease = await lock.acquire()
-            await lease.release()
+    def taking(make: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+        async def work(worker: int, cycles: int) -> None:
+            for number in range(cycles):
+                async with make(worker, number):
+                    pass
 
-    async def peers(worker: int, cycles: int) -> None:
-        lock = peer.lock(f"peer{worker}", timeout=30)
-        for _ in range(cycles // 5):  # slow enough: a fifth is a fair sample
-            await lock.acquire()
-            await lock.release()
+        return work
 
     async def bares(worker: int, cycles: int) -> None:
         for number in range(cycles):
             for packed in cycle(f"bench{worker}", number):
                 await bare.send(packed)
 
-    yield {OURS: ours, PEER: peers, FLOOR: bares}
+    yield {
+        OURS: taking(lambda worker, _: client.lock(f"bench{worker}")),
+        REUSED: taking(lambda worker, _: locks[worker]),
+        NEW: taking(lambda worker, number: client.lock(f"bench{worker}:{number}")),
+        PEER: taking(lambda worker, _: peer.lock(f"peer{worker}", timeout=30)),
+        FLOOR: bares,
+    }
     await client.close()
     await peer.aclose()
     bare.close()
 
 
 async def tasks(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
-    """One task, then 64 tasks, each on a key of its own."""
+    """One task, then 64 tasks, each with its own key."""
     async with contestants(server) as all_of_them:
-        for case, workers in ((TASK, 1), (TASKS, 64)):
-            each = max(5, cycles // workers)
+        for case, workers in ((TASK, 1), (TASKS, WORKERS)):
             for _ in range(rounds):
                 for who, work in all_of_them.items():
+                    each = max(1, cycles // workers // (5 if who == PEER else 1))  # a fair sample
                     began = time.perf_counter()
                     await asyncio.gather(*(work(worker, each) for worker in range(workers)))
                     took = time.perf_counter() - began
-                    done = workers * (each // 5 if who == PEER else each)
-                    rates[case].setdefault(who, []).append(done / took)
+                    rates[case].setdefault(who, []).append(workers * each / took)
 
 
 def report(rates: Rates) -> bool:
-    """Print the table; say whether every bar holds."""
+    """Print the table; say whether every bar was met."""
     held = True
     for case, rows in rates.items():
         medians = {who: statistics.median(values) for who, values in rows.items()}
         print(f"\n{case} (acquire + release)")
         for who, median in medians.items():
             low, high = min(rows[who]), max(rows[who])
-            line = f"  {who:<16} {median:>9,.0f}/s   ({low:,.0f} to {high:,.0f})"
+            line = f"  {who:<22} {median:>9,.0f}/s   ({low:,.0f} to {high:,.0f})"
             if who != OURS:
-                ratio = medians[OURS] / median
-                line += f"   holdfast is {ratio:5.2f} of it"
-                bar = BARS.get((case, who))
-                if bar is not None:
-                    held = held and ratio >= bar
-                    line += f", bar {bar:g}: {'holds' if ratio >= bar else 'MISSED'}"
+                line += f"   {OURS} has {medians[OURS] / median:5.2f} of it"
+            bar = BARS.get((case, who))
+            if bar is not None:
+                met = medians[OURS] / median >= bar
+                line += f", bar {bar:g}"
+                if (case, who) == (TASKS, PEER):
+                    met = met or medians[OURS] / medians[FLOOR] >= NEAR_THE_FLOOR
+                    line += f", or {NEAR_THE_FLOOR:g} of the floor"
+                line += f": {'met' if met else 'MISSED'}"
+                held = held and met
             print(line)
     return held
 
