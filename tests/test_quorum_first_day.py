@@ -67,6 +67,20 @@ async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
         lease.check()
 
 
+@pytest.mark.usefixtures("_short_quarantine")
+async def test_a_majority_that_may_vote_is_enough(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+    nowhere = ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]
+    other = face.connect([servers[2].url, *nowhere], longest_ttl=600)
+    with pytest.raises(holdfast.NoQuorum):
+        await other.lock("a").acquire(timeout=0)  # the last server is not fit for 600 s
+    client = face.connect(urls(servers), longest_ttl=SHORT)
+    async with client.lock("a", ttl=SHORT, timeout=60):
+        assert [in_quarantine(server) for server in servers] == [False, False, True]
+
+
 async def test_a_caller_without_time_is_told_once_for_how_long_nodes_may_not_vote(
     face: Face, start: Callable[..., list[Server]]
 ) -> None:
