@@ -103,6 +103,8 @@ def test_a_server_that_is_given_twice_is_refused(three: list[Server]) -> None:
     assert told.status == 1
     assert "are one server" in told.err
     assert marks(three[:2]) == [None, None]
+    run(*urls(three), "--yes")
+    assert run(three[0].url, again, three[1].url, "--yes").status == 1
 
 
 def test_a_replica_is_refused(three: list[Server]) -> None:

@@ -84,7 +84,7 @@ def examine(urls: Sequence[str], longest_ttl: float) -> Plan:
         NodeUnavailable: one of them does not answer.
     """
     targets = _targets_of(urls, longest_ttl)
-    found = _of_each(targets, lambda each: guard.inspect(each.node, each.user))
+    found = at_once([partial(_converse, target, _inspecting) for target in targets])
     problems = [str(each) for each in found if isinstance(each, ConfigurationError)]
     _raise_unavailable(found)
     servers = [
@@ -92,8 +92,7 @@ def examine(urls: Sequence[str], longest_ttl: float) -> Plan:
         for target, each in zip(targets, found, strict=True)
         if not isinstance(each, HoldfastError)
     ]
-    if any(not server.is_fit for server in servers):
-        problems += _problems_of(servers)
+    problems += _problems_of(servers)
     longest = max([longest_ttl, *(server.found.longest_ttl for server in servers)])
     alone = not isinstance(targets[0], Server)
     assumed = longest + guard.OVERLAP if alone else max(longest, LEAST_SILENCE)
@@ -109,10 +108,15 @@ def declare(plan: Plan) -> None:
     """
     if plan.problems:
         raise ConfigurationError("; ".join(plan.problems))
-    marks = {server.node: server.found.mark for server in plan.unfit}
-    done = _of_each(
-        [server.target for server in plan.unfit],
-        lambda each: guard.declare_fit(each.node, each.user, marks[each.node], plan.longest_ttl),
+    declaring = [
+        partial(_declaring, mark=server.found.mark, longest_ttl=plan.longest_ttl)
+        for server in plan.unfit
+    ]
+    done = at_once(
+        [
+            partial(_converse, server.target, greeting)
+            for server, greeting in zip(plan.unfit, declaring, strict=True)
+        ]
     )
     _raise_unavailable(done)
     for each in done:
@@ -133,11 +137,13 @@ def _targets_of(urls: Sequence[str], longest_ttl: float) -> list[Target]:
 
 
 def _problems_of(servers: Sequence[Examined]) -> list[str]:
+    in_use = [server for server in servers if server.found.keys]
+    if all(server.is_fit for server in servers):
+        in_use = []
     problems = [
         f"{server.node} has keys of locks ({server.found.keys}), so that locks may be held: wait "
         "for the end of the quarantine instead"
-        for server in servers
-        if server.found.keys
+        for server in in_use
     ]
     processes = _grouped(servers, [server.found.process for server in servers])
     problems += [
@@ -168,10 +174,12 @@ def _grouped(servers: Sequence[Examined], traits: Sequence[str]) -> dict[str, li
     return groups
 
 
-def _of_each(
-    targets: Sequence[Target], greeting: Callable[[Target], Greeting[T]]
-) -> list[T | HoldfastError]:
-    return at_once([partial(_converse, target, greeting) for target in targets])
+def _inspecting(target: Target) -> Greeting[Inspected]:
+    return guard.inspect(target.node, target.user)
+
+
+def _declaring(target: Target, *, mark: str, longest_ttl: float) -> Greeting[None]:
+    return guard.declare_fit(target.node, target.user, mark, longest_ttl)
 
 
 def _converse(target: Target, greeting: Callable[[Target], Greeting[T]]) -> T | HoldfastError:
