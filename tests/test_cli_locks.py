@@ -120,7 +120,7 @@ def test_it_lists_what_is_asked_for_and_in_that_order(
         return [lock["name"] for lock in data(server, "ls", *words)["locks"]]
 
     leases = {name: client.lock(name, ttl=ttl).acquire() for name, ttl in (("a", 9), ("b*", 5))}
-    server.command("ZADD", "holdfast:{c}:queue", 1, "hf1:x:1:me@here:1:t:")
+    server.command("ZADD", "holdfast:{c}:queue", 1, "!hf1:x:1:me@here:1:t:")
     assert names() == ["a", "b*", "c"]
     assert names("--held") == ["a", "b*"]
     assert names("--waiting") == ["c"]
@@ -353,7 +353,7 @@ def test_it_asks_somebody_in_front_of_a_terminal(server: Server, client: holdfas
 def test_colours_are_for_terminals_and_names_stay_in_them(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
         server.command("SET", "holdfast:{\x1b[31mred}", "somebody")
-        server.command("ZADD", "holdfast:{free}:queue", 1, "hf1:x:1:me@here:1:t:")
+        server.command("ZADD", "holdfast:{free}:queue", 1, "!hf1:x:1:me@here:1:t:")
         with Terminal(*HOLDFAST, "ls", width=60, HOLDFAST_URL=server.url) as terminal:
             terminal.shows("\\e[31mred", "free")
             assert terminal.ends() == 0

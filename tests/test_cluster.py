@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +186,7 @@ async def test_l3_a_waiter_that_is_dead_is_passed_over_at_once(
     client = face.connect(cluster.url)
     lease = await client.lock("lock", ttl=60).acquire()
     primary = cluster.primary_of("lock")
-    with Process(cluster, "client.lock('lock', ttl=60).acquire()") as dead:  # type: ignore[arg-type]
+    with Process(cluster, "client.lock('lock', ttl=60).acquire()") as dead:
         await in_line(face, primary, "lock", 1)
         waiting = face.start(waited(client.lock("lock", ttl=60), [], "alive"))
         await in_line(face, primary, "lock", 2)
@@ -821,3 +823,22 @@ async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster:
         assert overview.survey(lambda _: True).locks == ()
     finally:
         overview.close()
+
+
+def test_a_waiter_that_was_killed_is_gone_in_a_cluster_too(cluster: Cluster) -> None:
+    wait = "with client.lock('a', ttl=60): pass"
+    overview = Overview(cluster.url)
+    with (
+        contextlib.closing(overview),
+        holdfast.Client(cluster.url) as client,
+        client.lock("a", ttl=60),
+        Process(cluster, wait) as ghost,
+        Process(cluster, wait),
+    ):
+        look = functools.partial(overview.look, b"holdfast:{a}")
+        eventually(lambda: look().waiting == 2, within=30, what="both wait")
+        ghost.kill()
+        eventually(lambda: look().gone == 1, within=30, what="one is gone")
+        assert [look().waiting, len(look().waiters)] == [1, 2]
+        (lock,) = overview.survey(lambda _: True).locks
+        assert (lock.waiting, lock.gone) == (1, 1)

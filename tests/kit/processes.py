@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from kit.clusters import Cluster
     from kit.proxy import Proxy
     from kit.servers import Server
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Process:
     """A process that runs a text of Python, with a `client` of the server at hand."""
 
-    def __init__(self, server: Server | Proxy, text: str) -> None:
+    def __init__(self, server: Server | Proxy | Cluster, text: str) -> None:
         head = f"import holdfast, time, sys, os\nclient = holdfast.Client({server.url!r})\n"
         self._child = subprocess.Popen(
             [sys.executable, "-c", head + textwrap.dedent(text)],

@@ -12,7 +12,7 @@ import typer
 from rich.cells import cell_len, set_cell_size
 
 from holdfast.cli.console import plain
-from holdfast.cli.locks import holders_of, seconds
+from holdfast.cli.locks import holders_of, seconds, waiting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,8 +59,8 @@ def _row(lock: LockView, columns: Sequence[str]) -> list[str]:
     facts = {
         "age": "" if nobody else "?" if lock.age is None else seconds(lock.age),
         "left": "" if nobody else seconds(lock.remaining),
-        "waiting": str(lock.waiting or ""),
-        "longest wait": seconds(lock.longest_wait) if lock.waiters else "",
+        "waiting": waiting_of(lock),
+        "longest wait": seconds(lock.longest_wait) if lock.waiting else "",
         "fence": "" if lock.fence is None else str(lock.fence),
         "on": f"{lock.nodes[0]}/{lock.nodes[1]}",
     }

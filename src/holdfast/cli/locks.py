@@ -311,9 +311,20 @@ def _facts(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
     if lock.nodes[1] > 1:
         facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that were heard"))
     facts.append(("waiting", str(lock.waiting or "nobody")))
-    for number, waiter in enumerate(lock.waiters, 1):
+    there = [waiter for waiter in lock.waiters if waiter.listening is not False]
+    for number, waiter in enumerate(there, 1):
         facts.append((f"{number:>7}", f"{who(waiter.party)}, for {seconds(waiter.age)}"))
+    for waiter in lock.waiters:
+        if waiter.listening is False:
+            since = f"{who(waiter.party)}, queued {seconds(waiter.age)} ago"
+            facts.append(("   gone", f"{since}: its client is not connected"))
     return facts
+
+
+def waiting_of(lock: LockView) -> str:
+    """How many wait for a lock, and how many entries of its queue are of clients that are gone."""
+    counts = [str(lock.waiting)] if lock.waiting else []
+    return ", ".join([*counts, f"{lock.gone} gone"] if lock.gone else counts)
 
 
 def _of_holders(lock: LockView) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console
-from holdfast.cli.locks import cell, holders_of, name_of, seconds
+from holdfast.cli.locks import cell, holders_of, name_of, seconds, waiting_of
 from holdfast.cli.servers import Local, Urls, complain, overview_of
 
 if TYPE_CHECKING:
@@ -320,8 +320,8 @@ def _table(board: Board, rows: list[LockView], width: int) -> Table:
         facts = {
             "age": "" if lock.age is None else seconds(lock.age),
             "left": "" if not lock.holders else seconds(lock.remaining),
-            "waiting": str(lock.waiting or ""),
-            "longest": seconds(lock.longest_wait) if lock.waiters else "",
+            "waiting": waiting_of(lock),
+            "longest": seconds(lock.longest_wait) if lock.waiting else "",
             "hand-overs": str(board.changes.get(lock.key) or ""),
         }
         style = "" if lock.state == "held" else "yellow"

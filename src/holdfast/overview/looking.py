@@ -53,6 +53,9 @@ _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _NO_LOCK = ("WRONGTYPE", *_ELSEWHERE)
 """Signs that there is no lock to be seen under a key, here and now."""
 
+_LISTENING = {1: True, 0: False, -1: None}
+"""What `overview.lua` answers of a waiter's client."""
+
 
 class Lookout:
     """One server that is looked at, over a connection that is kept from one look to the next."""
@@ -341,11 +344,17 @@ def _is_unknown(answer: object) -> bool:
 
 
 def _sight(answer: list[Any]) -> Sight:
-    token, left_ms, fence, time, holds, waiting, waiters = answer
+    token, left_ms, fence, time, holds, waiting, gone, waiters = answer
     return Sight(
-        token, left_ms, fence, int(time) / 1_000_000, _pairs(holds), waiting, _pairs(waiters)
+        token,
+        left_ms,
+        fence,
+        int(time) / 1_000_000,
+        tuple(zip(holds[::2], map(float, holds[1::2]), strict=True)),
+        waiting,
+        gone,
+        tuple(
+            (waiter, float(ticket), _LISTENING[listens])
+            for waiter, ticket, listens in zip(*(iter(waiters),) * 3, strict=True)
+        ),
     )
-
-
-def _pairs(flat: list[bytes]) -> tuple[tuple[bytes, float], ...]:
-    return tuple(zip(flat[::2], map(float, flat[1::2]), strict=True))

@@ -37,7 +37,8 @@ class Sight(NamedTuple):
     time: float
     holds: tuple[tuple[bytes, float], ...]  # with the moments they expire at, ms
     waiting: int
-    waiters: tuple[tuple[bytes, float], ...]  # with their tickets, µs
+    gone: int
+    waiters: tuple[tuple[bytes, float, bool | None], ...]  # tickets, µs, and whether they listen
 
     @property
     def there(self) -> bool:
@@ -45,16 +46,21 @@ class Sight(NamedTuple):
         return self.left_ms != GONE
 
 
-NOTHING = Sight(b"", GONE, b"", 0.0, (), 0, ())
+NOTHING = Sight(b"", GONE, b"", 0.0, (), 0, 0, ())
 
 
 @dataclass(frozen=True)
 class WaiterView:
-    """Somebody who stands in line: who, and for how many seconds. `token` is the exact one."""
+    """A waiter in the queue: who, and for how many seconds. `token` is the exact one.
+
+    `listening` is whether its client is connected and can be granted the lock; None if unknown. A
+    waiter that does not listen is gone: its entry in the queue is skipped, and expires.
+    """
 
     age: float
     token: str
     party: Party | None
+    listening: bool | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,9 @@ class LockView:
     `name` is None for a lock that was given its `key`. `token` is the exact one in its key, if
     there are holders. `holders` are several if it has an owner; of a delayed lock, who was lost.
     `age` and `remaining` are in seconds, None if not known or endless; of a delayed lock
-    `remaining` is what is left of the delay. `waiters` may be fewer than are `waiting`. `nodes`
-    is how many of the servers have this holder, and how many were heard.
+    `remaining` is what is left of the delay. `waiting` counts waiters whose clients may listen,
+    `gone` those whose clients do not; `waiters` may be fewer than these. `nodes` is how many of the
+    servers have this holder, and how many were heard.
     """
 
     key: bytes
@@ -77,6 +84,7 @@ class LockView:
     remaining: float | None
     fence: int | None
     waiting: int
+    gone: int
     waiters: tuple[WaiterView, ...]
     nodes: tuple[int, int]
 
@@ -87,8 +95,8 @@ class LockView:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the first in line has waited; 0.0 if nobody waits."""
-        return self.waiters[0].age if self.waiters else 0.0
+        """Seconds that the first waiter that is not gone has waited; 0.0 if there is none."""
+        return next((each.age for each in self.waiters if each.listening is not False), 0.0)
 
     def as_data(self) -> dict[str, Any]:
         """All of it, for programs.
@@ -107,6 +115,7 @@ class LockView:
             "fence": self.fence,
             "holders": [asdict(holder) for holder in self.holders],
             "waiting": self.waiting,
+            "gone": self.gone,
             "waiters": [_waiter_as_data(waiter) for waiter in self.waiters],
             "nodes": {"holding": self.nodes[0], "heard": self.nodes[1]},
         }
@@ -135,9 +144,21 @@ def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
     tokens = Counter(sight.token for sight in sights if sight.there)
     token, have = tokens.most_common(1)[0] if tokens else (b"", 0)
     waiters = _waiters(sights)
-    waiting = max(len(waiters), *(sight.waiting for sight in sights))
-    nodes = have, len(sights)
-    blank = LockView(key, name_in(key), "free", "", (), None, None, None, waiting, waiters, nodes)
+    gone = sum(waiter.listening is False for waiter in waiters)
+    blank = LockView(
+        key,
+        name_in(key),
+        state="free",
+        token="",
+        holders=(),
+        age=None,
+        remaining=None,
+        fence=None,
+        waiting=max(len(waiters) - gone, *(sight.waiting for sight in sights)),
+        gone=gone if len(sights) > 1 else sights[0].gone,
+        waiters=waiters,
+        nodes=(have, len(sights)),
+    )
     if have < majority:
         return replace(blank, state="contested") if have else blank
     blank = replace(blank, token=token.decode("utf-8", "surrogateescape"))
@@ -173,14 +194,24 @@ def _holders(sight: Sight) -> tuple[Holder, ...]:
 
 
 def _waiters(sights: Sequence[Sight]) -> tuple[WaiterView, ...]:
-    """All of them, once each, by how long they have waited."""
+    """All of them, once each, by how long they have waited.
+
+    One that listens on any of several servers is there, and it is gone only if it listens on none.
+    """
     ages: dict[bytes, float] = {}
+    heard: dict[bytes, set[bool | None]] = {}
     for sight in sights:
-        for waiter, ticket in sight.waiters:
+        for waiter, ticket, listens in sight.waiters:
             token = waiter.removeprefix(b"!")
             ages[token] = max(ages.get(token, 0.0), sight.time - ticket / 1_000_000)
+            heard.setdefault(token, set()).add(listens)
     return tuple(
-        WaiterView(age, token.decode("utf-8", "surrogateescape"), read_party(token))
+        WaiterView(
+            age,
+            token.decode("utf-8", "surrogateescape"),
+            read_party(token),
+            listening=True if True in heard[token] else None if None in heard[token] else False,
+        )
         for token, age in sorted(ages.items(), key=lambda each: -each[1])
     )
 
@@ -189,7 +220,7 @@ def _waiter_as_data(waiter: WaiterView) -> dict[str, Any]:
     party = waiter.party
     names = "host", "pid", "label", "thread", "user", "owner"
     who = {name: None if party is None else getattr(party, name) for name in names}
-    return {"age": waiter.age, "token": waiter.token, **who}
+    return {"age": waiter.age, "token": waiter.token, "listening": waiter.listening, **who}
 
 
 def _is_text(key: bytes) -> bool:
