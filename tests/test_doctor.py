@@ -26,7 +26,7 @@ import pytest
 from conftest import PROGRAMS
 from holdfast.cli.app import app
 from holdfast.doctor import gathering
-from holdfast.doctor.checks import NAMES, findings_in
+from holdfast.doctor.checks import findings_in
 from holdfast.doctor.checks.timing import offset
 from holdfast.doctor.facts import Deployment, Kind, Member, Node, Sentinel, TimeSample
 from holdfast.doctor.report import Report, examine
@@ -79,6 +79,16 @@ def only(report: Report, check: str) -> Finding:
     assert findings[0].why
     assert findings[0].fix
     return findings[0]
+
+
+def apply(server: Server, finding: Finding) -> None:
+    """Do what a finding says, as Redis 6.2 takes it: one setting per CONFIG SET."""
+    for line in finding.fix.splitlines():
+        command = re.match(r"CONFIG SET .*?(?=, or |$)", line)
+        assert command is not None
+        words = shlex.split(command[0])
+        assert len(words) == len(("CONFIG", "SET", "name", "value"))
+        server.command(*words)
 
 
 def told(report: Report) -> set[tuple[str, str]]:
@@ -150,9 +160,7 @@ def test_a_wrong_setting_is_found_and_the_command_given_mends_it(
         assert told(report) == {(level, check)}
         assert report.status() == (1 if level in {"error", "warning"} else 0)
         assert report.status(strict=True) == 1
-        command = re.match(r"CONFIG SET .*?(?=, or |$)", finding.fix)
-        assert command is not None
-        sound.command(*shlex.split(command[0]))
+        apply(sound, finding)
         assert examine([sound.url]).findings == ()
     finally:
         for name, value in before.items():
@@ -670,15 +678,15 @@ def test_what_is_wrong_with_sentinels_and_their_servers_is_told(
         }
         assert "replicas copy that" in only(report, "persistence").why
         for server in followed:
-            server.command(*required[0].fix.split())
+            apply(server, required[0])
         primary.command("CONFIG", "SET", "min-replicas-max-lag", "60")
-        primary.command(*only(report, "persistence").fix.split())
+        apply(primary, only(report, "persistence"))
         with Sentinels(program, tmp_path, [primary.port], known) as sentinels:
             report = examine([sentinels.url()])
         assert not found(report, "persistence")
         lag = only(report, "replicas-required")
         assert (lag.level, lag.node) == ("warning", primary.url)
-        primary.command(*lag.fix.split())
+        apply(primary, lag)
         hasty = "down-after-milliseconds orders 100"
         with Sentinels(program, tmp_path, [primary.port, replica.port], hasty) as sentinels:
             report = examine([sentinels.url()])
@@ -967,7 +975,7 @@ def test_the_url_may_come_from_the_environment(
     monkeypatch.setenv("HOLDFAST_URL", sound.url)
     status, out, _ = run_here(capsys)
     assert status == 0
-    assert f"{len(NAMES)} checks, nothing found: locks can be kept here" in out
+    assert " checks, nothing found: locks can be kept here" in out
 
 
 @pytest.mark.parametrize(

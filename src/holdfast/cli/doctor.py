@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.console import open_console
+from holdfast.cli.servers import LOCAL, UNASKED, URL_HELP, Local, complain, given, unasked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from holdfast.doctor.facts import Node
+    from holdfast.doctor.facts import Kind, Node
     from holdfast.doctor.findings import Finding, Level
     from holdfast.doctor.report import Report
 
@@ -33,21 +35,30 @@ LABEL = 9
 LEAST = 20
 """Columns for the words beside them, however narrow the terminal."""
 
+DEPLOYMENTS: dict[tuple[Kind, ...], str] = {
+    (): "every deployment",
+    ("quorum", "sentinel", "cluster"): "several servers",
+    ("quorum",): "a quorum",
+    ("sentinel",): "servers behind Sentinels",
+    ("cluster",): "a cluster",
+}
+"""For which deployments checks are, and how `--list` calls these."""
+
 WIDE = 100
 """Columns from which on a table of servers has room for all that is known of them."""
 
 
 def doctor(
-    urls: Annotated[
+    servers: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="URL",
-            help="A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); "
-            "or each node of a quorum. Without one: HOLDFAST_URL.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="URL", help="The same as --url.", show_default=False),
     ] = None,
     *,
+    urls: Annotated[
+        list[str] | None,
+        typer.Option("--url", "-u", metavar="URL", help=f"{URL_HELP}.", show_default=False),
+    ] = None,
+    local: Local = False,
     ttl: Annotated[
         float, typer.Option(min=0.01, help="The shortest ttl of locks there, in seconds.")
     ] = 30.0,
@@ -59,6 +70,9 @@ def doctor(
         list[str] | None,
         typer.Option(metavar="CHECK", help="Leave out what this check finds.", show_default=False),
     ] = None,
+    list_checks: Annotated[
+        bool, typer.Option("--list", help="List the checks, and look at no server.")
+    ] = False,
 ) -> None:
     """Look for what would break locks on these servers, and say what mends it. Changes nothing.
 
@@ -71,14 +85,15 @@ def doctor(
     from holdfast.doctor.report import examine
     from holdfast.errors import ConfigurationError
 
-    given = urls or os.environ.get("HOLDFAST_URL", "").split()
-    if not given:
-        raise typer.BadParameter("give the URL of a server, e.g. redis://localhost:6379/0")
+    if list_checks:
+        _list_checks()
+        return
     if strange := set(skip or ()) - set(NAMES):
         known = ", ".join(sorted(NAMES))
         raise typer.BadParameter(f"no check is called {strange.pop()!r}; there are {known}")
+    chosen = _chosen([*(servers or ()), *(urls or ())], local=local)
     try:
-        report = examine(given, ttl=ttl, skip=skip or ())
+        report = examine(chosen, ttl=ttl, skip=skip or ())
     except ConfigurationError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
@@ -86,6 +101,41 @@ def doctor(
     else:
         _tell(report, skip or (), strict=strict)
     raise typer.Exit(report.status(strict=strict))
+
+
+def _chosen(urls: Sequence[str], *, local: bool) -> list[str]:
+    """Name the servers to examine; the embedded one only if it was chosen."""
+    from holdfast import embedded
+
+    found = given(urls, local=local) or os.environ.get("HOLDFAST_URL", "").split()
+    if not found:
+        raise typer.BadParameter("give the URL of a server, e.g. redis://localhost:6379/0")
+    each = [found] if isinstance(found, str) else [*found]
+    if each != [LOCAL]:
+        return each
+    with unasked():
+        if embedded.answers():
+            return [f"unix://{embedded.socket_path()}"]
+    complain(f"no embedded server runs (it would be at {embedded.socket_path()})")
+    raise typer.Exit(UNASKED)
+
+
+def _list_checks() -> None:
+    from holdfast.doctor.checks import NAMES, ONLY_FOR, purpose_of
+
+    console = open_console()
+    wide = max(map(len, NAMES)) + 4
+    for kinds, heading in DEPLOYMENTS.items():
+        console.print(heading, style="bold")
+        for name in NAMES:
+            if ONLY_FOR.get(name, ()) == kinds:
+                text = textwrap.fill(
+                    purpose_of(name),
+                    max(LEAST + wide, console.width),
+                    initial_indent=f"  {name:<{wide - 2}}",
+                    subsequent_indent=" " * wide,
+                )
+                console.print(text, soft_wrap=True)
 
 
 def _tell(report: Report, skip: Sequence[str], *, strict: bool) -> None:
@@ -160,9 +210,9 @@ def _tell_finding(console: Console, finding: Finding, nodes: Sequence[str], *, a
         for line in textwrap.wrap(words, max(LEAST, console.width - LABEL)):
             console.print(Text.assemble((f"{label:<{LABEL}}", style), (line, words_style)))
             label = ""  # noqa: PLW2901 - it stands before the first line only
-    # In one piece: it is to be copied.
-    mend = Text.assemble((f"{'mend':<{LABEL}}", "dim"), (finding.fix, "green"))
-    console.print(mend, soft_wrap=True)
+    for label, line in zip_longest(["mend"], finding.fix.splitlines(), fillvalue=""):
+        # In one piece: it is to be copied.
+        console.print(Text.assemble((f"{label:<{LABEL}}", "dim"), (line, "green")), soft_wrap=True)
     console.print()
 
 
@@ -176,17 +226,18 @@ def _counts(findings: Iterable[Finding]) -> list[str]:
 
 
 def _tell_verdict(console: Console, report: Report, skip: Sequence[str], *, strict: bool) -> None:
-    from holdfast.doctor.checks import NAMES
+    from holdfast.doctor.checks import checks_for
 
     counts = ", ".join(_counts(report.findings)) or "nothing found"
-    left_out = f" (left out: {', '.join(skip)})" if skip else ""
+    skipped = [name for name in checks_for(report.deployment) if name in skip]
+    left_out = f" (left out: {', '.join(skipped)})" if skipped else ""
     verdicts = {
         0: ("locks can be kept here", "green"),
         1: ("to be mended before locks are kept here", "bold red"),
         3: ("not all servers could be examined", "bold red"),
     }
     words, style = verdicts[report.status(strict=strict)]
-    checks = f"{len(NAMES) - len(set(skip))} checks{left_out}"
+    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}{left_out}"
     console.print(f"{checks}, {counts}: {words}", style=style, soft_wrap=True)
     if any("CONFIG SET" in finding.fix for finding in report.findings):
         console.print("CONFIG REWRITE keeps what CONFIG SET has set, over a restart", style="dim")

@@ -19,15 +19,18 @@ LOCAL = "local"
 UNASKED = 3
 """The status when servers could not be asked."""
 
+URL_HELP = (
+    "A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); given again "
+    "for each node of a quorum. Without it: HOLDFAST_URL"
+)
+
 Urls = Annotated[
     list[str] | None,
     typer.Option(
         "--url",
         "-u",
         metavar="URL",
-        help="A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); "
-        "given again for each node of a quorum. Without it: HOLDFAST_URL, else the embedded "
-        "server.",
+        help=f"{URL_HELP}, else the embedded server.",
         show_default=False,
     ),
 ]
@@ -52,7 +55,7 @@ LongestTtl = Annotated[
 ]
 
 
-def given(urls: Sequence[str] | None, *, local: bool) -> object:
+def given(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
     """Say what a client is given for these options; spaces separate URLs, as in HOLDFAST_URL."""
     each = " ".join(urls or ()).split()
     if local and each:

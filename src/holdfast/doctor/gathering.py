@@ -57,6 +57,7 @@ SAMPLES, APART = 5, 0.05
 """How often a server's clock is read, and how many seconds apart."""
 
 SETTINGS = (
+    "acl-pubsub-default",
     "appendfsync",
     "appendonly",
     "client-output-buffer-limit",
@@ -182,7 +183,7 @@ def _learn_node(node: Node, questions: Questions, kind: Kind) -> Node:
             cluster=_fields(questions.try_asking("CLUSTER", "INFO")),
             members=_members(questions.try_asking("CLUSTER", "NODES")),
         )
-    unknown_commands, rules = _access(questions, kind)
+    unknown_commands, rules = _access(questions, kind, all_channels=_gives_all_channels(node))
     return replace(node, unknown_commands=unknown_commands, missing_rules=rules)
 
 
@@ -245,8 +246,19 @@ def _engines(questions: Questions) -> frozenset[str] | None:
     return frozenset(name.upper() for name in found[::2])
 
 
-def _access(questions: Questions, kind: Kind) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Find out which commands the server does not know, and which rules the user lacks."""
+def _gives_all_channels(node: Node) -> bool:
+    """Say whether a new user may use every channel: so before Redis 7.0, and by a setting."""
+    said = node.config.get("acl-pubsub-default")
+    return said == "allchannels" if said else node.version.startswith("redis 6.")
+
+
+def _access(
+    questions: Questions, kind: Kind, *, all_channels: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Find out which commands the server does not know, and which rules the user lacks.
+
+    A user with `all_channels` cannot be given one: the server refuses the whole rule.
+    """
     needed: list[Command] = [*probes(KEYS), *further_probes(kind)]
     user = questions.target.user
     first = questions.ask("ACL", "DRYRUN", user, *needed[0])
@@ -266,7 +278,7 @@ def _access(questions: Questions, kind: Kind) -> tuple[tuple[str, ...], tuple[st
     # Keys and channels are judged after the command: where none was allowed, they were not judged.
     if rules and not {*KEYS} & {*allowed}:
         rules.append("~holdfast:*")
-    if rules and CHANNEL not in allowed:
+    if rules and CHANNEL not in allowed and not all_channels:
         rules.append("&holdfast:*")
     return tuple(dict.fromkeys(unknown)), tuple(dict.fromkeys(rules))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.doctor.checks import findings_in
+from holdfast.doctor.checks import checks_for, findings_in
 from holdfast.doctor.findings import LEVELS, Finding
 from holdfast.doctor.gathering import gather
 
@@ -24,6 +24,8 @@ class Report:
 
     deployment: Deployment
     findings: tuple[Finding, ...]
+    checks: tuple[str, ...]
+    """The names of those that ran and were not skipped."""
 
     def status(self, *, strict: bool = False) -> int:
         """0 if locks can be kept here, 1 if something is to be mended, 3 if a server is not there.
@@ -41,6 +43,7 @@ class Report:
             "deployment": self.deployment.kind,
             "ttl": self.deployment.ttl,
             "status": self.status(strict=strict),
+            "checks": list(self.checks),
             "servers": [_summary(node) for node in self.deployment.nodes],
             "sentinels": [each.name for each in self.deployment.sentinels],
             "findings": [asdict(finding) for finding in self.findings],
@@ -72,4 +75,8 @@ def examine(urls: Sequence[str], *, ttl: float = 30.0, skip: Collection[str] = (
     """
     deployment = gather(urls, ttl=ttl)
     found = [each for each in findings_in(deployment) if each.check not in skip]
-    return Report(deployment, tuple(sorted(found, key=lambda each: LEVELS.index(each.level))))
+    return Report(
+        deployment,
+        tuple(sorted(found, key=lambda each: LEVELS.index(each.level))),
+        tuple(name for name in checks_for(deployment) if name not in skip),
+    )

@@ -1,7 +1,8 @@
 """All checks, by the names that a report gives them.
 
 A check is a generator: facts in, findings out, nothing else. Those of `OF_A_SERVER` are asked about
-each server that could be examined, those of `OF_ALL` once.
+each server that could be examined, those of `OF_ALL` once. The docstring says what it makes
+sure of.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from holdfast.doctor.checks import cluster, connecting, keeping, quorum, sentine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.doctor.facts import Deployment, Node
+    from holdfast.doctor.facts import Deployment, Kind, Node
     from holdfast.doctor.findings import Finding
 
     OfAServer: TypeAlias = Callable[[Node, Deployment], Iterator[Finding]]
@@ -59,13 +60,45 @@ OF_ALL: dict[str, OfAll] = {
 }
 NAMES = (*OF_A_SERVER, *OF_ALL)
 
+ONLY_FOR: dict[str, tuple[Kind, ...]] = {
+    "replicas-required": ("sentinel",),
+    "successor": ("sentinel",),
+    "cluster-failover": ("cluster",),
+    "clocks-apart": ("quorum", "sentinel", "cluster"),
+    "quorum-size": ("quorum",),
+    "quorum-independence": ("quorum",),
+    "one-host": ("quorum", "sentinel", "cluster"),
+    "sentinels-know": ("sentinel",),
+    "sentinels-agree": ("sentinel",),
+    "sentinels-suffice": ("sentinel",),
+    "down-after": ("sentinel",),
+    "cluster-state": ("cluster",),
+    "cluster-members": ("cluster",),
+    "cluster-views": ("cluster",),
+}
+"""Checks that have something to look at only in some deployments; all others run in each."""
+
+
+def purpose_of(name: str) -> str:
+    """Say what a check makes sure of."""
+    check = OF_A_SERVER.get(name) or OF_ALL[name]
+    return (check.__doc__ or "").partition("\n")[0]
+
+
+def checks_for(deployment: Deployment) -> tuple[str, ...]:
+    """Name the checks that run: those of a server only if one could be examined."""
+    names = NAMES if deployment.examined else OF_ALL
+    kind = deployment.kind
+    return tuple(name for name in names if kind in ONLY_FOR.get(name, (kind,)))
+
 
 def findings_in(deployment: Deployment) -> Iterator[Finding]:
-    """Run every check."""
-    for name, of_all in OF_ALL.items():
-        for finding in of_all(deployment):
-            yield replace(finding, check=name)
-    for node in deployment.examined:
-        for name, of_a_server in OF_A_SERVER.items():
-            for finding in of_a_server(node, deployment):
+    """Run the checks that this deployment has something for."""
+    for name in checks_for(deployment):
+        if name in OF_ALL:
+            for finding in OF_ALL[name](deployment):
+                yield replace(finding, check=name)
+            continue
+        for node in deployment.examined:
+            for finding in OF_A_SERVER[name](node, deployment):
                 yield replace(finding, check=name, node=node.name)

@@ -43,7 +43,7 @@ def cluster_state(deployment: Deployment) -> Iterator[Finding]:
 
 
 def cluster_members(deployment: Deployment) -> Iterator[Finding]:
-    """All nodes run, all primaries have a replica, and enough can agree on a failover."""
+    """All nodes run, every primary has a replica, a failover can be agreed on."""
     members = {each.id: each for node in deployment.examined for each in node.members}
     missing = {
         each.id: each for node in deployment.examined for each in node.members if not each.runs
@@ -79,7 +79,7 @@ def cluster_members(deployment: Deployment) -> Iterator[Finding]:
 
 
 def cluster_views(deployment: Deployment) -> Iterator[Finding]:
-    """All nodes say the same of who keeps which slot."""
+    """All nodes agree on which node serves which slot."""
     views: dict[frozenset[tuple[str, tuple[str, ...]]], list[str]] = {}
     for node in deployment.examined:
         if node.members:

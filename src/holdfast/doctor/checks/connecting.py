@@ -21,7 +21,7 @@ PUSH_BUFFER = "pubsub 33554432 8388608 60"
 
 
 def idle_timeout(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """It lets a client be silent while it works."""
+    """The server keeps connections of clients that are silent while they work."""
     timeout = node.limit("timeout")
     if timeout:
         yield Finding(
@@ -34,7 +34,7 @@ def idle_timeout(node: Node, deployment: Deployment) -> Iterator[Finding]:
 
 
 def keepalive(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It notices clients that vanished."""
+    """The server detects clients that vanished."""
     if node.limit("tcp-keepalive") == 0:
         yield Finding(
             "warning",
@@ -46,7 +46,7 @@ def keepalive(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def push_buffer(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It keeps what it has to tell those who wait until they read it."""
+    """The server keeps messages for waiting clients until they read them."""
     words = (node.setting("client-output-buffer-limit") or "").split()
     if "pubsub" not in words:
         return
@@ -63,7 +63,7 @@ def push_buffer(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def room(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It takes more clients."""
+    """The server accepts more clients."""
     most, there = node.limit("maxclients"), node.count("connected_clients")
     if most and there and there >= CROWDED * most:
         yield Finding(

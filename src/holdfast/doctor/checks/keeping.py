@@ -26,7 +26,7 @@ A_RESTART["cluster"] = A_RESTART["sentinel"]
 
 
 def eviction(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It refuses when memory is short, and does not throw locks away."""
+    """The server refuses writes when memory is full, and evicts no keys."""
     policy, limit = node.setting("maxmemory-policy"), node.limit("maxmemory")
     if policy not in {None, "noeviction"}:
         bounded = limit != 0
@@ -46,7 +46,7 @@ def eviction(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def memory(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It has memory left."""
+    """The server has memory left."""
     limit, used = node.limit("maxmemory"), node.count("used_memory")
     if limit and used:
         used -= node.count("mem_not_counted_for_evict") or 0
@@ -68,10 +68,10 @@ def memory(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def persistence(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """It knows after a restart who held what."""
+    """The server knows after a restart who held what."""
     if node.keeps_a_log is None:
         return
-    fix = "CONFIG SET appendonly yes appendfsync always"
+    fix = "CONFIG SET appendonly yes\nCONFIG SET appendfsync always"
     if not node.keeps_a_log:
         saves = node.setting("save")
         if node.replicas and saves == "":
@@ -100,7 +100,7 @@ def persistence(node: Node, deployment: Deployment) -> Iterator[Finding]:
 
 
 def saving(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It was able to write to its disk."""
+    """The server could write to its disk."""
     if node.info.get("rdb_last_bgsave_status") == "err":
         refuses = node.setting("save") != ""
         yield Finding(

@@ -19,8 +19,6 @@ ENOUGH = 3
 def quorum_size(deployment: Deployment) -> Iterator[Finding]:
     """The nodes are three or more, and odd in number."""
     size = len(deployment.nodes)
-    if deployment.kind != "quorum":
-        return
     if size < ENOUGH:
         yield Finding(
             "error",
@@ -40,8 +38,6 @@ def quorum_size(deployment: Deployment) -> Iterator[Finding]:
 
 def quorum_independence(deployment: Deployment) -> Iterator[Finding]:
     """No vote counts twice."""
-    if deployment.kind != "quorum":
-        return
     for twins in _alike(deployment, lambda node: node.info.get("run_id", "")):
         yield Finding(
             "error",
@@ -64,7 +60,7 @@ def quorum_independence(deployment: Deployment) -> Iterator[Finding]:
 
 
 def one_host(deployment: Deployment) -> Iterator[Finding]:
-    """Servers that are to outlive each other are on several machines."""
+    """Servers that must not fail together are on several machines."""
     for kind, servers in (("servers", deployment.nodes), ("sentinels", deployment.sentinels)):
         hosts = Counter(each.host for each in servers)
         for host, together in hosts.items():

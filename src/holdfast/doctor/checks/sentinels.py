@@ -22,7 +22,7 @@ HASTY = 1000
 
 
 def sentinels_know(deployment: Deployment) -> Iterator[Finding]:
-    """Each of them is a sentinel, and knows the service."""
+    """Each sentinel is one, and knows the service."""
     for each in deployment.sentinels:
         if each.failure or each.primary:
             continue
@@ -36,7 +36,7 @@ def sentinels_know(deployment: Deployment) -> Iterator[Finding]:
 
 
 def sentinels_agree(deployment: Deployment) -> Iterator[Finding]:
-    """They name the same primary, and take it to be there."""
+    """The sentinels name the same primary, and consider it up."""
     service = deployment.service
     named = {each.name: each.address for each in deployment.sentinels if each.address}
     if len(set(named.values())) > 1:
@@ -60,7 +60,7 @@ def sentinels_agree(deployment: Deployment) -> Iterator[Finding]:
 
 
 def sentinels_suffice(deployment: Deployment) -> Iterator[Finding]:
-    """They are three or more, and can agree on a failover."""
+    """The sentinels are three or more, and can agree on a failover."""
     known = [each for each in deployment.sentinels if each.primary]
     count = max((len(each.others) + 1 for each in known), default=0)
     if known and count < ENOUGH:
@@ -84,7 +84,7 @@ def sentinels_suffice(deployment: Deployment) -> Iterator[Finding]:
 
 
 def down_after(deployment: Deployment) -> Iterator[Finding]:
-    """A lost primary is noticed while leases are alive, and a slow one is not failed over."""
+    """A lost primary is detected before leases expire, a slow one is kept."""
     ttl_ms = deployment.ttl * 1000
     better = max(HASTY, int(ttl_ms / 3))
     fix = f"SENTINEL SET {deployment.service} down-after-milliseconds {better}"
@@ -100,9 +100,9 @@ def down_after(deployment: Deployment) -> Iterator[Finding]:
 
 
 def replicas_required(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """A primary that is cut off stops granting."""
+    """A primary that is cut off stops granting locks."""
     needed, lag = node.limit("min-replicas-to-write"), node.limit("min-replicas-max-lag")
-    if deployment.kind != "sentinel" or needed is None or lag is None:
+    if needed is None or lag is None:
         return
     replicas = max(1, len(deployment.nodes) - 1)
     why = (
@@ -115,7 +115,7 @@ def replicas_required(node: Node, deployment: Deployment) -> Iterator[Finding]:
             "error",
             what=f"{off} is 0",
             why=why,
-            fix=f"CONFIG SET min-replicas-to-write {replicas} min-replicas-max-lag "
+            fix=f"CONFIG SET min-replicas-to-write {replicas}\nCONFIG SET min-replicas-max-lag "
             f"{min(lag or LAG, _lag(deployment))}",
         )
         return
@@ -148,9 +148,9 @@ def _lag(deployment: Deployment) -> int:
     return max(2, min(LAG, int(deployment.ttl / 3)))
 
 
-def successor(node: Node, deployment: Deployment) -> Iterator[Finding]:
+def successor(node: Node, _: Deployment) -> Iterator[Finding]:
     """The primary has a replica."""
-    if deployment.kind != "sentinel" or node.is_replica or node.count("connected_slaves") != 0:
+    if node.is_replica or node.count("connected_slaves") != 0:
         return
     yield Finding(
         "warning",

@@ -46,7 +46,7 @@ def reachable(deployment: Deployment) -> Iterator[Finding]:
 
 
 def role(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """It is what its URL says, and takes writes."""
+    """The server is what its URL says, and accepts writes."""
     url = urlsplit(node.name)
     scheme, place = (url.scheme, url.netloc) if url.netloc else ("redis", "host:port")
     if node.mode == "sentinel":
@@ -78,7 +78,7 @@ def _misplaced(what: str, url: str) -> Finding:
 
 
 def loading(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It has read its data."""
+    """The server has loaded its data."""
     if node.info.get("loading") == "1":
         left = node.info.get("loading_eta_seconds", "some")
         yield Finding(
@@ -90,7 +90,7 @@ def loading(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def version(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It is new enough. Any Valkey is; what it can do is for `commands` to find out."""
+    """The server is new enough for locks."""
     kind, _space, number = node.version.partition(" ")
     parts = tuple(int(part) for part in re.findall(r"\d+", number)[:2])
     if kind != "redis" or not parts or parts >= OLD:
@@ -106,7 +106,7 @@ def version(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def commands(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It knows every command that a lock needs, and runs Lua."""
+    """The server has every command that a lock needs, and runs Lua."""
     if node.unknown_commands:
         yield Finding(
             "error",
@@ -125,7 +125,7 @@ def commands(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def access(node: Node, _: Deployment) -> Iterator[Finding]:
-    """Its user may do all that a lock needs."""
+    """The user may do all that a lock needs (ACL)."""
     if not node.missing_rules:
         return
     waiting = set(node.missing_rules) <= ONLY_FOR_WAITING
@@ -140,7 +140,7 @@ def access(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def unseen(node: Node, _: Deployment) -> Iterator[Finding]:
-    """It lets itself be examined."""
+    """The user may read what the other checks look at."""
     if not node.refused:
         return
     areas = "; ".join(

@@ -32,7 +32,7 @@ def offset(samples: Sequence[TimeSample]) -> tuple[float, float] | None:
 
 
 def clock_step(node: Node, _: Deployment) -> Iterator[Finding]:
-    """Its clock did not jump while we looked."""
+    """The server's clock did not jump during the examination."""
     if node.times and offset(node.times) is None:
         yield Finding(
             "error",
@@ -44,7 +44,7 @@ def clock_step(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def clock_here(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """Its clock and ours agree."""
+    """The clocks of the server and of this machine agree."""
     bounds = offset(node.times) if node.times else None
     if bounds is None:
         return
@@ -87,7 +87,7 @@ def _distance(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 def forks(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """Saving its data does not keep it from answering."""
+    """Saving data does not stop the server for long."""
     took = (node.count("latest_fork_usec") or 0) / 1_000_000
     if took >= deployment.pause:
         yield Finding(
@@ -101,7 +101,7 @@ def forks(node: Node, deployment: Deployment) -> Iterator[Finding]:
 
 
 def slow_commands(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """Nobody's commands keep it from answering."""
+    """No slow commands keep the server from answering."""
     threshold = node.limit("slowlog-log-slower-than")
     if threshold is not None and not 0 <= threshold <= deployment.pause * 1_000_000:
         yield Finding(
