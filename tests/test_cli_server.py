@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+import redis
 from typer.testing import CliRunner
 
 import holdfast
@@ -46,6 +47,16 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def connections() -> int:
+    found = tending.status()
+    assert found is not None
+    return found.connections
+
+
+def nobody_is_connected() -> None:
+    eventually(lambda: connections() == 0, what="the end of all connections")
 
 
 @pytest.fixture(params=sorted(programs()))
@@ -110,7 +121,7 @@ def test_one_that_is_in_use_is_left_alone_unless_told(runtime: Path) -> None:
     with holdfast.Client() as client:
         lease = client.lock("two\nlines").acquire()
         told = run("status")
-        assert "1 locks are held: two\\nlines" in told.out
+        assert "1 lock is held: two\\nlines" in told.out
         refused = run("stop")
         assert refused.status == 2
         assert "it is in use" in refused.err
@@ -129,6 +140,41 @@ def test_one_that_is_in_use_is_left_alone_unless_told(runtime: Path) -> None:
         assert run("status").status == 1
         with pytest.raises(holdfast.HoldfastError):
             lease.extend(30)
+    assert runtime.exists()
+
+
+def test_a_server_is_not_in_use_after_its_only_lock_was_evicted(runtime: Path) -> None:
+    holder = holdfast.Client("local")
+    lease = holder.lock("a", ttl=60).acquire()
+    with holdfast.Client("local") as client:
+        lock = client.lock("a")
+        seen = lock.holder()
+        assert seen is not None
+        assert lock.evict(seen)
+    with contextlib.suppress(holdfast.LeaseLost):
+        lease.release()
+    holder.close()
+    nobody_is_connected()
+    with redis.Redis(unix_socket_path=embedded.socket_path()) as connection:
+        assert connection.zcard("holdfast:{a}:queue") == 1, "the tombstone is gone already"
+    nobody_is_connected()
+    assert run("stop") == (0, "stopped\n", "")
+    assert runtime.exists()
+
+
+def test_what_makes_a_server_in_use_is_named(runtime: Path) -> None:
+    with redis.Redis(unix_socket_path=embedded.ensure()) as connection:
+        connection.set("hits", 1)
+        connection.set("holdfast:{a}:queue", "no queue, but a string")
+        connection.zadd("user:queue", {"no queue of holdfast's": 1})
+        eventually(lambda: connections() == 1, what="it is connected")
+        assert "it is in use: 1 connection; 3 keys would be lost: hits, " in run("stop").err
+    nobody_is_connected()
+    refused = run("stop")
+    assert refused.status == 2
+    keys = "hits, holdfast:{a}:queue, user:queue"
+    assert refused.err.startswith(f"holdfast: it is in use: 3 keys would be lost: {keys}\n")
+    assert run("stop", "--yes").status == 0
     assert runtime.exists()
 
 

@@ -87,9 +87,16 @@ def stop(
 def _ask() -> None:
     from holdfast.embedded import tending
 
-    found, locks = tending.status(), _locks()
-    connections = 0 if found is None else found.connections
-    complain(f"it is in use: {connections} connections, {_named(locks)}")
+    found, keys = tending.status(), tending.kept()
+    locks = [] if found is None else _locks()
+    uses = [_counted(found.connections, "connection")] if found and found.connections else []
+    if any(lock.state == "held" for lock in locks):
+        uses.append(_named(locks))
+    elif keys:
+        named = ", ".join(plain(key.decode("utf-8", "surrogateescape")) for key in keys[:TOLD])
+        more = f" and {len(keys) - TOLD} more" if len(keys) > TOLD else ""
+        uses.append(f"{_counted(len(keys), 'key')} would be lost: {named}{more}")
+    complain(f"it is in use: {'; '.join(uses) or 'it was, a moment ago'}")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         complain("there is no terminal to ask on: give --yes to end it all the same")
         raise typer.Exit(2)
@@ -115,7 +122,12 @@ def _named(locks: list[LockView]) -> str:
     if not held:
         return "no lock is held"
     more = f" and {len(held) - TOLD} more" if len(held) > TOLD else ""
-    return f"{len(held)} locks are held: {', '.join(held[:TOLD])}{more}"
+    verb = "is" if len(held) == 1 else "are"
+    return f"{_counted(len(held), 'lock')} {verb} held: {', '.join(held[:TOLD])}{more}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _as_data(found: Status | None, locks: list[LockView], path: str) -> dict[str, Any]:
@@ -141,7 +153,7 @@ def _tell(found: Status, locks: list[LockView]) -> None:
         ("socket", str(found.socket)),
         ("folder", str(found.folder)),
         ("up for", seconds(found.uptime)),
-        ("used by", f"{found.connections} connections"),
+        ("used by", _counted(found.connections, "connection")),
         ("locks", f"{_named(locks)}; {waiting or 'nobody'} waiting"),
     ):
         table.add_row(name, Text(plain(words)))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io  # noqa: TC003 - importing typing to avoid it would take longer
 import socket
+from collections.abc import Iterator  # noqa: TC003 - likewise
 from pathlib import Path  # noqa: TC003 - likewise
 
 FENCE_SUFFIX = b":fence"
+QUEUE_PREFIX, QUEUE_SUFFIX = b"holdfast:", b":queue"
 FOREVER_MS = "2147483647"
 
 
@@ -36,15 +38,27 @@ class Conversation:
         return int(facts["connected_clients"]) - 1, int(facts["total_connections_received"])
 
     def may_hold_locks(self) -> bool:
-        """Whether there is any key but fences; its holder may only be cut off for a while."""
-        cursor = "0"
+        """Whether a lock may be held, by a holder that may only be cut off for a while."""
+        return next(self.kept(), None) is not None
+
+    def kept(self) -> Iterator[bytes]:
+        """Find the keys that matter to a client that is not connected: all but fences and queues.
+
+        A queue without a lock's key grants nothing. Its tombstones are for requests on connections
+        that end with the server, and its waiters queue again when they come back.
+        """
+        cursor = b"0"
         while True:
-            next_cursor, *names = self.ask("SCAN", cursor, "COUNT", "1000")
-            if not all(name.endswith(FENCE_SUFFIX) for name in names):
-                return True
-            cursor = next_cursor.decode()
-            if cursor == "0":
-                return False
+            cursor, *names = self.ask("SCAN", cursor, "COUNT", "1000")
+            for name in names:
+                if not name.endswith(FENCE_SUFFIX) and not self._is_queue(name):
+                    yield name
+            if cursor == b"0":
+                return
+
+    def _is_queue(self, name: bytes) -> bool:
+        named = name.startswith(QUEUE_PREFIX) and name.endswith(QUEUE_SUFFIX)
+        return named and self.ask("TYPE", name) == [b"zset"]
 
     def hold_writes(self, milliseconds: str = FOREVER_MS) -> None:
         """Let every writing command wait, so that nobody can be granted a lock."""
@@ -69,7 +83,7 @@ class Conversation:
                 end.close()
         self.replies = self.connection = None
 
-    def ask(self, *words: str) -> list[bytes]:
+    def ask(self, *words: str | bytes) -> list[bytes]:
         """Ask, over a new connection if the old one was cut, as by somebody's CLIENT KILL."""
         try:
             return self.ask_once(*words)
@@ -77,12 +91,15 @@ class Conversation:
             self.connect()
             return self.ask_once(*words)
 
-    def ask_once(self, *words: str) -> list[bytes]:
+    def ask_once(self, *words: str | bytes) -> list[bytes]:
         """Return the reply with its lists laid flat; an error reply is a ConnectionError."""
-        request = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
+        request = [b"*%d\r\n" % len(words)]
+        for word in words:
+            encoded = word if isinstance(word, bytes) else word.encode()
+            request.append(b"$%d\r\n%b\r\n" % (len(encoded), encoded))
         if self.connection is None or self.replies is None:
             raise ConnectionError("it is not connected")
-        self.connection.sendall("".join(request).encode())
+        self.connection.sendall(b"".join(request))
         return self._read_reply(self.replies)
 
     def _read_reply(self, replies: io.BufferedReader) -> list[bytes]:

@@ -60,10 +60,23 @@ def status() -> Status | None:
         return _status(files, conversation)
 
 
+def kept() -> list[bytes]:
+    """Name the keys that are lost when the server ends, but for those of no further use.
+
+    Raises:
+        ConfigurationError, NodeUnavailable: as `status`.
+    """
+    files = folder.locate()
+    if not folder.check(files.folder) or starting.look(files) is not Standing.ANSWERS:
+        return []
+    with _talking(files) as conversation:
+        return sorted(conversation.kept())
+
+
 def stop(*, even_if_used: bool) -> bool:
     """End the server; False if it is in use, and that is reason enough to leave it alone.
 
-    In use is one with a connection of others, or with a lock that somebody may hold. True also if
+    In use is one with a connection of others, or with a key as `kept` names them. True even if
     none runs. Interrupted, it leaves the server as it was, or ended.
 
     Raises:
