@@ -24,7 +24,16 @@ import holdfast
 from holdfast.cli.console import plain
 from kit.contention import waiters
 from kit.servers import ONE_KIND, Server, claim_port, programs
-from kit.terminal import CTRL_C, CTRL_Z, HOLDFAST, PATIENCE, Screen, environment, on_a_terminal
+from kit.terminal import (
+    CTRL_C,
+    CTRL_Z,
+    HOLDFAST,
+    PATIENCE,
+    Screen,
+    Terminal,
+    environment,
+    on_a_terminal,
+)
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -717,6 +726,17 @@ def test_without_a_server_it_says_so(tmp_path: Path) -> None:
     assert told.status == 69
     assert re.fullmatch(r"holdfast: 'nightly' was not acquired: cannot reach .*\n", told.err)
     assert not (tmp_path / "x").exists()
+
+
+@one_kind
+def test_run_without_waiting_says_on_a_terminal_who_holds_the_lock(
+    place: Place, server: Server
+) -> None:
+    with place.start("--label", "first", "--", "sh", "-c", "echo; read -r _") as running:
+        running.says()
+        with Terminal(*HOLDFAST, "run", "-n", NAME, "true", HOLDFAST_URL=server.url) as terminal:
+            terminal.shows(f"holdfast: '{NAME}' is locked: ", ", pid ", "(first)")
+            assert terminal.ends() == 1
 
 
 @pytest.mark.usefixtures("runtime")

@@ -208,8 +208,8 @@ def _status(wanted: Wanted, child: Child, busy: int) -> int:
         try:
             return _hold_and_run(wanted, child, switch, Signals())
         except AcquireTimeout as error:
-            if wanted.verbose:
-                say(f"{wanted.shown} is locked: {error.holder}")
+            if _is_followed(wanted):
+                say(f"{wanted.shown} is locked: {error.holder or 'others are before us'}")
             return busy
         except HoldfastError as error:
             _tell(wanted, error)
@@ -309,9 +309,14 @@ def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
                 say(f"waiting for {wanted.shown}: {text}")
             told, pause = who, LOOK_AFTER
 
-    if wanted.verbose or (sys.stderr is not None and sys.stderr.isatty()):
+    if _is_followed(wanted):
         threading.Thread(target=tell, name="holdfast-waiting", daemon=True).start()
     return over
+
+
+def _is_followed(wanted: Wanted) -> bool:
+    """Whether a person reads what is said, or asked for it."""
+    return wanted.verbose or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _tell(wanted: Wanted, error: BaseException) -> None:
