@@ -145,9 +145,13 @@ def test_all_hazards_come_out_as_told(tmp_path: Path) -> None:
         assert hazard.title in told.out
         assert hazard.story in told.words
     assert told.out.count("the classic way: ") == len(GALLERY)
-    assert told.out.count("with holdfast:   nothing went wrong") == len(GALLERY)
+    assert told.out.count("with holdfast:   nothing went wrong") == len(GALLERY) - 3
+    at_once = "Alice and bob did hold the lock at the same time; the fence refused "
+    assert told.words.count(f"with holdfast: {at_once}") == 3
+    assert told.words.count("and protected the resource") == 3
     assert "the fence refused 1 late write\n" in told.out
-    assert "each of 11 classic ways went wrong, holdfast never did" in told.out
+    assert "each of 11 classic ways went wrong; with holdfast the resource was never" in told.out
+    assert "in 3 of 11 two clients did hold the lock at once, with holdfast too" in told.out
     assert "believes to hold" not in told.out
     page = (tmp_path / "all.html").read_text(encoding="utf-8")
     assert page.count("<section") == 2 * len(GALLERY)

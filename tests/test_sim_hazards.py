@@ -81,6 +81,7 @@ def test_holdfast_does_not(hazard: Hazard) -> None:
     assert not marks(side.timeline, "violation")
     assert marks(side.timeline, "accepted")
     assert two_hold(side.timeline) == (hazard.name in BREAKS_ASSUMPTIONS)
+    assert side.together == (("alice", "bob") if hazard.name in BREAKS_ASSUMPTIONS else ())
     assert bool(side.refused) == (hazard.name in NEEDS_THE_FENCE)
     assert len(marks(side.timeline, "refused")) == side.refused
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from holdfast.sim.settings import Settings
     from holdfast.sim.sweep import Found, Report
     from holdfast.sim.timeline import LaneKind, Timeline
+
+LEAST = 40
+"""Columns for an outcome, however narrow the terminal."""
 
 WORLDS = 1000
 """How many are run if nothing is said."""
@@ -151,11 +155,14 @@ def hazards(
             console, f"{len(shown) - as_told} of {len(shown)} did not come out as told", "bold red"
         )
         raise typer.Exit(1)
-    one = len(shown) == 1
-    ways = "the classic way" if one else f"each of {len(shown)} classic ways"
-    _say(
-        console, f"{ways} went wrong, holdfast{'' if one else ' never'} did{' not' if one else ''}"
-    )
+    ways = "the classic way" if len(shown) == 1 else f"each of {len(shown)} classic ways"
+    _say(console, f"{ways} went wrong; with holdfast the resource was never harmed")
+    if together := sum(bool(both.holdfast.together) for _, both in shown):
+        _say(
+            console,
+            f"in {together} of {len(shown)} two clients did hold the lock at once, with holdfast "
+            "too: there the fence protected the resource",
+        )
 
 
 def _hazard(name: str, gallery: Sequence[Hazard]) -> Hazard:
@@ -173,18 +180,28 @@ def _tell_hazard(console: Console, hazard: Hazard, classic: Side, fenced: Side) 
     _say(console, hazard.title, "bold")
     _say(console, f"  {hazard.name}", "dim")
     console.print(Padding(Text(hazard.story), (0, 0, 0, 2)))
-    _say(console, f"  the classic way: {_outcome_of(classic)}", "red" if classic.violated else "")
-    _say(
-        console, f"  with holdfast:   {_outcome_of(fenced)}", "red" if fenced.violated else "green"
-    )
+    style = "red" if fenced.violated else "yellow" if fenced.together else "green"
+    for way, side, colour in (
+        ("the classic way: ", classic, "red" if classic.violated else ""),
+        ("with holdfast:   ", fenced, style),
+    ):
+        indent = 2 + len(way)
+        lines = textwrap.wrap(_outcome_of(side), max(LEAST, console.width - indent))
+        _say(console, f"  {way}{lines[0]}", colour)
+        for line in lines[1:]:
+            _say(console, " " * indent + line, colour)
     _say(console)
 
 
 def _outcome_of(side: Side) -> str:
-    told = side.violated or "nothing went wrong"
-    if side.refused:
-        told += f"; the fence refused {side.refused} late write{'s' * (side.refused > 1)}"
-    return told
+    refused = f"the fence refused {side.refused} late write{'s' * (side.refused > 1)}"
+    if side.violated or not side.refused:
+        return side.violated or "nothing went wrong"
+    if side.together:
+        who = " and ".join(side.together)
+        who = who[0].upper() + who[1:]
+        return f"{who} did hold the lock at the same time; {refused} and protected the resource"
+    return f"nothing went wrong; {refused}"
 
 
 def _draw_both(console: Console, left: Timeline, right: Timeline) -> None:

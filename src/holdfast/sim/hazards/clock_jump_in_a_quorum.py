@@ -79,7 +79,7 @@ HAZARD = Hazard(
     broken=broken,
     with_holdfast=with_holdfast,
     verdict=(
-        "One server forgets alice's lease early, and both believe until her next renewal tells "
-        "her. The servers agree on a fence for bob that is greater, and her write is refused."
+        "One server forgets alice's lease early, and both hold the lock until her next renewal "
+        "fails. The servers agree on a greater fence for bob, and her write is refused."
     ),
 )

@@ -59,7 +59,7 @@ HAZARD = Hazard(
     broken=broken,
     with_holdfast=with_holdfast,
     verdict=(
-        "Both believe until alice's next renewal tells her. The counter of fences was lost, too, "
+        "Both hold the lock until alice's next renewal fails. The counter of fences was lost, too, "
         "but a fence is never below the server's clock: bob's is greater, and alice is refused. "
         "(It would be bob if the new server's clock were further behind than alice's grant is old.)"
     ),

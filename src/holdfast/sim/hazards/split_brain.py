@@ -70,9 +70,9 @@ HAZARD = Hazard(
     broken=broken,
     with_holdfast=with_holdfast,
     verdict=(
-        "No lock on one primary can prevent this: both believe for as long as the split lasts. The "
-        "fence stops one of them, and nothing is overwritten unseen. It stops whoever was granted "
-        "earlier, not whoever is on the wrong side; and the order of the grants is that of the two "
-        "servers' clocks."
+        "No lock on one primary can prevent this: both hold it for as long as the split lasts. The "
+        "fence protects the resource: nothing is overwritten unseen. It refuses the client that "
+        "was granted the lock earlier, not the one on the wrong side; and the order of the grants "
+        "is that of the two servers' clocks."
     ),
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.acquire import acquire
@@ -68,6 +69,17 @@ class Side:
     """What went wrong, in one sentence; '' if nothing did."""
     refused: int
     """How many reads and writes the fence refused."""
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """The clients that held the lock at the same time as another."""
+        held = [bar for bar in self.timeline.bars if bar.kind == "held"]
+        pairs = [
+            {one.lane, other.lane}
+            for one, other in combinations(held, 2)
+            if one.lane != other.lane and one.began < other.ended and other.began < one.ended
+        ]
+        return tuple(sorted(set().union(*pairs)))
 
 
 @dataclass(frozen=True)
