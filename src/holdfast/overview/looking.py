@@ -74,8 +74,8 @@ class Lookout:
         if self._link is None and self.target.prepare is not None and not embedded.answers():
             why = "no URL was given, and " if self._undecided else ""
             raise NodeUnavailable(
-                f"{why}no embedded server runs (it would be at {embedded.socket_path()}): give "
-                f"--url or set HOLDFAST_URL to look at another server",
+                f"{why}{self.target.node} does not run: give --url or set HOLDFAST_URL to look at "
+                f"another server",
                 node=self.target.node,
             )
 
