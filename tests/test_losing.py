@@ -179,3 +179,70 @@ def test_a_listener_that_raises_a_base_exception_receives_the_next_event(server:
             assert client.lock(name, ttl=0.2, renew=False).acquire().lost.wait(LIMIT)
         both_are_lost.set()
         eventually(lambda: events == ["a", "b"], within=LIMIT)
+
+
+# Why a lease was lost
+
+
+async def test_a_restart_without_data_is_reported_as_a_missing_key(
+    face: Face, own_server: Server
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(own_server.url, on_event=events.append)
+    renewed = await client.lock("renewed", ttl=3).acquire()
+    extended = await client.lock("extended", ttl=60).acquire()
+    released = await client.lock("released", ttl=60).acquire()
+    own_server.kill()
+    own_server.restart()
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        await extended.extend(60)
+    assert lost.value.reason == "key_missing"
+    with pytest.raises(holdfast.LeaseLost, match="restarted without its data") as lost:
+        await released.release()
+    assert lost.value.reason == "key_missing"
+    assert await face.wait(renewed.lost, LIMIT)
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        renewed.check()
+    assert lost.value.reason == "key_missing"
+
+
+@pytest.mark.parametrize("verb", ["extend", "release"])
+async def test_a_lock_that_an_operator_broke_is_reported_as_taken(
+    client: Any, server: Server, verb: str
+) -> None:
+    lock = client.lock("a", ttl=60)
+    lease = await lock.acquire()
+    assert await lock.evict(await lock.holder())
+    assert not server.command("EXISTS", "holdfast:{a}")
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        await (lease.extend(60) if verb == "extend" else lease.release())
+    assert lost.value.reason == "taken"
+
+
+async def test_a_lock_that_another_had_since_its_key_was_lost_is_reported_as_taken(
+    face: Face, client: Any, server: Server
+) -> None:
+    lease = await client.lock("a", ttl=60).acquire()
+    server.command("DEL", "holdfast:{a}")
+    async with face.connect(server.url).lock("a"):
+        pass
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        await lease.extend(60)
+    assert lost.value.reason == "taken"
+
+
+# After close()
+
+
+async def test_release_after_close_says_that_the_client_is_closed(
+    face: Face, server: Server
+) -> None:
+    client = face.connect(server.url)
+    lease = await client.lock("a", ttl=60).acquire()
+    await client.close()
+    for kind in (holdfast.NodeUnavailable, holdfast.HoldfastError):
+        with pytest.raises(kind) as error:
+            await lease.release()
+        assert "this client is closed" in str(error.value)
+        assert "background" not in str(error.value)
+        assert "60 s" in str(error.value)

@@ -405,6 +405,20 @@ async def test_it_is_lost_when_a_majority_has_lost_it(face: Face, three: list[Se
     assert holders(three)[:2] == [None, b"somebody else"]
 
 
+@pytest.mark.parametrize("verb", ["extend", "release"])
+async def test_a_key_that_a_majority_no_longer_has_is_reported_as_missing(
+    face: Face, three: list[Server], verb: str
+) -> None:
+    client = face.connect(urls(three))
+    lease = await client.lock("a", ttl=60).acquire()
+    await soon(face, lambda: len(set(holders(three))) == 1)
+    for server in three[:2]:
+        server.command("FLUSHALL")
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        await (lease.extend(60) if verb == "extend" else lease.release())
+    assert lost.value.reason == "key_missing"
+
+
 async def test_that_a_majority_has_lost_it_is_noticed_by_the_next_renewal(
     face: Face, three: list[Server]
 ) -> None:

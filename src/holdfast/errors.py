@@ -15,8 +15,16 @@ if TYPE_CHECKING:
 
     from holdfast.holder import Holder
 
-LossReason = Literal["expired", "taken", "unreachable"]
-"""Why a lease was lost: its time ran out, another took it, or the server could not be reached."""
+LossReason = Literal["expired", "taken", "key_missing", "unreachable"]
+"""Why a lease was lost.
+
+- "expired": its time ran out.
+- "taken": another client holds the lock, or an operator broke it (`holdfast break`, `evict`).
+- "key_missing": the server no longer has the lock's key, and no other client got it. The server
+  restarted without its data, failed over to a replica that did not have the key, was flushed, or
+  the key was deleted, or evicted for want of memory (`maxmemory-policy`).
+- "unreachable": the server could not be reached, or refused, to renew it in time.
+"""
 
 
 class HoldfastError(Exception):
@@ -41,7 +49,8 @@ class AcquireTimeout(HoldfastError, TimeoutError):
 class LeaseLost(HoldfastError):
     """The lease is over although nobody released it; work done since may not have been alone.
 
-    `reason` is "expired", "taken" or "unreachable"; `fence` is the number of the lost lease.
+    `reason` is "expired", "taken", "key_missing" or "unreachable": `LossReason` explains each.
+    `fence` is the number of the lost lease.
     """
 
     def __init__(

@@ -223,7 +223,8 @@ class Supervisor:
         except LeaseLost as error:
             reason, why = error.reason, f"was lost: {str(error).rpartition(': ')[2]}"
         # Learnt in time, it is another's, or soon; at its end, it may be another's since long.
-        grace = min(GRACE, (ASKED - KILLED) * self._ttl) if reason == "taken" else 0.0
+        in_time = reason in {"taken", "key_missing"}
+        grace = min(GRACE, (ASKED - KILLED) * self._ttl) if in_time else 0.0
         self._end("lost", why, 0.0 if self._stopped else grace)
 
     def _end(self, had_to: Literal["lost", "max_hold"], why: str, grace: float) -> None:

@@ -321,7 +321,7 @@ class _Attempt:
             return grant
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
-            args = self._token, spec.ttl_ms, spec.settings
+            args = self._token, spec.ttl_ms, spec.settings, "0"
             fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None

@@ -53,6 +53,6 @@ async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
                 raise
     check(session, grip)
     if not kept:
-        hold.lose("taken")
+        hold.lose(hold.refusal(kept, session.port.now()))
         raise hold.loss()
     return asked_at

@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from holdfast.core.line import Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Request, Signal
+    from holdfast.port import Reply, Request, Signal
 
 _WHY: dict[LossReason, str] = {
     "expired": "its time ran out",
     "taken": "the server says that it is no longer ours",
+    "key_missing": "the server no longer has the lock's key, because it restarted without its "
+    "data, or the key was deleted or evicted",
     "unreachable": "the server could not be reached, or refused, to renew it in time",
 }
 
@@ -179,6 +181,12 @@ class Hold:
         """Why it is lost when its deadline passes now."""
         return "unreachable" if self.unanswered else "expired"
 
+    def refusal(self, reply: Reply, now: float) -> LossReason:
+        """Why it is lost when the server answers a renewal or a release with a no."""
+        if now >= self.deadline:
+            return self.overdue()
+        return "key_missing" if reply == [] else "taken"
+
     def watch(self, watcher: Callable[[Hold], object]) -> None:
         """Call `watcher`, which must not block, when it is lost; at once when it is already."""
         self._watchers.append(watcher)
@@ -221,4 +229,5 @@ class Hold:
 
     def renewal(self, ttl: float) -> Request:
         """Make the request that keeps it for `ttl` more."""
-        return RENEW, self.spec.kept_keys, (self.token, to_ms(ttl), self.spec.settings)
+        args = self.token, to_ms(ttl), self.spec.settings, str(self.fence)
+        return RENEW, self.spec.kept_keys, args

@@ -210,7 +210,7 @@ class Quorum:
         for (script, keys, args), tally in zip(requests, tallies, strict=True):
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
-            token, ttl, settings = args
+            token, ttl, settings, _ = args
             nodes, voted, confirmed = self.whereabouts.giving_again(token, tally)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
@@ -331,7 +331,8 @@ class Quorum:
         if len(given) >= self.majority:
             return max(given.values())
         if self._missing(tally) > self._spare:
-            return 0
+            answers = list(tally.answers.values())
+            return [] if answers and all(answer == [] for answer in answers) else 0
         raise self._unheard(tally)
 
     def _holder(self, tally: Tally) -> Reply:

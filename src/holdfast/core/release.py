@@ -24,6 +24,7 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
+    from holdfast.port import Reply
 
 
 def check(session: Session, grip: Grip) -> Hold:
@@ -59,7 +60,7 @@ async def release(session: Session, grip: Grip) -> None:
         LeaseLost: it was no longer ours.
         NotHeld: it belongs to the process this one was forked from.
         OutcomeUnknown, NodeUnavailable: the server was not heard. It is tried again in the
-            background, and may be tried again by the caller.
+            background, and may be tried again by the caller. Or the client is closed.
     """
     hold = grip._hold
     if hold is None:
@@ -86,7 +87,7 @@ async def release(session: Session, grip: Grip) -> None:
             hold.waiter.forget()
         released = reply == 1 or session.released(reply, asked_at)
         if not released or hold.state is LOST:
-            _was_not_ours(session, hold)
+            _was_not_ours(session, hold, reply)
         hold.state = RELEASED
     except HoldfastError:
         raise
@@ -128,6 +129,8 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     if isinstance(error, OutcomeUnknown):
         hold.unsure = True
         session.rally(hold.spec)
+    if session.closed:
+        raise _is_closed(hold) from None
     refused = isinstance(error, ConfigurationError)
     if tries_left and not refused:
         return
@@ -146,10 +149,20 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     ) from error
 
 
-def _was_not_ours(session: Session, hold: Hold) -> None:
+def _is_closed(hold: Hold) -> HoldfastError:
+    """Say that nothing releases the lock, now or in the background."""
+    if hold.waiter is not None:
+        hold.waiter.forget()
+    seconds = hold.longest_ttl + hold.spec.lock_delay
+    name, kind = hold.spec.name, OutcomeUnknown if hold.unsure else NodeUnavailable
+    message = f"{name!r} may stay locked for up to {seconds:.12g} s: this client is closed"
+    return kind(message, lock=name)
+
+
+def _was_not_ours(session: Session, hold: Hold, reply: Reply) -> None:
     """Raise that it was lost, unless an earlier release of ours may have been carried out."""
     if not hold.unsure:
-        hold.lose("taken" if session.port.now() < hold.deadline else "expired")
+        hold.lose(hold.refusal(reply, session.port.now()))
     if hold.state is LOST:
         raise hold.loss()
 

@@ -342,7 +342,7 @@ class Renewer:
         elif not isinstance(item, Hold):
             self._begins_anew(item)
         elif not reply:
-            item.lose("taken")
+            item.lose(item.refusal(reply, now))
         elif item.prolong(asked_at, item.spec.ttl, now):
             self._schedule(item, item.next_due())
 

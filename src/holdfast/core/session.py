@@ -107,7 +107,7 @@ class Session:
 
     def released(self, reply: Reply, asked_at: float) -> bool:
         """Take in the answer to a release; say whether it was ours."""
-        if isinstance(reply, int):
+        if isinstance(reply, int) or not reply:
             return reply == 1
         mine, message = reply
         self.granted(message, asked_at)
@@ -229,5 +229,6 @@ class Session:
         self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
         # request that was abandoned may still arrive. Of several nodes some may have it still.
-        if reason != "taken" or hold.tainted or self.quorum is not None:
+        gone = reason in {"taken", "key_missing"}
+        if not gone or hold.tainted or self.quorum is not None:
             self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")  # and now the lock delay begins

@@ -117,6 +117,11 @@ def in_one_line(nodes: Mapping[str, str]) -> str:
     return "; ".join(what if name in what else f"{name}: {what}" for name, what in nodes.items())
 
 
+def is_no(answer: Reply | HoldfastError) -> bool:
+    """Whether a node said no: it is not the token's there, or there is no such key."""
+    return answer in (0, [])
+
+
 def is_complete(tally: Tally) -> bool:
     """Everything was heard."""
     return tally.complete

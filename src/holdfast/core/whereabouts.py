@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.core.tally import is_yes, nothing
+from holdfast.core.tally import is_no, is_yes, nothing
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE
 
@@ -157,7 +157,7 @@ class Whereabouts:
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             there = self._tokens.get(token)
-            if there is not None and answer == 0 and there.get(node) is THERE:
+            if there is not None and is_no(answer) and there.get(node) is THERE:
                 there.pop(node, None)
 
         return note
@@ -167,7 +167,7 @@ class Whereabouts:
         there = self._tokens.get(token)
         if there is None:
             return [], nothing, nothing
-        nodes = [n for n in self._all if n not in there or tally.answers.get(n) == 0]
+        nodes = [n for n in self._all if n not in there or is_no(tally.answers.get(n))]
         new = {node for node in nodes if node not in there}
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:

@@ -8,7 +8,8 @@
 -- Returns  1 .. serial  it was theirs, and is not any more
 --          0 .. serial  it was not theirs, and nothing was changed
 --
--- All holds of an owner end. A lock delay begins, as for any holder that was lost; where it has begun
+-- The counter of fences is raised in any case: so the holder can tell that the lock was taken from it,
+-- and not lost by the server (see renew). All holds of an owner end. A lock delay begins, as for any holder that was lost; where it has begun
 -- already, it ends. The token is buried: nothing of it that may still be under way takes the lock again.
 
 local call = redis.call
@@ -37,6 +38,7 @@ if delay > 0 and not is_over(left) then
   tell_next(0, 'W', delay)
 elseif not hand_over() then
   call('DEL', lock)
+  new_fence()
 end
 bury(token, 60000)
 if denied then

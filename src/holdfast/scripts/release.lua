@@ -9,6 +9,7 @@
 --
 -- Returns  1 .. serial  it was ours, and is not any more
 --          0 .. serial  it was not ours
+--          {serial}     it was not ours: there was no such key, and no tombstone of an eviction
 --          {either, message, serial}  and a waiter of the same client was granted it (see
 --          hand_over); not if there is a tombstone to be made: nobody may be there to read it
 --
@@ -39,7 +40,7 @@ local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _owner
 --:include _tombstone
 
-local mine = true
+local mine, missing = true, false
 if plain then
   -- The commonest case: it goes from hand to hand.
   if not hand_over() then
@@ -51,6 +52,7 @@ else
   local remaining = call('PTTL', lock)
   local over = is_over(remaining)
   mine = not over and has_hold(holder, token)
+  missing = not holder and not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
   local last, left = true, 0
   if mine then
     last, left = end_hold(holder, token)
@@ -79,5 +81,8 @@ if denied then
 end
 if answer then
   return {mine and 1 or 0, answer, serial}
+end
+if missing then
+  return {serial}
 end
 return (mine and '1' or '0') .. serial

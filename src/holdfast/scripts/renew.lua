@@ -1,10 +1,13 @@
 -- renew: keep the lock for at least ttl more, if it is still this token's.
 --
 -- KEYS  1 lock  2 fence counter; and if it has an owner  3 queue  4 holds of the owner
--- ARGV  1 token  2 ttl (ms)  3 settings  4 serial of the request
+-- ARGV  1 token  2 ttl (ms)  3 settings  4 the fence of the lease, 0 if it is not known yet
+--       5 serial of the request
 --
 -- Returns  fence .. serial  kept
---          0 .. serial      it was not ours, and nothing was changed
+--          0 .. serial      it is another's, or was taken from us; nothing was changed
+--          {serial}         there is no such key, although it was taken from us by no script: the
+--                           server lost its data, or the key was deleted or evicted
 --          or the error QUARANTINE <left, ms>: it is ours, and may not be kept until then
 --
 -- Expiry only grows, so that a request that arrives late cannot shorten what a newer one asked for.
@@ -17,7 +20,7 @@
 
 local call = redis.call
 local lock = KEYS[1]
-local token, ttl, settings, serial = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local token, ttl, settings, fence, serial = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
@@ -29,6 +32,10 @@ end
 
 local holder, left = call('GET', lock), call('PTTL', lock)
 if not holder or is_over(left) or not has_hold(holder, token) then
+  -- Each grant to another, and each eviction by an operator, raises the counter.
+  if not holder and tonumber(call('GET', KEYS[2]) or 0) <= tonumber(fence) then
+    return {serial}
+  end
   return '0' .. serial
 end
 local quarantined = quarantine()

@@ -48,6 +48,7 @@ REACHED = (
     "a renewal answered after the deadline",
     "a lease lost: expired",
     "a lease lost: taken",
+    "a lease lost: key_missing",
     "a lease lost: unreachable",
     "a request that found its tombstone",
     "a retry that found its own token",
@@ -512,7 +513,7 @@ class Checks:
         self.world.note("ended", client.machine.name, hold.token, how)
         if self.alive(client, hold):
             self.fail("S12", f"{hold.token} believes after its {how}")
-        taken = how == "loss" and hold.reason == "taken"
+        taken = how == "loss" and hold.reason in {"taken", "key_missing"}
         if taken and hold.token in self._given_back and not self.world.doubled:
             self.fail("S9", f"{hold.token} was released, and is said to be lost")
 

@@ -122,7 +122,7 @@ class Play:
 
     def _refuses_no_time(self) -> None:
         """A ttl of 0 would delete: the scripts refuse it."""
-        one = ((ACQUIRE, ()), (RENEW, ("",)), (ADOPT, ("other", "")))
+        one = ((ACQUIRE, ()), (RENEW, ("", "0")), (ADOPT, ("other", "")))
         many = ((VOTE, ("0", "", "")), (CONFIRM, ("1", "")))
         for script, args in one + (many if self.settings.nodes > 1 else ()):
             try:

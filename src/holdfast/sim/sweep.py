@@ -253,7 +253,7 @@ def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
         return [*REACHED_BY_MANY, *handed_on]
     never = set(PUSHED) if all(kind.polls for kind in kinds) else set()
     if all(kind.trusts for kind in kinds):
-        never.add("a lease lost: taken")
+        never |= {"a lease lost: taken", "a lease lost: key_missing"}
     return [state for state in (*REACHED, *handed_on) if state not in never]
 
 
