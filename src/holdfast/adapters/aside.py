@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.adapters.threads import run
 from holdfast.wire.clock import now
-from holdfast.wire.process import generation
+from holdfast.wire.process import reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -33,10 +33,10 @@ class AsideThreads:
 
     def __init__(self) -> None:
         self._begin()
+        reset_after_fork(self._begin)
         self._closed = False
 
     def _begin(self) -> None:
-        self._generation = generation()
         self._mutex = threading.RLock()
         self._jobs: SimpleQueue[tuple[Context, Operation] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -46,8 +46,6 @@ class AsideThreads:
 
     def begin(self, operation: Operation) -> bool:
         """Have it carried out, in the caller's context; False if there are too many already."""
-        if self._generation != generation():  # the threads stayed behind
-            self._begin()
         with self._mutex:
             if self._closed or self._busy >= MOST or not self._has_a_thread():
                 return False
@@ -91,8 +89,6 @@ class AsideThreads:
 
     def close(self, timeout: float) -> None:
         """Begin nothing any more, and wait for what is under way, but not longer than that."""
-        if self._generation != generation():
-            self._begin()
         with self._mutex:
             self._closed = True
             threads = list(self._threads)

@@ -18,7 +18,7 @@ from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.copies import needed
-from holdfast.wire.process import generation
+from holdfast.wire.process import generation, reset_after_fork
 from holdfast.wire.wiring import on_this_loop
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class Place:
 
     def __init__(self, *, sharded: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
-        self.generation = generation()
         self.mint = new_mint(sharded=sharded)
         self.lines = Lines(self.mint.client)
 
@@ -137,20 +136,24 @@ class Tasks(Generic[P]):
     def __init__(self, make_place: Callable[[], P], timeout: float) -> None:
         self._make_place = make_place
         self._timeout = timeout
+        self._closed = False
+        self._begin()
+        reset_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._places: dict[asyncio.AbstractEventLoop, P] = {}
         self._last: P | None = None
         self._shielded: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     def _here(self) -> P:
         place, loop = self._last, asyncio.get_running_loop()
-        if place is None or place.loop is not loop or place.generation != generation():
+        if place is None or place.loop is not loop:
             place = self._last = self._place_of(loop)
         return place
 
     def _place_of(self, loop: asyncio.AbstractEventLoop) -> P:
         place = self._places.get(loop)
-        if place is None or place.generation != generation():
+        if place is None:
             # A copy: loops of other threads come and go meanwhile.
             for known in list(self._places):
                 if known.is_closed():
@@ -167,7 +170,7 @@ class Tasks(Generic[P]):
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
         here = self._last  # `_here`, written out, as in `call`: the most travelled road
-        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+        if here is None or here.loop is not get_running_loop():
             here = self._here()
         return here.mint.draw(actor.get_name(), suffix)
 
@@ -203,8 +206,7 @@ class Tasks(Generic[P]):
             await self._here().drain()
         finally:
             for loop, place in list(self._places.items()):
-                if place.generation == generation():
-                    tell(loop, place.close)
+                tell(loop, place.close)
         await asyncio.sleep(0)
 
 
@@ -223,7 +225,7 @@ class TasksPort(Tasks[_Place]):
     ) -> Awaitable[Reply]:
         """Run a script over this loop's connection."""
         here = self._last
-        if here is None or here.loop is not get_running_loop() or here.generation != generation():
+        if here is None or here.loop is not get_running_loop():
             here = self._here()
         if keys.replicas and needed((script, keys, args)):
             return here.copied.call_copied(script, keys, args, timeout)
@@ -255,15 +257,13 @@ class AsideTasks:
     def __init__(self) -> None:
         self._closed = False
         self._begin()
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._generation = generation()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, operation: Operation) -> bool:
         """Have it carried out, in the caller's context; False if there are too many already."""
-        if self._generation != generation():  # the loop stayed behind
-            self._begin()
         for task in list(self._tasks):  # a copy: loops of other threads add theirs
             if task.get_loop().is_closed():
                 self._tasks.discard(task)
@@ -277,8 +277,6 @@ class AsideTasks:
     async def close(self, timeout: float) -> None:
         """Begin nothing any more, cancel what is under way, and wait so long for its end."""
         self._closed = True
-        if self._generation != generation():
-            return
         tasks, loop = list(self._tasks), asyncio.get_running_loop()
         for task in tasks:
             tell(task.get_loop(), task.cancel)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.process import Worker, generation
+from holdfast.wire.process import Worker, generation, reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -83,9 +83,9 @@ class Threads:
     def __init__(self, *, sharded: bool = False) -> None:
         self._sharded = sharded
         self._begin()
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._process = generation()
         self._mint = new_mint(sharded=self._sharded)
         self._lines = Lines(self._mint.client)
 
@@ -95,8 +95,6 @@ class Threads:
 
     def draw_token(self, actor: threading.Thread, suffix: str) -> str:
         """Draw a token that names the thread."""
-        if self._process != generation():
-            self._begin()
         return self._mint.draw(actor.name, suffix)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:

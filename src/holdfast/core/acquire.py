@@ -81,8 +81,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         ConfigurationError: the server will never grant it.
         NotNeeded: the script that was to take it said so instead; nothing is held.
     """
-    port = session.port
-    if spec.keys[0] in session.held or session.process != port.process():
+    if spec.keys[0] in session.held:
         mine = session.mine(spec)
         if mine is not None and (spec.reentrant or timeout != 0):
             return _reenter(mine, spec, grip)

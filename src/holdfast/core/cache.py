@@ -105,20 +105,15 @@ class Cache:
         self.session = session
         self._aside = aside
         """Has an operation done in the background; False: there are too many."""
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
-        self._process = self.session.port.process()
+    def begin(self) -> None:
+        """Know of no value under way: in a new client, and in each forked child of its process."""
         self.moments = count(1)
         """What came before what, in this process."""
         self.flights: dict[str, Flight] = {}
         self._refreshing: dict[str, Flight] = {}
         self._away_until = -math.inf
-
-    def begin_in_this_process(self) -> None:
-        """In a forked child, know of nobody who is under way."""
-        if self._process != self.session.port.process():
-            self._begin()
 
     @property
     def away(self) -> bool:
@@ -196,7 +191,6 @@ async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever w
         WouldDeadlock: the computation asks for the very value that it is to compute.
         ConfigurationError: the server will never allow it, or the value cannot be written.
     """
-    cache.begin_in_this_process()
     port, timeout = cache.session.port, wanted.spec.lock.timeout
     give_up = math.inf if timeout is None else port.now() + timeout
     arrived, actor = next(cache.moments), port.actor()
@@ -342,7 +336,6 @@ async def refresh(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - as `ge
         OutcomeUnknown, NodeUnavailable: it could not be stored.
         Exception: whatever computing it raises.
     """
-    cache.begin_in_this_process()
     flight, lock = Flight(cache.session.port.actor()), wanted.lock()
     try:
         return wanted.loads(await compute(cache, wanted, flight, lock, lock.timeout))

@@ -146,7 +146,6 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         ConfigurationError: `text` was not made by `export`.
     """
     exported, fence, longest, spec = _read(text, session, command_timeout)
-    session.begin_in_this_process()
     port, process = session.port, session.process
     actor = port.actor()
     token = port.draw_token(actor, spec.suffix)

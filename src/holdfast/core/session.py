@@ -1,7 +1,7 @@
 """What one client knows in one process: its port, its renewer, and the holds it has.
 
-A forked child inherits the object but none of that: `begin_in_this_process` begins anew there, so
-that a child never renews, releases or believes in what its parent holds.
+A forked child inherits the object but none of that: `begin` is called there before any of the
+child's code runs. So a child never renews or releases what its parent holds.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Session:
         """Who waits asks again and again, and is not spoken to."""
         self._make_background = make_background
         self.report = report
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Hold nothing: in a new client, and in each forked child of its process."""
         self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
@@ -136,7 +137,7 @@ class Session:
 
         Called from any thread.
         """
-        if self.held and self.process == self.port.process():
+        if self.held:
             self.renewer.look_again()
 
     def _clean_up(self, request: Request) -> None:
@@ -188,15 +189,8 @@ class Session:
             self.quorum.close()
         self.renewer.close()
 
-    def begin_in_this_process(self) -> None:
-        """In a forked child, hold nothing."""
-        if self.process != self.port.process():
-            self._begin()
-
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""
-        if self.process != self.port.process():
-            self._begin()
         hold = self.held.get(spec.keys[0])
         if hold is None or hold.actor is not self.port.actor():
             return None

@@ -11,6 +11,7 @@ from holdfast.core.cache import Cache, get, invalidate, refresh
 from holdfast.errors import ConfigurationError
 from holdfast.faces.codecs import JSON
 from holdfast.faces.recipe import Recipe
+from holdfast.wire.process import reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -78,6 +79,7 @@ class AsyncCaching:
         self._command_timeout = command_timeout
         self._aside = AsideTasks()
         self._cache = Cache(session, self._aside.begin)
+        reset_after_fork(self._cache.begin)
 
     def decorator(
         self, spec: CacheSpec, key: Key, codec: Codec | None

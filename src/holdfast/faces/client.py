@@ -34,6 +34,7 @@ from holdfast.faces.facts import (
     checked_wait,
     generator_advice,
 )
+from holdfast.wire.process import reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +101,7 @@ class Client:
             polls=checked_wait(wait),
         )
         self._session = self._events.session = self._deployment.session
+        reset_after_fork(self._session.begin)
         self._specs = SpecCache(
             command_timeout=self._command_timeout,
             longest_ttl=self._session.longest_ttl,

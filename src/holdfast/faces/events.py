@@ -16,7 +16,7 @@ from asyncio import CancelledError
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.wire.process import Worker, generation
+from holdfast.wire.process import Worker, reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +38,9 @@ class Herald:
         self.session: Session | None = None
         """The client's, whose renewer tries again to start a thread."""
         self._begin()
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._generation = generation()
         self._waiting: deque[Callable[[], object]] = deque()
         self._mutex = threading.RLock()
         self._thread: Worker | None = None
@@ -60,10 +60,6 @@ class Herald:
             self._put(functools.partial(_call_late, callback, error))
 
     def _put(self, delivery: Callable[[], object]) -> None:
-        if (
-            self._generation != generation()
-        ):  # the thread, and perhaps the mutex's owner, stayed behind
-            self._begin()
         self._waiting.append(delivery)
         self._start()
 

@@ -131,7 +131,6 @@ class Home:
                 token that was drawn here is also taken back in the background.
         """
         session = self.session
-        session.begin_in_this_process()
         process = session.process
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))

@@ -2,7 +2,7 @@
 
 A request goes out and its answer is awaited on the same connection. A connection that failed, or
 whose caller was interrupted between the two, is thrown away: the next answer on it would be the
-wrong one. After a fork the child makes its own; the parent's socket is closed there unused.
+wrong one. A forked child makes its own.
 
 Two ways of waiting for an answer. A server on this machine answers sooner than a sleeping thread
 can be woken, so after a quick answer the next one is first looked for without going to sleep, for
@@ -27,7 +27,7 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
-from holdfast.wire.process import generation
+from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
@@ -63,7 +63,6 @@ class Link:
     def __init__(
         self, target: Target, timeout: float, *, prepare: bool = True, judged: bool = True
     ) -> None:
-        self.generation = generation()
         self._connection = target.connect(timeout, prepare=prepare, judged=judged)
         self.seat = seat_of(self._connection)
         self.stale = False
@@ -293,15 +292,19 @@ class BlockingWire:
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
         self._timeout = timeout
-        self._thread = threading.local()
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._moves = target.longest_ttl < math.inf
         self.closed = False
         target.followed_by(self)
-        self._asking: list[None] = []
-        """One entry for each thread that waits for an answer."""
         self._shunned: set[str] = set()
         """Commands for which a connection was ended."""
+        self._begin()
+        reset_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._thread = threading.local()
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._asking: list[None] = []
+        """One entry for each thread that waits for an answer."""
 
     def _fresh(self, timeout: float, instead_of: Link | None) -> Link:
         if instead_of is not None and instead_of.stale:
@@ -335,9 +338,8 @@ class BlockingWire:
         """Close every thread's connection; a request under way ends with an error."""
         self.closed = True
         for link in self._all_links():
-            if link.generation == generation():
-                link.stale = True
-                link.close()
+            link.stale = True
+            link.close()
 
     def moved(self, seat: Seat) -> None:
         """Use no connection any more that leads elsewhere; what is under way ends as it will."""
@@ -362,7 +364,7 @@ class BlockingWire:
         # The most travelled road of all: written out rather than divided up.
         asking = self._asking
         link: Link | None = self._thread.__dict__.pop("link", None)
-        if link is None or link.stale or link.generation != generation():
+        if link is None or link.stale:
             end = now() + timeout
             link = self._fresh(timeout, link)
             timeout = max(0.0, end - now())
@@ -440,8 +442,7 @@ class BlockingWire:
 
     def borrow(self) -> Link | None:
         """Take the calling thread's connection out of its place, if it has one."""
-        link = self._taken_out()
-        return link if link is None or link.generation == generation() else None
+        return self._taken_out()
 
     def give_back(self, link: Link) -> None:
         """Put the connection in its place, for the next request of this thread."""

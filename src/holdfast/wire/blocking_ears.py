@@ -18,7 +18,7 @@ import hiredis
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
-from holdfast.wire.process import generation
+from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import unheard
 from holdfast.wire.target import seat_of
 
@@ -52,17 +52,15 @@ class BlockingEars:
         self._timeout = timeout
         self.closed = False
         self._begin()
+        reset_after_fork(self._begin)
         target.followed_by(self)
 
     def _begin(self) -> None:
-        self._generation = generation()
         self._mutex = threading.RLock()
         self._reader: _Reader | None = None
 
     def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed; as `Port.listen`, blocking."""
-        if self._generation != generation():
-            self._begin()
         node = self._target.node
         with self._mutex:
             if listener.listening:
@@ -81,14 +79,14 @@ class BlockingEars:
         """Hang up where nobody speaks to us any more; whoever waits listens anew, elsewhere."""
         reader = self._reader
         # One that is just being opened may be what found the new one.
-        if reader is None or reader.seat in {None, seat} or self._generation != generation():
+        if reader is None or reader.seat in {None, seat}:
             return
         reader.close()
 
     def close(self) -> None:
         """Hang up."""
         self.closed = True
-        if self._reader is not None and self._generation == generation():
+        if self._reader is not None:
             self._reader.close()
 
 

@@ -17,7 +17,7 @@ from holdfast.wire.blocking_ears import BlockingEars
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Redirected
 from holdfast.wire.exchange import Exchange, Wish
-from holdfast.wire.process import generation
+from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import unheard
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class ClusterEars:
         self._timeout = timeout
         self.closed = False
         self._begin()
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._generation = generation()
         self._mutex = threading.RLock()
         self._posts: dict[Address, tuple[Post, BlockingEars]] = {}
 
@@ -75,8 +75,6 @@ class ClusterEars:
 
     def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed where the lock is; as `Port.listen`, blocking."""
-        if self._generation != generation():
-            self._begin()
         cluster, end = self._wire.cluster, now() + timeout
         slot = key_slot(listener.channel)
         while True:
@@ -114,6 +112,5 @@ class ClusterEars:
     def close(self) -> None:
         """Hang up."""
         self.closed = True
-        if self._generation == generation():
-            for _, ears in list(self._posts.values()):
-                ears.close()
+        for _, ears in list(self._posts.values()):
+            ears.close()

@@ -36,7 +36,7 @@ from holdfast.wire.cluster import (
 )
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
-from holdfast.wire.process import Worker, generation
+from holdfast.wire.process import Worker, reset_after_fork
 from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ class NodeWire(BlockingWire):
         super().__init__(target, timeout)
         self.silent = False
         """It did not answer what it was sent last in the background."""
+
+    def _begin(self) -> None:
+        super()._begin()
         self._opening: Opening | None = None
-        self._opening_in = generation()
 
     def drop(self) -> None:
         """Throw away the calling thread's connection, and one that is being opened."""
@@ -85,7 +87,7 @@ class NodeWire(BlockingWire):
 
     def _abandon_opening(self) -> None:
         opening, self._opening = self._opening, None
-        if opening is not None and self._opening_in == generation():
+        if opening is not None:
             opening.abandon()
 
     def call_asking(self, request: Request, timeout: float) -> Reply:
@@ -136,8 +138,8 @@ class NodeWire(BlockingWire):
         """
         if self.closed:
             raise NodeUnavailable("this client is closed", node=self._target.node)
-        if self._opening is None or self._opening_in != generation():
-            self._opening, self._opening_in = Opening(self._target, timeout), generation()
+        if self._opening is None:
+            self._opening = Opening(self._target, timeout)
         if not self._opening.done.is_set():
             return None
         opening, self._opening = self._opening, None
@@ -294,11 +296,11 @@ class ClusterWire:
         self._timeout = timeout
         self.closed = False
         self._nodes: dict[Address, NodeWire] = {}
-        self._asking: Worker | None = None
         self._begin()
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._generation = generation()
+        self._asking: Worker | None = None
         self._mutex = threading.RLock()
 
     def _wire(self, address: Address) -> NodeWire:
@@ -334,8 +336,6 @@ class ClusterWire:
         cluster = self.cluster
         owner = cluster.owner(slot)
         if owner is None or cluster.doubtful(slot):
-            if self._generation != generation():
-                self._begin()
             # Whoever knows somebody to ask does not wait for another's asking.
             if self._mutex.acquire(timeout=timeout if owner is None else 0):
                 try:

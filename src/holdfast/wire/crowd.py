@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from holdfast.errors import NodeUnavailable
-from holdfast.wire.process import generation
+from holdfast.wire.process import reset_after_fork
 from holdfast.wire.shared_table import Bell, SharedTable
 from holdfast.wire.table import Table
 
@@ -30,11 +30,15 @@ class BlockingCrowd:
         self._targets = targets
         self.names = [target.node for target in targets]
         self._timeout = timeout
+        self.closed = False
+        self._begin()
+        reset_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._thread = threading.local()
         self._shared: dict[str, SharedTable] = {}
         self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
-        self.closed = False
 
     def ask(
         self,
@@ -57,7 +61,7 @@ class BlockingCrowd:
                 return
         # As in `BlockingWire`, a table is out of its place while it is used.
         table: Table | None = self._thread.__dict__.pop("table", None)
-        if table is None or table.generation != generation():
+        if table is None:
             table = self.new_table()
         table.ask(posts, timeout, heard, meanwhile)
         if self._thread.__dict__.setdefault("table", table) is not table:
@@ -72,7 +76,7 @@ class BlockingCrowd:
     def _shared_table(self) -> SharedTable | None:
         """The table that this process's threads share, if it can be had."""
         table = self._shared.get("table")
-        if table is not None and (table.deserted or table.generation != generation()):
+        if table is not None and table.deserted:
             self._shared.pop("table", None)
             table = None
         if table is None:
@@ -95,9 +99,9 @@ class BlockingCrowd:
         """Close every thread's connections, the calling thread's when it has heard the last."""
         self.closed = True
         for table in (self._thread.__dict__.pop("table", None), self._shared.get("table")):
-            if table is not None and table.generation == generation():
+            if table is not None:
                 table.drain()
         for reference in self._tables.valuerefs():  # a copy: a thread may begin just now
             each = reference()
-            if each is not None and each.generation == generation():
+            if each is not None:
                 each.close()

@@ -31,7 +31,6 @@ from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
-from holdfast.wire.process import generation
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
 from holdfast.wire.target import seat_of
@@ -67,7 +66,6 @@ class Multiplexer(asyncio.Protocol):
         self._target = target
         self._timeout = timeout
         self.loop = asyncio.get_running_loop()
-        self.generation = generation()
         self.closed = False
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()

@@ -1,11 +1,16 @@
-"""Which process this is, known without asking the kernel each time, and which of its threads live.
+"""Which process this is, what a forked child must not keep of its parent, and which threads live.
 
-A generation and not a pid: a pid may come back in a grandchild, which would then believe in the
-leases of a process long gone.
+A generation and not a pid: a pid may come back in a grandchild, which would then take itself for
+the holder of leases of a process long gone.
+
+All that belongs to one process (token factories, locks, threads) is replaced in a
+forked child before the first line of the child's code runs. The child has one thread at that time,
+so no thread can draw a token from the parent's factory, or see anything half replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -20,8 +25,25 @@ generation: Callable[[], int] = _forks.__len__
 """How many forks lie between this process and the one that began Python."""
 
 
+_resets: set[weakref.WeakMethod[Callable[[], None]]] = set()
+
+
+def reset_after_fork(reset: Callable[[], None]) -> None:
+    """Have a method called in each forked child, for as long as its object lives."""
+    _resets.add(weakref.WeakMethod(reset, _resets.discard))
+
+
+def _begin_in_child() -> None:
+    _forks.append(None)
+    with contextlib.ExitStack() as everything:  # all of it, even if some of it fails
+        for method in list(_resets):
+            reset = method()
+            if reset is not None:
+                everything.callback(reset)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _forks.append(None))
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class _Life:

@@ -15,6 +15,7 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
 from holdfast.wire.clock import now
 from holdfast.wire.guard import watch
+from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import refusal
 from holdfast.wire.target import Server, from_settings, nothing
 from holdfast.wire.target import from_url as server_from_url
@@ -47,6 +48,10 @@ class Primary:
         self.longest_ttl = longest_ttl
         self._seat: Seat | None = None
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._begin()
+        reset_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may connect
 
     @property

@@ -30,7 +30,7 @@ from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
-from holdfast.wire.process import Worker, generation
+from holdfast.wire.process import Worker
 from holdfast.wire.refusals import denial, is_denial, quarantined, refusal
 
 if TYPE_CHECKING:
@@ -355,7 +355,6 @@ class Table:
     seats: Sequence[Seat] = ()
 
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
-        self.generation = generation()
         self.timeout = timeout
         self.mutex = threading.RLock()
         """Of who connects. What an interrupt can strike in the middle of, as in `Condition`, will
