@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import signal
+import socket
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 import holdfast
 from holdfast.adapters import threads
 from holdfast.core import session
+from kit.clusters import Cluster
 from kit.contention import waiters
-from kit.servers import ONE_KIND, Server, programs
+from kit.homes import settle_in
+from kit.processes import Process
+from kit.servers import ONE_KIND, ReplyError, Server, programs
+from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from kit.faces import Face
 
 # Python warns of forking a process with threads; that a fork is harmless is what is shown here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -151,3 +160,164 @@ def test_a_forked_child_waits_for_no_mutex_that_a_thread_of_the_parent_had(serve
         finally:
             over.set()
             taker.join()
+
+
+# Connections
+
+WAITS_AND_FORKS = {
+    "threads": """
+        import threading
+
+        threading.Thread(target=lambda: client.lock("a", ttl=60).acquire(), daemon=True).start()
+        sys.stdin.readline()
+        fork()
+        time.sleep(60)
+        """,
+    "asyncio": """
+        import asyncio
+
+        async def main():
+            lock = holdfast.AsyncClient(URL).lock("a", ttl=60)
+            waiting = asyncio.create_task(lock.acquire())
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+            fork()
+            await waiting
+
+        asyncio.run(main())
+        """,
+}
+
+FORK = """
+        def fork():
+            pid = os.fork()
+            if pid == 0:
+                os.close(1)
+                os.close(2)
+                time.sleep(60)
+                os._exit(0)
+            print(pid, flush=True)
+        """
+
+
+@pytest.mark.parametrize("by", WAITS_AND_FORKS)
+def test_a_killed_waiter_is_not_granted_the_lock_while_a_child_of_it_lives(
+    server: Server, by: str
+) -> None:
+    named = f"{server.url}?client_name=waiter"
+    text = FORK + WAITS_AND_FORKS[by].replace("URL", repr(named))
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(holdfast.Client(server.url))
+        lease = client.lock("a", ttl=60).acquire()
+        waiter = stack.enter_context(Process(named, text))
+        eventually(lambda: waiters(server) == 1, within=LIMIT)
+        taken: list[str] = []
+        behind = threading.Thread(
+            target=lambda: taken.append(client.lock("a", ttl=60).acquire(timeout=LIMIT).token)
+        )
+        behind.start()
+        eventually(lambda: waiters(server) == 2, within=LIMIT)
+        waiter.tell()
+        child = int(waiter.says())
+        try:
+            waiter.kill()
+            eventually(lambda: b"name=waiter" not in server.command("CLIENT", "LIST"), within=LIMIT)
+            lease.release()
+            granted = server.command("GET", "holdfast:{a}").decode()
+            behind.join(LIMIT)
+            assert taken == [granted]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+class Deployed(NamedTuple):
+    """Servers, and how a client is connected to them."""
+
+    target: Any
+    servers: list[Server]
+    ports: set[int]
+
+    def connections(self) -> set[tuple[int, str]]:
+        """All connections to the servers, by their numbers there."""
+        lists = [(server.port, server.command("CLIENT", "LIST")) for server in self.servers]
+        return {
+            (port, line.split()[0])
+            for port, text in lists
+            for line in text.decode().splitlines()
+            if "name=tested" in line
+        }
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[Deployed]:
+    with Server.start(PROGRAM) as server:
+        yield Deployed(f"{server.url}?client_name=tested", [server], {server.port})
+
+
+@contextlib.contextmanager
+def by_tls() -> Iterator[Deployed]:
+    with Server.start(PROGRAM) as server, TlsFront(server.host, server.port) as front:
+        url = f"rediss://{server.host}:{front.port}/0?client_name=tested&ssl_ca_certs={CERTIFICATE}"
+        yield Deployed(url, [server], {front.port})
+
+
+@contextlib.contextmanager
+def quorum() -> Iterator[Deployed]:
+    durable = "--appendonly", "yes", "--appendfsync", "always"
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server.start(PROGRAM, *durable)) for _ in range(3)]
+        for server in servers:
+            settle_in(server)
+        urls = [f"{server.url}?client_name=tested" for server in servers]
+        yield Deployed(urls, servers, {server.port for server in servers})
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Deployed]:
+    with Cluster(PROGRAM) as nodes:
+        ports = {port for _, port in nodes.addresses}
+        yield Deployed(f"{nodes.url}?client_name=tested", nodes.nodes, ports)
+
+
+def sockets_to(ports: set[int]) -> list[int]:
+    """The descriptors of this process that lead to one of these ports."""
+    found = []
+    for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
+            if sock.family == socket.AF_INET and sock.getpeername()[1] in ports:
+                found.append(number)
+    return found
+
+
+def has_a_waiter(server: Server) -> bool:
+    try:
+        return waiters(server) == 1
+    except ReplyError:  # another node of the cluster has it
+        return False
+
+
+@pytest.mark.parametrize("deployed", [alone, by_tls, quorum, cluster])
+async def test_a_forked_child_has_none_of_its_parents_connections(
+    face: Face, deployed: Callable[[], contextlib.AbstractContextManager[Deployed]]
+) -> None:
+    with deployed() as deployment:
+        client = face.connect(deployment.target)
+        lease = await client.lock("a", ttl=60).acquire()
+        waiting = face.start(client.lock("a", ttl=60).acquire())
+
+        async def waits() -> bool:
+            return any(map(has_a_waiter, deployment.servers))
+
+        await face.eventually(waits, within=LIMIT)
+        before = deployment.connections()
+        assert sockets_to(deployment.ports)
+
+        def child() -> list[int]:
+            gc.collect()  # whatever ends there with the parent's connections
+            return sockets_to(deployment.ports)
+
+        assert in_child(child) == "[]"
+        async with client.lock("b"):
+            assert deployment.connections() >= before
+        await lease.release()
+        lease = await waiting.result(LIMIT)
+        await lease.release()

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Process:
     """A process that runs a text of Python, with a `client` of the server at hand."""
 
-    def __init__(self, server: Server | Proxy | Cluster, text: str) -> None:
-        head = f"import holdfast, time, sys, os\nclient = holdfast.Client({server.url!r})\n"
+    def __init__(self, server: Server | Proxy | Cluster | str, text: str) -> None:
+        url = server if isinstance(server, str) else server.url
+        head = f"import holdfast, time, sys, os\nclient = holdfast.Client({url!r})\n"
         self._child = subprocess.Popen(
             [sys.executable, "-c", head + textwrap.dedent(text)],
             stdin=subprocess.PIPE,

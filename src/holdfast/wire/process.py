@@ -3,7 +3,7 @@
 A generation and not a pid: a pid may come back in a grandchild, which would then take itself for
 the holder of leases of a process long gone.
 
-All that belongs to one process (token factories, locks, threads) is replaced in a
+All that belongs to one process (token factories, locks, threads, connections) is replaced in a
 forked child before the first line of the child's code runs. The child has one thread at that time,
 so no thread can draw a token from the parent's factory, or see anything half replaced.
 """
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from asyncio import StreamWriter
     from collections.abc import Callable
 
 _forks: list[None] = []
@@ -26,11 +28,45 @@ generation: Callable[[], int] = _forks.__len__
 
 
 _resets: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_connections: weakref.WeakSet[socket.socket | StreamWriter] = weakref.WeakSet()
 
 
 def reset_after_fork(reset: Callable[[], None]) -> None:
     """Have a method called in each forked child, for as long as its object lives."""
     _resets.add(weakref.WeakMethod(reset, _resets.discard))
+
+
+def close_after_fork(connection: socket.socket | StreamWriter) -> None:
+    """Have a connection closed in each forked child; the parent's stays as it is.
+
+    Otherwise the server would count a dead process as a subscriber while a child of it lives.
+    """
+    _connections.add(connection)
+
+
+def _close_inherited() -> None:
+    """Let go of the parent's connections, without a word to the server.
+
+    Each descriptor is made to lead nowhere, and stays taken: whatever still has it (a socket, TLS,
+    an event loop) may use and close it without touching the parent's connection, a later file of
+    this process, or what the parent's event loop watches.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_connections):
+        with contextlib.suppress(OSError):
+            os.dup2(nowhere, _descriptor(connection), inheritable=False)
+    os.close(nowhere)
+    _connections.clear()
+
+
+def _descriptor(connection: socket.socket | StreamWriter) -> int:
+    """The descriptor of a connection; -1 if it is closed."""
+    if isinstance(connection, socket.socket):
+        return connection.fileno()
+    if connection.is_closing():
+        return -1
+    number: int = connection.get_extra_info("socket").fileno()
+    return number
 
 
 def _begin_in_child() -> None:
@@ -40,6 +76,9 @@ def _begin_in_child() -> None:
             reset = method()
             if reset is not None:
                 everything.callback(reset)
+        # Pushed last, done first: a reset drops connections, and an asyncio transport that is
+        # dropped stops watching its descriptor, in the epoll instance that the parent uses too.
+        everything.callback(_close_inherited)
 
 
 if hasattr(os, "register_at_fork"):

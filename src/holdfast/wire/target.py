@@ -24,6 +24,7 @@ from redis.retry import Retry
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.packing import CommandPacker
+from holdfast.wire.process import close_after_fork
 from holdfast.wire.refusals import misplaced, quarantined, refusal
 
 if TYPE_CHECKING:
@@ -288,6 +289,11 @@ class _BlockingDeadline(_Deadline):
 
     _sock: Any
 
+    def _connect(self) -> Any:  # noqa: ANN401 - a socket, plain or of TLS
+        sock = super()._connect()  # type: ignore[misc]  # a mixin
+        close_after_fork(sock)
+        return sock
+
     def read_response(self, *args: Any, **settings: Any) -> Any:  # noqa: ANN401 - redis-py's
         """Read a reply by the deadline."""
         if self._sock is not None:
@@ -299,9 +305,19 @@ class _BlockingDeadline(_Deadline):
         self._sock.settimeout(timeout)
 
 
+class _LoopDeadline(_Deadline):
+    """The same, on an event loop."""
+
+    _writer: Any
+
+    async def _connect(self) -> None:
+        await super()._connect()  # type: ignore[misc]  # a mixin
+        close_after_fork(self._writer)
+
+
 @functools.cache
 def _with_deadline(face: Any, kind: str) -> Any:  # noqa: ANN401 - a class of either face
-    mixin = _BlockingDeadline if face is threads else _Deadline
+    mixin = _BlockingDeadline if face is threads else _LoopDeadline
     return type(kind, (mixin, getattr(face, kind)), {})
 
 
