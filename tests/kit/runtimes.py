@@ -44,9 +44,11 @@ def living_processes_of(runtime: Path) -> list[int]:
 def runtime_folder() -> Iterator[Path]:
     """A folder with a short path for an embedded server's folder; removed with its processes."""
     folder = Path(tempfile.mkdtemp(prefix="hf"))
-    yield folder
-    for pid in living_processes_of(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not living_processes_of(folder), what="the end of every process")
-    shutil.rmtree(folder)
+    try:
+        yield folder
+    finally:
+        for pid in living_processes_of(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not living_processes_of(folder), what="the end of every process")
+        shutil.rmtree(folder)
