@@ -115,6 +115,7 @@ def translated(text: str) -> str:
         ("interruption", "cancellation"),
         ("all threads", "all tasks"),
         ("shared by threads", "shared by tasks"),
+        ("again; in an event loop, the task.", "again."),
         ("the thread that holds it", "the task that holds it"),
         ("in a thread of its own", "in a task of its own"),
         ("are waited for, but no longer than for a command", "are given up"),

@@ -66,7 +66,11 @@ class NotHeld(HoldfastError):
 
 
 class WouldDeadlock(HoldfastError):
-    """The holder asked again for a lock that is not reentrant, and would wait for itself."""
+    """The caller would wait for itself: it holds the lock, which is not reentrant.
+
+    Or a client for threads is used in coroutines, and another task of the same event loop holds
+    the lock: waiting would block the loop, and the holder could never release it.
+    """
 
 
 class NodeUnavailable(HoldfastError, ConnectionError):

@@ -137,6 +137,9 @@ class Port(Protocol):
     def is_gone(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
         """Whether nothing goes on any more where it ran: its event loop is closed."""
 
+    def blocks(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
+        """Whether that actor cannot run while the caller waits: waiting blocks its event loop."""
+
     def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
         """A token that was never drawn before, naming the client and the actor."""
 

@@ -948,8 +948,8 @@ MUTANTS = [
     Mutant(
         "re-entry is for the same task",
         "core/session.py",
-        "if hold is None or hold.actor is not self.port.actor():",
-        "if hold is None:",
+        "holds = [] if newest is None or newest.actor is not actor else [newest]",
+        "holds = [] if newest is None else [newest]",
         NESTED,
         "S7 S1 S12",
     ),
@@ -1061,8 +1061,8 @@ MUTANTS = [
     Mutant(
         "taking it again fails at once",
         "core/session.py",
-        "return hold if hold.alive(self.port.now(), self.process) else None",
-        "return None",
+        "            if hold.alive(self.port.now(), self.process):\n                return hold\n",
+        "",
         STORM,
         "L5",
     ),

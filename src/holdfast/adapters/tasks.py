@@ -167,6 +167,10 @@ class Tasks(Generic[P]):
         """Whether its loop is closed, and whatever it has begun there will never end."""
         return actor.get_loop().is_closed()
 
+    def blocks(self, actor: asyncio.Task[Any]) -> bool:  # noqa: ARG002 - whichever it is
+        """No: other tasks run while one waits."""
+        return False
+
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
         here = self._last  # `_here`, written out, as in `call`: the most travelled road

@@ -13,7 +13,9 @@ import random
 import sys
 import threading
 import time
+from asyncio import _get_running_loop, current_task
 from queue import Empty, SimpleQueue
+from threading import current_thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
@@ -22,6 +24,7 @@ from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.process import Worker, generation, reset_after_fork
 
 if TYPE_CHECKING:
+    from asyncio import Task
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Actor: TypeAlias = "threading.Thread | Task[Any]"
 Replies: TypeAlias = "Awaitable[list[Reply | HoldfastError]]"
 CallMany: TypeAlias = "Callable[[Sequence[Request], float, Callable[[], float]], Replies]"
 
@@ -71,12 +75,22 @@ class ThreadSignal:
         return self._mutex.acquire(timeout=-1 if timeout > threading.TIMEOUT_MAX else timeout)
 
 
+def actor() -> Actor:
+    """The calling thread; within an event loop the calling task.
+
+    All tasks of a loop are in one thread. If that were the actor, one of them could re-enter the
+    lock that another holds.
+    """
+    loop = _get_running_loop()
+    return current_thread() if loop is None else current_task(loop) or current_thread()
+
+
 class Threads:
     """What the threads of one client are to the core, wherever its servers are."""
 
     now = staticmethod(now)
     process = staticmethod(generation)
-    actor = staticmethod(threading.current_thread)
+    actor = staticmethod(actor)
     jitter = staticmethod(random.random)
     wall_clock = staticmethod(wall_clock)
 
@@ -89,13 +103,23 @@ class Threads:
         self._mint = new_mint(sharded=self._sharded)
         self._lines = Lines(self._mint.client)
 
-    def is_gone(self, actor: threading.Thread) -> bool:  # noqa: ARG002 - whichever it is
+    def is_gone(self, actor: Actor) -> bool:  # noqa: ARG002 - whichever it is
         """No: a thread does not end before what it does."""
         return False
 
-    def draw_token(self, actor: threading.Thread, suffix: str) -> str:
-        """Draw a token that names the thread."""
-        return self._mint.draw(actor.name, suffix)
+    def blocks(self, actor: Actor) -> bool:
+        """Whether that actor is a task of this thread's event loop, or what runs around it."""
+        loop = _get_running_loop()
+        if loop is None:
+            return False
+        if isinstance(actor, threading.Thread):
+            return actor is threading.current_thread()
+        return actor.get_loop() is loop
+
+    def draw_token(self, actor: Actor, suffix: str) -> str:
+        """Draw a token that names the thread, or the task."""
+        name = actor.name if isinstance(actor, threading.Thread) else actor.get_name()
+        return self._mint.draw(name, suffix)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """One for all threads of the process, at each node."""

@@ -76,15 +76,22 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
 
     Raises:
         AcquireTimeout: it was held by others all the while.
-        WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait.
+        WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait; or it is
+            held by a task that could not run meanwhile.
         NodeUnavailable: the server does not answer; nothing is held.
         ConfigurationError: the server will never grant it.
         NotNeeded: the script that was to take it said so instead; nothing is held.
     """
-    if spec.keys[0] in session.held:
+    if spec.keys[0] in session.held or session.co_held:
         mine = session.mine(spec)
         if mine is not None and (spec.reentrant or timeout != 0):
             return _reenter(mine, spec, grip)
+        if timeout != 0 and session.is_blocked_by_waiting(spec):
+            raise WouldDeadlock(
+                f"{spec.name!r} is held by another task of this event loop, which cannot release "
+                "it while this call blocks the loop: use holdfast.AsyncClient in coroutines",
+                lock=spec.name,
+            )
     if session.quorum is not None:
         return await win(session, session.quorum, spec, timeout, grip)
     return await _take(session, spec, timeout, grip)

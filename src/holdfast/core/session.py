@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from holdfast.core.events import Event
@@ -60,7 +60,9 @@ class Session:
         self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
-        """The newest hold of each key. Exclusion itself sees to it that no older one is alive."""
+        """The newest hold of each key, without owners. Exclusion lets no older one be alive."""
+        self.co_held: dict[tuple[bytes, Any], list[Hold]] = {}
+        """The holds of owners, of which a key may have several, by key and actor."""
         self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
         """Those of all loops, by their channel; the port keeps them."""
         if self.quorum is not None:
@@ -137,7 +139,7 @@ class Session:
 
         Called from any thread.
         """
-        if self.held:
+        if self.held or self.co_held:
             self.renewer.look_again()
 
     def _clean_up(self, request: Request) -> None:
@@ -191,16 +193,38 @@ class Session:
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""
-        hold = self.held.get(spec.keys[0])
-        if hold is None or hold.actor is not self.port.actor():
-            return None
-        if spec.owner is not None and hold.spec.owner == spec.owner:
-            return None  # the server knows how often
-        return hold if hold.alive(self.port.now(), self.process) else None
+        key, actor = spec.keys[0], self.port.actor()
+        newest = self.held.get(key)
+        holds = [] if newest is None or newest.actor is not actor else [newest]
+        holds += self.co_held.get((key, actor), [])
+        for hold in holds:
+            if spec.owner is not None and hold.spec.owner == spec.owner:
+                return None  # the server knows how often
+            if hold.alive(self.port.now(), self.process):
+                return hold
+        return None
+
+    def is_blocked_by_waiting(self, spec: LockSpec) -> bool:
+        """Whether a holder of this lock could not release it while the caller waits for it."""
+        key, now = spec.keys[0], self.port.now()
+        newest = self.held.get(key)
+        holds = [] if newest is None else [newest]
+        for place, others in list(self.co_held.items()):
+            if place[0] == key:
+                holds += others
+        return any(
+            hold.alive(now, self.process)
+            and self.port.blocks(hold.actor)
+            and (spec.owner is None or hold.spec.owner != spec.owner)
+            for hold in holds
+        )
 
     def took(self, hold: Hold, due: float) -> None:
         """Keep in mind, and alive, what was just granted; it is `due` to be looked at then."""
-        self.held[hold.spec.keys[0]] = hold
+        if hold.spec.owner is None:
+            self.held[hold.spec.keys[0]] = hold
+        else:
+            self.co_held.setdefault((hold.spec.keys[0], hold.actor), []).append(hold)
         self.renewer.watch(hold, due)
 
     def disown(self, hold: Hold) -> None:
@@ -211,8 +235,21 @@ class Session:
     def forget(self, hold: Hold) -> None:
         """Drop a hold that has ended, unless a newer one stands in its place."""
         self.renewer.handed_in.pop(hold, None)
-        if self.held.get(hold.spec.keys[0]) is hold:
+        if hold.spec.owner is not None:
+            self._forget_co_hold(hold)
+        elif self.held.get(hold.spec.keys[0]) is hold:
             self.held.pop(hold.spec.keys[0], None)
+
+    def _forget_co_hold(self, hold: Hold) -> None:
+        # If another thread releases the actor's only hold at the moment that the actor takes the
+        # next, that one may be forgotten too. It is held all the same; but then the actor is not
+        # warned before it waits for itself.
+        place = hold.spec.keys[0], hold.actor
+        holds = self.co_held.get(place, [])
+        if hold in holds:
+            holds.remove(hold)
+        if not holds:
+            self.co_held.pop(place, None)
 
     def lost(self, hold: Hold) -> None:
         """See that a loss is reported, and that nothing of the lease stays on the server."""

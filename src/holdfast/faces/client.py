@@ -8,7 +8,7 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
-from holdfast.adapters.threads import run
+from holdfast.adapters.threads import actor, run
 from holdfast.core.acquire import acquire
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
@@ -135,7 +135,7 @@ class Client:
                 grant locks after their start.
             renew: keep the lease alive until it is released.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
-            reentrant: the thread that holds it may take it again.
+            reentrant: the thread that holds it may take it again; in an event loop, the task.
             owner: whoever gives this name may take it again, in any process. It is free when the
                 last of them has released it, or is gone.
             fair: first come, first served. False lets whoever asks while it is free have it.
@@ -374,7 +374,7 @@ class Lock(LockFacts):
         lease = Lease(self._client)
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            self._entered[lease] = threading.current_thread()
+            self._entered[lease] = actor()
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
             self._entered.pop(lease, None)
@@ -395,13 +395,13 @@ class Lock(LockFacts):
             lease = self._being_left()
             if not isinstance(failure, HoldfastError):
                 lease._abandon()  # noqa: SLF001 - one face, one file
-            self._entered.leave(lease, threading.current_thread())
+            self._entered.leave(lease, actor())
             raise
         # Forgotten last of all: until here it can be found again, whatever strikes.
-        self._entered.leave(lease, threading.current_thread())
+        self._entered.leave(lease, actor())
 
     def _being_left(self) -> Lease:
-        return self._entered.last(threading.current_thread(), self.name)
+        return self._entered.last(actor(), self.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.

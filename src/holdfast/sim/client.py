@@ -227,6 +227,10 @@ class SimClient:
         """No: here whole processes die."""
         return False
 
+    def blocks(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
+        """No: other tasks run while one waits."""
+        return False
+
     def draw_token(self, actor: Task, suffix: str) -> str:
         """Draw a token that names the task."""
         return self._mint.draw(actor.name, suffix)

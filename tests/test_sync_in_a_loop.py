@@ -1,0 +1,138 @@
+"""A client for threads that is used in coroutines: it blocks the loop, but never breaks a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from kit.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from kit.servers import Server
+
+
+def test_two_tasks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Server) -> None:
+    async def main() -> None:
+        entered, left = asyncio.Event(), asyncio.Event()
+
+        async def holder() -> None:
+            with lock:
+                entered.set()
+                await left.wait()
+
+        holding = asyncio.create_task(holder())
+        await entered.wait()
+        for timeout in (None, PATIENCE):  # no time helps: the holder cannot run meanwhile
+            with pytest.raises(holdfast.WouldDeadlock, match="AsyncClient") as caught:
+                lock.acquire(timeout=timeout)
+            assert "reentrant" not in str(caught.value)
+        assert lock.try_acquire() is None
+        left.set()
+        await holding
+        with lock as lease:
+            assert lease.held
+
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", reentrant=True)
+        asyncio.run(main())
+
+
+def test_a_task_may_take_a_reentrant_lock_again(server: Server) -> None:
+    async def main() -> None:
+        lock, plain = client.lock("a", reentrant=True), client.lock("a")
+        with lock as outer:
+            with lock as inner:
+                assert inner.fence == outer.fence
+            await asyncio.sleep(0)
+            assert outer.held
+            with pytest.raises(holdfast.WouldDeadlock, match="reentrant=True"):
+                plain.acquire()
+        assert not outer.held
+
+    with holdfast.Client(server.url) as client:
+        asyncio.run(main())
+
+
+def test_an_owners_hold_on_the_same_loop_is_not_waited_for_either(server: Server) -> None:
+    async def main() -> None:
+        async def hold() -> holdfast.Lease:
+            return client.lock("a", owner="us").acquire()
+
+        lease = await asyncio.create_task(hold())
+        with pytest.raises(holdfast.WouldDeadlock, match="AsyncClient"):
+            client.lock("a", timeout=PATIENCE).acquire()
+        with client.lock("a", owner="us", timeout=PATIENCE) as joined:
+            assert joined.held
+        lease.release()
+
+    with holdfast.Client(server.url) as client:
+        asyncio.run(main())
+
+
+def test_each_task_leaves_the_with_block_that_it_entered(server: Server) -> None:
+    async def main() -> None:
+        lock = client.lock("a", owner="us")
+        first_is_in, second_is_in, first_is_out = (asyncio.Event() for _ in range(3))
+        leases: list[holdfast.Lease] = []
+
+        async def first() -> None:
+            with lock as lease:
+                leases.append(lease)
+                first_is_in.set()
+                await second_is_in.wait()
+            first_is_out.set()
+
+        async def second() -> None:
+            await first_is_in.wait()
+            with lock as lease:
+                leases.append(lease)
+                second_is_in.set()
+                await first_is_out.wait()
+                assert [each.held for each in leases] == [False, True]
+
+        await asyncio.gather(first(), second())
+        assert not any(each.held for each in leases)
+
+    with holdfast.Client(server.url) as client:
+        asyncio.run(main())
+
+
+def test_a_lock_that_a_task_of_another_loop_holds_is_waited_for(server: Server) -> None:
+    held, waiting = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        with lock:
+            held.set()
+            await asyncio.to_thread(waiting.wait, PATIENCE)
+
+    async def wait() -> int:
+        threading.Timer(0.1, waiting.set).start()
+        with lock as lease:
+            return lease.fence
+
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", timeout=PATIENCE)
+        other = threading.Thread(target=asyncio.run, args=(hold(),))
+        other.start()
+        assert held.wait(PATIENCE)
+        assert asyncio.run(wait()) > 0
+        other.join(PATIENCE)
+
+
+def test_a_callback_of_a_loop_may_take_a_lock(server: Server) -> None:
+    async def main() -> None:
+        done = asyncio.get_running_loop().create_future()
+
+        def callback() -> None:  # runs in no task
+            with client.lock("a") as lease:
+                done.set_result(lease.fence)
+
+        asyncio.get_running_loop().call_soon(callback)
+        assert await done > 0
+
+    with holdfast.Client(server.url) as client:
+        asyncio.run(main())
