@@ -16,6 +16,7 @@ from holdfast.cli.servers import (
     UNASKED,
     Local,
     LongestTtl,
+    Namespace,
     Urls,
     complain,
     given,
@@ -75,6 +76,7 @@ def ls(
         str, typer.Option(metavar="BY", help=f"Sort by {', '.join(SORTS)}.", show_default=True)
     ] = "name",
     as_json: AsJson = False,
+    namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
@@ -83,7 +85,9 @@ def ls(
     Example: `holdfast ls 'invoice:*' --waiting --sort wait`
 
     Keys are found by SCAN, so that the server serves others meanwhile. A lock that was given its
-    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it.
+    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it. One
+    in a namespace is shown with that before its name, as in `shop: invoice:7`; PATTERN is about the
+    name alone, and `--namespace` about where it is. Without that, the locks of all are listed.
     With `--json`, text that is not UTF-8 has a lone surrogate for each byte, and `key_hex` is
     the exact key.
 
@@ -97,7 +101,7 @@ def ls(
     if sort not in SORTS:
         raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {plain(sort)!r}")
     with overview_of(urls, local=local) as overview:
-        survey = overview.survey(matching(pattern), waiters=ALL if as_json else 1)
+        survey = overview.survey(matching(pattern, namespace), waiters=ALL if as_json else 1)
     locks = [
         lock
         for lock in sorted(survey.locks, key=SORTS[sort])
@@ -113,7 +117,7 @@ def ls(
         coloured = console.color_system is not None and not console.no_color
         typer.echo("\n".join(listed(locks, console.width, coloured=coloured)))
     elif survey.complete:
-        like_this = " like this" if pattern or held or waiting else ""
+        like_this = " like this" if pattern or held or waiting or namespace else ""
         complain(f"no locks{like_this} on {servers}")
     for node, failure in survey.failures.items():
         complain(failure if node in failure else f"{node}: {failure}")
@@ -125,6 +129,7 @@ def show(
     *,
     key: ByKey = False,
     as_json: AsJson = False,
+    namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
@@ -136,7 +141,7 @@ def show(
     if no URL is given and no embedded server runs.
     """
     with overview_of(urls, local=local) as overview:
-        lock = overview.look(_key_of(name, key=key))
+        lock = overview.look(_key_of(name, namespace, key=key))
     if as_json:
         typer.echo(json.dumps({**lock.as_data(), "servers": overview.servers}, indent=2))
     else:
@@ -150,6 +155,7 @@ def break_(
     key: ByKey = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     longest_ttl: LongestTtl = 60.0,
+    namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
@@ -169,7 +175,7 @@ def break_(
     from holdfast.errors import ConfigurationError
     from holdfast.faces.client import Client
 
-    lock_key = _key_of(name, key=key)
+    lock_key = _key_of(name, namespace, key=key)
     console = open_console()
     with overview_of(urls, local=local) as overview:
         lock = overview.look(lock_key)
@@ -181,7 +187,7 @@ def break_(
             _ask(lock)
         logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
         try:
-            client = Client(given(urls, local=local), longest_ttl=longest_ttl)
+            client = Client(given(urls, local=local), longest_ttl=longest_ttl, namespace=namespace)
         except ConfigurationError as error:
             raise typer.BadParameter(plain(str(error))) from None
         with unasked(), client:
@@ -203,12 +209,12 @@ _NOBODY: dict[State, str] = {
 }
 
 
-def _key_of(name: str, *, key: bool) -> bytes:
-    from holdfast.core.spec import lock_key_of
+def _key_of(name: str, namespace: str | None, *, key: bool) -> bytes:
+    from holdfast.core.spec import checked_namespace, lock_key_of
     from holdfast.errors import ConfigurationError
 
     try:
-        return lock_key_of(name, key=name if key else None)
+        return lock_key_of(name, name if key else None, checked_namespace(namespace))
     except ConfigurationError as error:
         raise typer.BadParameter(plain(str(error))) from None
 
@@ -231,15 +237,20 @@ def _after(lock: LockView) -> str:
     return "broken; nobody holds it now"
 
 
-def matching(pattern: str | None) -> Callable[[bytes], bool]:
-    """Make the test whether the lock with a key has such a name, or was given such a key."""
-    from holdfast.core.spec import name_in
+def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bool]:
+    """Make the test whether the lock with a key has such a name, or was given such a key.
+
+    With a namespace, only locks in that one.
+    """
+    from holdfast.core.spec import name_in, namespace_in
     from holdfast.overview.patterns import matcher
 
     matches = matcher("*" if pattern is None else pattern)
 
     def wanted(key: bytes) -> bool:
         name = name_in(key)
+        if namespace is not None and namespace_in(key) != namespace:
+            return False
         return matches(key.decode("utf-8", "surrogateescape") if name is None else name)
 
     return wanted

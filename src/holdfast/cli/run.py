@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import plain, say
-from holdfast.cli.servers import LOCAL, Local, LongestTtl, Urls, given
+from holdfast.cli.servers import LOCAL, Local, LongestTtl, Namespace, Urls, given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,7 @@ def run(
         int, typer.Option(min=0, help="Behind Sentinels: replicas that must have it, best all.")
     ] = 0,
     longest_ttl: LongestTtl = 60.0,
+    namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
     verbose: Annotated[
@@ -131,6 +132,7 @@ def run(
         lock_delay=lock_delay,
         replicas=replicas,
         longest_ttl=longest_ttl,
+        namespace=namespace,
         verbose=verbose,
     )
     try:
@@ -166,6 +168,7 @@ class Wanted(NamedTuple):
     lock_delay: float
     replicas: int
     longest_ttl: float
+    namespace: str | None
     verbose: bool
 
     @property
@@ -232,6 +235,7 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
     client = Client(
         wanted.server,
         longest_ttl=wanted.longest_ttl,
+        namespace=wanted.namespace,
         on_event=_tell_event if wanted.verbose else None,
     )
     lock = client.lock(

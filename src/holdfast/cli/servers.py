@@ -44,6 +44,17 @@ Local = Annotated[
     ),
 ]
 
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-N",
+        metavar="NAMESPACE",
+        help="The `namespace=` of the clients that use it.",
+        show_default=False,
+    ),
+]
+
 LongestTtl = Annotated[
     float,
     typer.Option(

@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli.console import open_console
 from holdfast.cli.locks import cell, holders_of, name_of, seconds, waiting_of
-from holdfast.cli.servers import Local, Urls, complain, overview_of
+from holdfast.cli.servers import Local, Namespace, Urls, complain, overview_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,6 +177,7 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds between two looks.")
     ] = 2.0,
+    namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
@@ -202,7 +203,7 @@ def top(
     if not is_terminal():
         complain("top needs a terminal; for programs there is holdfast ls --json")
         raise typer.Exit(NO_TERMINAL)
-    wanted = matching(pattern)
+    wanted = matching(pattern, namespace)
     with overview_of(urls, local=local) as overview:
         overview.check()
         with Terminal(open_console()) as terminal:

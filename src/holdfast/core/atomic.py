@@ -21,6 +21,7 @@ from hashlib import sha1
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.acquire import TRIES
+from holdfast.core.duration import in_seconds
 from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, siblings_of, to_ms
 from holdfast.errors import (
     ConfigurationError,
@@ -46,6 +47,7 @@ from holdfast.scripts import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from holdfast.core.duration import Duration
     from holdfast.port import Reply, StepPort
     from holdfast.scripts import Script
 
@@ -97,35 +99,48 @@ def own_script(text: object) -> OwnScript:
 class Steps:
     """The operations of one client; each is given the exact key."""
 
-    def __init__(self, port: StepPort, timeout: float) -> None:
+    def __init__(self, port: StepPort, timeout: float, namespace: str = "") -> None:
         self._port = port
+        self._once = b":once-in:%b:" % namespace.encode() if namespace else b":once:"
         self._timeout = timeout
+
+    def _keys(self, key: object, once: str | int | None) -> Keys:
+        name = _encoded("key", key)
+        return _StepKeys((name,) if once is None else (name, self._record(name, once)))
+
+    def _record(self, key: bytes, once: str | int) -> bytes:
+        """The key of what is known of an id."""
+        return siblings_of(key) + self._once + _id(once)
 
     # Counting
 
-    async def incr(self, key: str | bytes, by: int, expire: float | None, once: str | None) -> int:
+    async def incr(
+        self, key: str | bytes, by: int, expire: Duration | None, once: str | int | None
+    ) -> int:
         """Add to a counter whose expiry begins with its first use; return what it is now."""
         _check_integer("by", by, LEAST, MOST)
-        expiry = "0" if expire is None else _ms("expire", expire)
-        _, value = await self._changed(INCR, _keys(key, once), (str(by), expiry), once)
+        expiry = "0" if expire is None else _ms("expire", in_seconds(expire))
+        _, value = await self._changed(INCR, self._keys(key, once), (str(by), expiry), once)
         return int(value)
 
-    async def take(self, key: str | bytes, n: int, floor: int, once: str | None) -> Outcome:
+    async def take(self, key: str | bytes, n: int, floor: int, once: str | int | None) -> Outcome:
         """Take from a number unless that would bring it below the floor."""
         _check_integer("n", n, 1, MOST)
         _check_integer("floor", floor, LEAST, MOST)
         args = str(n), str(floor + n)
-        done, left = await self._changed(TAKE, _keys(key, once), args, once)
+        done, left = await self._changed(TAKE, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
 
-    async def put(self, key: str | bytes, n: int, ceiling: int | None, once: str | None) -> Outcome:
+    async def put(
+        self, key: str | bytes, n: int, ceiling: int | None, once: str | int | None
+    ) -> Outcome:
         """Add to a number unless that would bring it above the ceiling."""
         _check_integer("n", n, 1, MOST)
         if ceiling is None:
             ceiling = MOST
         _check_integer("ceiling", ceiling, LEAST, MOST)
         args = str(n), str(ceiling - n)
-        done, left = await self._changed(PUT, _keys(key, once), args, once)
+        done, left = await self._changed(PUT, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
 
     # Comparing
@@ -135,22 +150,22 @@ class Steps:
         key: str | bytes,
         old: str | bytes | None,
         new: str | bytes,
-        ttl: float | None,
-        once: str | None,
+        ttl: Duration | None,
+        once: str | int | None,
     ) -> bool:
         """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
         expected = b"" if old is None else b"=" + _encoded("old", old, empty=True)
         args = expected, _encoded("new", new, empty=True), _expiry(ttl), _ALWAYS
-        keys = _keys(key, once)
+        keys = self._keys(key, once)
         done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
         return bool(done == 1)
 
     async def compare_and_delete(
-        self, key: str | bytes, old: str | bytes, once: str | None
+        self, key: str | bytes, old: str | bytes, once: str | int | None
     ) -> bool:
         """Delete the key if `old` is there; say whether it was."""
         args = (_encoded("old", old, empty=True),)
-        keys = _keys(key, once)
+        keys = self._keys(key, once)
         done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
         return bool(done == 1)
 
@@ -158,16 +173,17 @@ class Steps:
         self,
         key: str | bytes,
         change: Callable[[bytes | None], Awaitable[bytes]],
-        ttl: float | None,
-        timeout: float | None,
-        once: str | None,
+        ttl: Duration | None,
+        timeout: Duration | None,
+        once: str | int | None,
     ) -> bytes:
         """Write what `change` makes of the value; again, if it was changed meanwhile.
 
         `change` is the caller's: over threads it may not suspend.
         """
-        keys, expiry = _keys(key, once), _expiry(ttl)
+        keys, expiry = self._keys(key, once), _expiry(ttl)
         name = _text(keys[0])
+        timeout = in_seconds(timeout)
         check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
         pause = PAUSE_FIRST
@@ -217,7 +233,7 @@ class Steps:
         script: OwnScript,
         keys: Sequence[str | bytes],
         args: Sequence[str | bytes | float],
-        once: str | None,
+        once: str | int | None,
     ) -> Reply:
         """Run a script of the user's; return what it answers, as it is."""
         names = tuple(_encoded("keys", key) for key in _listed("keys", keys))
@@ -235,7 +251,7 @@ class Steps:
             )
         digest = _digest(script.once, (script.plain.sha, *names, *values))
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
-        own_keys = _StepKeys((*names, _record(names[0], once)))
+        own_keys = _StepKeys((*names, self._record(names[0], once)))
         reply = await self._sent(script.once, own_keys, sent, again=True)
         done, answer = _accepted(reply, names[0])
         if done != 1:
@@ -249,7 +265,7 @@ class Steps:
         script: Script,
         keys: Keys,
         args: tuple[str | bytes, ...],
-        once: str | None,
+        once: str | int | None,
         told: tuple[str, ...] = (),
     ) -> Reply:
         """Run one of our scripts. An id stands for its arguments, or else for what is `told`."""
@@ -319,19 +335,16 @@ class _StepKeys(Keys):
         return siblings_of(self[0] if self else b"") + b":absent"
 
 
-def _keys(key: object, once: str | None) -> Keys:
-    name = _encoded("key", key)
-    return _StepKeys((name,) if once is None else (name, _record(name, once)))
-
-
-def _record(key: bytes, once: str) -> bytes:
-    """The key of what is known of an id."""
+def _id(once: str | int) -> bytes:
+    """Write an id: a number is the same one as its digits."""
+    if isinstance(once, int) and not isinstance(once, bool):
+        once = int.__repr__(once)
     if not isinstance(once, str) or not 0 < len(once) <= ID_MAX:
         raise ConfigurationError(
-            f"once={once!r}: give a string of 1 to {ID_MAX} characters that is the same for each "
-            "retry, and another for all else, e.g. the number of an order"
+            f"once={once!r}: give a number, or a string of 1 to {ID_MAX} characters, that is the "
+            "same for each retry, and another for all else, e.g. the number of an order"
         )
-    return siblings_of(key) + b":once:" + _encoded("once", once)
+    return _encoded("once", once)
 
 
 def _digest(script: Script, told: tuple[str | bytes, ...]) -> str:
@@ -383,8 +396,9 @@ def _ms(what: str, seconds: object) -> str:
     return to_ms(seconds)
 
 
-def _expiry(ttl: float | None) -> str:
+def _expiry(ttl: Duration | None) -> str:
     """What the scripts are told: nothing to leave it, 0 for none."""
+    ttl = in_seconds(ttl)
     if ttl is None:
         return ""
     return "0" if ttl == math.inf else _ms("ttl", ttl)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import TRIES
+from holdfast.core.duration import in_seconds
 from holdfast.core.release import check
 from holdfast.core.spec import check_ttl
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
+    from holdfast.core.duration import Duration
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
 
 
-async def extend(session: Session, grip: Grip, ttl: float) -> None:
+async def extend(session: Session, grip: Grip, ttl: Duration) -> None:
     """Have `ttl` seconds left from now on, more or fewer than before.
 
     Interrupted or unanswered, it leaves the deadline where it was. The server's expiry only ever
@@ -25,7 +27,7 @@ async def extend(session: Session, grip: Grip, ttl: float) -> None:
         NotHeld: it was released, or belongs to the process this one was forked from.
         OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
     """
-    hold = check(session, grip)
+    hold, ttl = check(session, grip), in_seconds(ttl)
     check_ttl(ttl, lock=hold.spec.name, longest=hold.spec.longest_ttl)
     hold.longest_ttl = max(hold.longest_ttl, ttl)
     asked_at = await keep(session, grip, hold, ttl)

@@ -11,12 +11,16 @@ from binascii import crc_hqx
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
+from holdfast.core.duration import in_seconds
 from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE, Script
+
+if TYPE_CHECKING:
+    from holdfast.core.duration import Duration
 
 DRIFT = 0.01
 """How far the rates of the holder's and the server's clocks may differ."""
@@ -34,20 +38,20 @@ TOMBSTONE_MS = "60000"
 """How long a given-up token stays refused: longer than a request may be under way."""
 
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
-NAME_MAX_BYTES = 1024
+NAME_MAX_BYTES, NAMESPACE_MAX = 1024, 100
 SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
 REPLICAS_MAX = 1000
 _NAMED, _KEYED, _TAGGED, _ODD = (
     re.compile(form, re.DOTALL)
     for form in (
-        rb"(holdfast:\{.*)",
+        rb"(holdfast:(?:in:[^{}:]+:)?\{.*)",
         rb"holdfast:key:\{(.*)\}",
         rb"holdfast:tag:(.*)",
         rb"holdfast:odd:\{\d+\}:(.*)",
     )
 )
-_NAME = re.compile(rb"holdfast:\{(.+)\}", re.DOTALL)
+_NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class LockSpec:
     replicas: int
     label: str | None
 
+    prefix: bytes  # of its own key, by the namespace
     keys: Keys  # of every script: lock, fence, queue, and an owner's holds
     suffix: str  # the end of every token: the label, the lock delay, and the owner
     settings: str  # what few locks have, as the scripts read it
@@ -85,7 +90,8 @@ class LockSpec:
         Raises:
             ConfigurationError: it is no name.
         """
-        keys = keys_of(lock_key_of(name), holds=self.owner is not None)
+        lock_key = self.prefix + b"{" + _name("name", name) + b"}"
+        keys = keys_of(lock_key, holds=self.owner is not None)
         if self.replicas:
             keys.replicas = self.replicas
         fields = self.__dict__.copy()  # far cheaper than setting each of them
@@ -108,14 +114,14 @@ class LockSpec:
 def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     name: str,
     *,
-    ttl: float,
-    timeout: float | None,
+    ttl: Duration,
+    timeout: Duration | None,
     renew: bool,
-    max_hold: float | None,
+    max_hold: Duration | None,
     reentrant: bool,
     owner: str | None,
     fair: bool,
-    lock_delay: float,
+    lock_delay: Duration,
     key: str | None,
     label: str | None,
     command_timeout: float,
@@ -123,13 +129,16 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     longest_ttl: float = math.inf,
     min_validity: float = 0.0,
     quorum: bool = False,
+    namespace: str = "",
 ) -> LockSpec:
     """Check a lock's settings and work out what follows from them.
 
     Raises:
         ConfigurationError: at the first setting that cannot work, saying what to write instead.
     """
-    lock_key = lock_key_of(name, key)
+    lock_key = lock_key_of(name, key, namespace)
+    ttl, timeout = in_seconds(ttl), in_seconds(timeout)
+    max_hold, lock_delay = in_seconds(max_hold), in_seconds(lock_delay)
     check_ttl(ttl, lock=name, longest=longest_ttl)
     check_timeout(timeout, lock=name)
     if max_hold is not None:
@@ -168,6 +177,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         lock_delay=float(lock_delay),
         replicas=replicas,
         label=label,
+        prefix=prefix_of(namespace),
         keys=keys,
         suffix=suffix_of(label, delay_ms, group),
         settings=settings_of(
@@ -201,14 +211,44 @@ def delay_in(settings: str) -> int:
     return int(settings.partition(" ")[0] or 0)
 
 
-def lock_key_of(name: str, key: str | None = None) -> bytes:
-    """The key of the lock with this name, unless it is given its `key`.
+def prefix_of(namespace: str) -> bytes:
+    """How the keys of locks in a namespace begin, up to the {tag}.
+
+    A namespace has no colon and no braces. So no two of them, nor a lock without one, share a key.
+    """
+    return b"holdfast:in:%b:" % namespace.encode() if namespace else b"holdfast:"
+
+
+def checked_namespace(namespace: object) -> str:
+    """Return a namespace, "" for none.
+
+    Raises:
+        ConfigurationError: it is no namespace, saying what to give instead.
+    """
+    if namespace is None:
+        return ""
+    if (
+        isinstance(namespace, str)
+        and 0 < len(namespace) <= NAMESPACE_MAX
+        and namespace.isprintable()
+        and not any(mark in namespace for mark in ":{}")
+    ):
+        return str.__str__(namespace)
+    raise _wrong(
+        f"namespace={namespace!r}: give 1 to {NAMESPACE_MAX} printable characters other than : {{ "
+        "and }, e.g. 'shop.production'",
+        "",
+    )
+
+
+def lock_key_of(name: str, key: str | None = None, namespace: str = "") -> bytes:
+    """The key of the lock with this name in its namespace, unless it is given its `key`.
 
     Raises:
         ConfigurationError: it is no name, or no key, saying what to give instead.
     """
     encoded = _name("name", name)
-    return b"holdfast:{" + encoded + b"}" if key is None else _name("key", key)
+    return prefix_of(namespace) + b"{" + encoded + b"}" if key is None else _name("key", key)
 
 
 def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
@@ -224,7 +264,7 @@ def siblings_of(key: bytes) -> bytes:
     if key.startswith(b"holdfast:{") and key.find(b"}") > len(b"holdfast:{"):
         return key  # made from a name, and with a tag
     if tag_of(key):
-        return b"holdfast:tag:" + key
+        return key if is_named(key) else b"holdfast:tag:" + key
     if b"}" in key:  # which would end the tag too soon
         return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
     return b"holdfast:key:{%b}" % key
@@ -241,13 +281,24 @@ def lock_key_in(key: bytes) -> bytes | None:
             found = form.fullmatch(siblings)
             if found and keys_of(found[1])[1] == siblings + b":fence":
                 return found[1]
-    return key if key.startswith(b"holdfast:{") else None
+    return key if is_named(key) else None
+
+
+def is_named(key: bytes) -> bool:
+    """Whether a key begins as those that are made from the name of a lock."""
+    return _NAMED.fullmatch(key) is not None
 
 
 def name_in(lock_key: bytes) -> str | None:
     """The name of the lock with this key; None if it was given the key itself."""
     found = _NAME.fullmatch(lock_key)
-    return found[1].decode("utf-8", "surrogateescape") if found else None
+    return found[2].decode("utf-8", "surrogateescape") if found else None
+
+
+def namespace_in(lock_key: bytes) -> str:
+    """The namespace of the lock with this key; "" for none."""
+    found = _NAME.fullmatch(lock_key)
+    return found[1].decode("utf-8", "surrogateescape") if found and found[1] else ""
 
 
 def validity_of(ttl: float) -> float:

@@ -35,13 +35,20 @@ class SpecCache(dict[Given, LockSpec]):
     """
 
     def __init__(
-        self, *, command_timeout: float, longest_ttl: float, min_validity: float, quorum: bool
+        self,
+        *,
+        command_timeout: float,
+        longest_ttl: float,
+        min_validity: float,
+        quorum: bool,
+        namespace: str,
     ) -> None:
         super().__init__()
         self._command_timeout = command_timeout
         self._longest_ttl = longest_ttl
         self._min_validity = min_validity
         self._quorum = quorum
+        self._namespace = namespace
         self._by_settings: dict[Given, LockSpec] = {}
 
     def __missing__(self, given: Given) -> LockSpec:
@@ -85,4 +92,5 @@ class SpecCache(dict[Given, LockSpec]):
             longest_ttl=self._longest_ttl,
             min_validity=self._min_validity,
             quorum=self._quorum,
+            namespace=self._namespace,
         )

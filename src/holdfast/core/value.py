@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.core.duration import in_seconds
 from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
@@ -15,6 +16,7 @@ from holdfast.scripts import ACQUIRE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from holdfast.core.duration import Duration
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply
     from holdfast.scripts import Script
@@ -39,17 +41,19 @@ class CacheSpec:
     early: float
     life_ms: str
     stale_ms: str
+    value_prefix: bytes  # of the keys of its values
 
 
 def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the user gives them
     *,
-    ttl: float,
-    stale: float | None,
+    ttl: Duration,
+    stale: Duration | None,
     early: float | None,
-    lock_ttl: float,
-    timeout: float | None,
+    lock_ttl: Duration,
+    timeout: Duration | None,
     command_timeout: float,
     quorum: bool,
+    namespace: str = "",
 ) -> CacheSpec:
     """Check a cached function's settings and work out what follows from them.
 
@@ -61,6 +65,8 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
             "values are kept by one server, a primary and its replicas, or a cluster: for them, "
             "give a client of one of these instead of a list of servers"
         )
+    ttl, stale = in_seconds(ttl), in_seconds(stale)
+    lock_ttl, timeout = in_seconds(lock_ttl), in_seconds(timeout)
     check_ttl(ttl, lock="")
     check_ttl(lock_ttl, lock="", least=LOCK_TTL_MIN, name="lock_ttl")
     check_timeout(timeout, lock="")
@@ -84,9 +90,11 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
         command_timeout=command_timeout,
         # No quarantine where a server takes another's place: a second computation does no harm.
         longest_ttl=math.inf,
+        namespace=namespace,
     )
     life, old = ttl + (stale or 0.0), stale or 0.0
-    return CacheSpec(lock, command_timeout, ttl, old, early or 0.0, to_ms(life), to_ms(old))
+    prefix = b"holdfast:value:" + (b"%b:" % namespace.encode() if namespace else b"")
+    return CacheSpec(lock, command_timeout, ttl, old, early or 0.0, to_ms(life), to_ms(old), prefix)
 
 
 class Wanted:
@@ -108,8 +116,8 @@ class Wanted:
         self.dumps = dumps
         self.loads = loads
         tag = _encoded(name)
-        self._key = b"holdfast:{%b}:cache" % tag
-        self.keys = Keys((b"holdfast:value:{%b}" % tag,))
+        self._key = b"%b{%b}:cache" % (spec.lock.prefix, tag)
+        self.keys = Keys((b"%b{%b}" % (spec.value_prefix, tag),))
         """Of looking: just the value's, which is not named as locks are."""
 
     def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.core.atomic import Outcome
+    from holdfast.core.duration import Duration
     from holdfast.faces.codecs import Codec
     from holdfast.port import StepPort
 
@@ -22,8 +23,9 @@ class AsyncAtomic:
 
     Keys are used exactly as they are given, text as UTF-8. What changes something takes `once`, an
     id: whoever asks again with the same one, on the same key, within an hour, is given the first
-    answer, and nothing is done twice. So a lost answer is asked for again by itself. Without an id
-    it is raised as `OutcomeUnknown`. Cancelled, an operation may have been carried out, or not.
+    answer, and nothing is done twice. An id is a text or a number: 1 is the same id as "1". With an
+    id a lost answer is asked for again by itself. Without one it is raised as `OutcomeUnknown`.
+    Cancelled, an operation may have been carried out, or not.
 
     All of them raise
 
@@ -33,16 +35,16 @@ class AsyncAtomic:
     - ConfigurationError: an argument cannot work, or an id was used for something else before.
     """
 
-    def __init__(self, port: StepPort, timeout: float) -> None:
-        self._steps = Steps(port, timeout)
+    def __init__(self, port: StepPort, timeout: float, namespace: str) -> None:
+        self._steps = Steps(port, timeout, namespace)
 
     async def incr(
         self,
         key: str | bytes,
         by: int = 1,
         *,
-        expire: float | None = None,
-        once: str | None = None,
+        expire: Duration | None = None,
+        once: str | int | None = None,
     ) -> int:
         """Add to a counter, and return what it is now. One that does not exist counts as 0.
 
@@ -56,7 +58,7 @@ class AsyncAtomic:
         return await self._steps.incr(key, by, expire, once)
 
     async def take(
-        self, key: str | bytes, n: int = 1, *, floor: int = 0, once: str | None = None
+        self, key: str | bytes, n: int = 1, *, floor: int = 0, once: str | int | None = None
     ) -> Outcome:
         """Take from a number, unless it would go below the floor: the stock that is not oversold.
 
@@ -77,7 +79,7 @@ class AsyncAtomic:
         n: int = 1,
         *,
         ceiling: int | None = None,
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Outcome:
         """Add to a number, unless it would go above the ceiling.
 
@@ -98,8 +100,8 @@ class AsyncAtomic:
         old: str | bytes | None,
         new: str | bytes,
         *,
-        ttl: float | None = None,
-        once: str | None = None,
+        ttl: Duration | None = None,
+        once: str | int | None = None,
     ) -> bool:
         """Write `new` if `old` is there; say whether it was.
 
@@ -114,7 +116,7 @@ class AsyncAtomic:
         return await self._steps.compare_and_set(key, old, new, ttl, once)
 
     async def compare_and_delete(
-        self, key: str | bytes, old: str | bytes, *, once: str | None = None
+        self, key: str | bytes, old: str | bytes, *, once: str | int | None = None
     ) -> bool:
         """Delete the key if `old` is there; say whether it was.
 
@@ -130,10 +132,10 @@ class AsyncAtomic:
         key: str | bytes,
         fn: Callable[[Any], Any],
         *,
-        ttl: float | None = None,
-        timeout: float | None = 10.0,
+        ttl: Duration | None = None,
+        timeout: Duration | None = 10.0,
         codec: Codec = JSON,
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Any:  # noqa: ANN401 - of whatever kind the codec reads
         """Write what `fn` makes of the value, if nobody has changed it meanwhile; else try again.
 
@@ -183,7 +185,7 @@ class AsyncAtomicScript:
         *,
         keys: Sequence[str | bytes] = (),
         args: Sequence[str | bytes | float] = (),
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Any:  # noqa: ANN401 - what the script answers
         """Run the script, and return what it answers: bytes, a number, a list of these, or None.
 

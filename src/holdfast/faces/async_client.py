@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
+from holdfast.core.duration import in_seconds
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.spec import check_timeout
+from holdfast.core.spec import check_timeout, checked_namespace
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from holdfast.core.duration import Duration
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
@@ -65,6 +67,8 @@ class AsyncClient:
     is used, else the embedded server, with a warning. Making a client talks to nobody. It may be
     shared by all tasks, and survives a fork: the child connects again and holds nothing.
 
+    Every length of time is in seconds, or a `datetime.timedelta`.
+
     Args:
         target: the server, the servers, or some nodes of the cluster.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
@@ -72,6 +76,9 @@ class AsyncClient:
         min_validity: seconds of its time that a lease must have left when it is given.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
+        namespace: the application that these locks are of. Clients with different namespaces, or
+            without one, never exclude one another, and share no cached values and no ids of
+            `once=`. A lock that is given its `key` has that key, and so have atomic operations.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
             Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more; of
             several servers, one that may have lost its data has no vote for so long.
@@ -85,14 +92,16 @@ class AsyncClient:
         self,
         target: object = None,
         *,
-        command_timeout: float = 1.0,
-        min_validity: float = 0.0,
+        command_timeout: Duration = 1.0,
+        min_validity: Duration = 0.0,
         wait: Literal["push", "poll"] = "push",
-        longest_ttl: float = 60.0,
+        namespace: str | None = None,
+        longest_ttl: Duration = 60.0,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._min_validity = checked_seconds("min_validity", min_validity)
+        self._namespace = checked_namespace(namespace)
         self._events = Herald(on_event)
         self._deployment = over_tasks(
             target,
@@ -108,20 +117,21 @@ class AsyncClient:
             longest_ttl=self._session.longest_ttl,
             min_validity=self._min_validity,
             quorum=self._session.quorum is not None,
+            namespace=self._namespace,
         )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
         name: str,
         *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
+        ttl: Duration = 30.0,
+        timeout: Duration | None = None,
         renew: bool = True,
-        max_hold: float | None = None,
+        max_hold: Duration | None = None,
         reentrant: bool = False,
         owner: str | None = None,
         fair: bool = True,
-        lock_delay: float = 0.0,
+        lock_delay: Duration = 0.0,
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
@@ -192,18 +202,20 @@ class AsyncClient:
         """
         from holdfast.faces.async_atomic import AsyncAtomic  # noqa: PLC0415 - who only locks pays nothing
 
-        return AsyncAtomic(checked_port(self._deployment.port), self._command_timeout)
+        return AsyncAtomic(
+            checked_port(self._deployment.port), self._command_timeout, self._namespace
+        )
 
     def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
         self,
-        ttl: float,
+        ttl: Duration,
         *,
         key: Key = None,
-        stale: float | None = None,
+        stale: Duration | None = None,
         early: float | None = None,
         codec: Codec | None = None,
-        lock_ttl: float = 10.0,
-        timeout: float | None = None,
+        lock_ttl: Duration = 10.0,
+        timeout: Duration | None = None,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncCached[P, R]]:
         """Keep what a function returns, for all who call it with the same arguments, anywhere.
 
@@ -241,6 +253,7 @@ class AsyncClient:
             timeout=timeout,
             command_timeout=self._command_timeout,
             quorum=self._session.quorum is not None,
+            namespace=self._namespace,
         )
         return self._caching.decorator(spec, key, codec)
 
@@ -292,7 +305,9 @@ class AsyncLock(LockFacts):
         self._spec = spec
         self._entered: Entered[AsyncLease] = Entered()
 
-    def acquire(self, *, timeout: float | Unset | None = UNSET) -> Coroutine[Any, Any, AsyncLease]:
+    def acquire(
+        self, *, timeout: Duration | Unset | None = UNSET
+    ) -> Coroutine[Any, Any, AsyncLease]:
         """Take the lock and return the lease.
 
         Cancelled at any moment, it leaves nothing held.
@@ -309,6 +324,7 @@ class AsyncLock(LockFacts):
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:
+            timeout = in_seconds(timeout)
             check_timeout(timeout, lock=self._spec.name)
         return acquire(self._session, self._spec, timeout, AsyncLease(self._client))
 
@@ -431,7 +447,7 @@ class AsyncLease(LeaseFacts):
         call = functools.partial(guarded_on_a_loop, callback)
         self._held.watch_last(lambda _: tell_soon(loop, call))
 
-    async def extend(self, ttl: float) -> None:
+    async def extend(self, ttl: Duration) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
 
         Cancelled, it leaves the lease as it was.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.core.atomic import Outcome
+    from holdfast.core.duration import Duration
     from holdfast.faces.codecs import Codec
     from holdfast.port import StepPort
 
@@ -24,8 +25,9 @@ class Atomic:
 
     Keys are used exactly as they are given, text as UTF-8. What changes something takes `once`, an
     id: whoever asks again with the same one, on the same key, within an hour, is given the first
-    answer, and nothing is done twice. So a lost answer is asked for again by itself. Without an id
-    it is raised as `OutcomeUnknown`. Interrupted, an operation may have been carried out, or not.
+    answer, and nothing is done twice. An id is a text or a number: 1 is the same id as "1". With an
+    id a lost answer is asked for again by itself. Without one it is raised as `OutcomeUnknown`.
+    Interrupted, an operation may have been carried out, or not.
 
     All of them raise
 
@@ -35,16 +37,16 @@ class Atomic:
     - ConfigurationError: an argument cannot work, or an id was used for something else before.
     """
 
-    def __init__(self, port: StepPort, timeout: float) -> None:
-        self._steps = Steps(port, timeout)
+    def __init__(self, port: StepPort, timeout: float, namespace: str) -> None:
+        self._steps = Steps(port, timeout, namespace)
 
     def incr(
         self,
         key: str | bytes,
         by: int = 1,
         *,
-        expire: float | None = None,
-        once: str | None = None,
+        expire: Duration | None = None,
+        once: str | int | None = None,
     ) -> int:
         """Add to a counter, and return what it is now. One that does not exist counts as 0.
 
@@ -58,7 +60,7 @@ class Atomic:
         return run(self._steps.incr(key, by, expire, once))
 
     def take(
-        self, key: str | bytes, n: int = 1, *, floor: int = 0, once: str | None = None
+        self, key: str | bytes, n: int = 1, *, floor: int = 0, once: str | int | None = None
     ) -> Outcome:
         """Take from a number, unless it would go below the floor: the stock that is not oversold.
 
@@ -79,7 +81,7 @@ class Atomic:
         n: int = 1,
         *,
         ceiling: int | None = None,
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Outcome:
         """Add to a number, unless it would go above the ceiling.
 
@@ -100,8 +102,8 @@ class Atomic:
         old: str | bytes | None,
         new: str | bytes,
         *,
-        ttl: float | None = None,
-        once: str | None = None,
+        ttl: Duration | None = None,
+        once: str | int | None = None,
     ) -> bool:
         """Write `new` if `old` is there; say whether it was.
 
@@ -116,7 +118,7 @@ class Atomic:
         return run(self._steps.compare_and_set(key, old, new, ttl, once))
 
     def compare_and_delete(
-        self, key: str | bytes, old: str | bytes, *, once: str | None = None
+        self, key: str | bytes, old: str | bytes, *, once: str | int | None = None
     ) -> bool:
         """Delete the key if `old` is there; say whether it was.
 
@@ -132,10 +134,10 @@ class Atomic:
         key: str | bytes,
         fn: Callable[[Any], Any],
         *,
-        ttl: float | None = None,
-        timeout: float | None = 10.0,
+        ttl: Duration | None = None,
+        timeout: Duration | None = 10.0,
         codec: Codec = JSON,
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Any:  # noqa: ANN401 - of whatever kind the codec reads
         """Write what `fn` makes of the value, if nobody has changed it meanwhile; else try again.
 
@@ -187,7 +189,7 @@ class AtomicScript:
         *,
         keys: Sequence[str | bytes] = (),
         args: Sequence[str | bytes | float] = (),
-        once: str | None = None,
+        once: str | int | None = None,
     ) -> Any:  # noqa: ANN401 - what the script answers
         """Run the script, and return what it answers: bytes, a number, a list of these, or None.
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 from holdfast.adapters.threads import actor, run
 from holdfast.core.acquire import acquire
+from holdfast.core.duration import in_seconds
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.spec import check_timeout
+from holdfast.core.spec import check_timeout, checked_namespace
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from holdfast.core.duration import Duration
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
     from holdfast.faces.atomic import Atomic
@@ -64,6 +66,8 @@ class Client:
     is used, else the embedded server, with a warning. Making a client talks to nobody. It may be
     shared by all threads, and survives a fork: the child connects again and holds nothing.
 
+    Every length of time is in seconds, or a `datetime.timedelta`.
+
     Args:
         target: the server, the servers, or some nodes of the cluster.
         command_timeout: seconds to wait for one answer of the server; a lock with a short ttl
@@ -71,6 +75,9 @@ class Client:
         min_validity: seconds of its time that a lease must have left when it is given.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
+        namespace: the application that these locks are of. Clients with different namespaces, or
+            without one, never exclude one another, and share no cached values and no ids of
+            `once=`. A lock that is given its `key` has that key, and so have atomic operations.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
             Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more; of
             several servers, one that may have lost its data has no vote for so long.
@@ -84,14 +91,16 @@ class Client:
         self,
         target: object = None,
         *,
-        command_timeout: float = 1.0,
-        min_validity: float = 0.0,
+        command_timeout: Duration = 1.0,
+        min_validity: Duration = 0.0,
         wait: Literal["push", "poll"] = "push",
-        longest_ttl: float = 60.0,
+        namespace: str | None = None,
+        longest_ttl: Duration = 60.0,
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self._command_timeout = checked_command_timeout(command_timeout)
         self._min_validity = checked_seconds("min_validity", min_validity)
+        self._namespace = checked_namespace(namespace)
         self._events = Herald(on_event)
         self._deployment = over_threads(
             target,
@@ -107,20 +116,21 @@ class Client:
             longest_ttl=self._session.longest_ttl,
             min_validity=self._min_validity,
             quorum=self._session.quorum is not None,
+            namespace=self._namespace,
         )
 
     def lock(  # noqa: PLR0913 - the settings of a lock, all optional
         self,
         name: str,
         *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
+        ttl: Duration = 30.0,
+        timeout: Duration | None = None,
         renew: bool = True,
-        max_hold: float | None = None,
+        max_hold: Duration | None = None,
         reentrant: bool = False,
         owner: str | None = None,
         fair: bool = True,
-        lock_delay: float = 0.0,
+        lock_delay: Duration = 0.0,
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
@@ -191,18 +201,18 @@ class Client:
         """
         from holdfast.faces.atomic import Atomic  # noqa: PLC0415 - who only locks pays nothing
 
-        return Atomic(checked_port(self._deployment.port), self._command_timeout)
+        return Atomic(checked_port(self._deployment.port), self._command_timeout, self._namespace)
 
     def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
         self,
-        ttl: float,
+        ttl: Duration,
         *,
         key: Key = None,
-        stale: float | None = None,
+        stale: Duration | None = None,
         early: float | None = None,
         codec: Codec | None = None,
-        lock_ttl: float = 10.0,
-        timeout: float | None = None,
+        lock_ttl: Duration = 10.0,
+        timeout: Duration | None = None,
     ) -> Callable[[Callable[P, R]], Cached[P, R]]:
         """Keep what a function returns, for all who call it with the same arguments, anywhere.
 
@@ -240,6 +250,7 @@ class Client:
             timeout=timeout,
             command_timeout=self._command_timeout,
             quorum=self._session.quorum is not None,
+            namespace=self._namespace,
         )
         return self._caching.decorator(spec, key, codec)
 
@@ -295,7 +306,7 @@ class Lock(LockFacts):
         self._spec = spec
         self._entered: Entered[Lease] = Entered()
 
-    def acquire(self, *, timeout: float | Unset | None = UNSET) -> Lease:
+    def acquire(self, *, timeout: Duration | Unset | None = UNSET) -> Lease:
         """Take the lock and return the lease.
 
         Interrupted at any moment, it leaves nothing held.
@@ -312,6 +323,7 @@ class Lock(LockFacts):
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:
+            timeout = in_seconds(timeout)
             check_timeout(timeout, lock=self._spec.name)
         lease = Lease(self._client)
         try:
@@ -452,7 +464,7 @@ class Lease(LeaseFacts):
         call = self._client._events.call  # noqa: SLF001 - one face, one file
         self._held.watch_last(lambda _: call(callback))
 
-    def extend(self, ttl: float) -> None:
+    def extend(self, ttl: Duration) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
 
         Interrupted, it leaves the lease as it was.

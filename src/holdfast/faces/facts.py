@@ -5,12 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.core.duration import in_seconds
 from holdfast.core.hold import Grip
 from holdfast.core.release import check
 from holdfast.core.spec import TTL_MAX
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
+    from holdfast.core.duration import Duration
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
@@ -29,15 +31,17 @@ class Unset(Enum):
 UNSET = Unset.UNSET
 
 
-def checked_command_timeout(seconds: object) -> float:
+def checked_command_timeout(given: Duration) -> float:
     """Refuse a command timeout that is no length of time."""
+    seconds = in_seconds(given)
     if isinstance(seconds, (int, float)) and 0 < seconds < float("inf"):
         return float(seconds)
     raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
 
 
-def checked_longest_ttl(seconds: object) -> float:
+def checked_longest_ttl(given: Duration) -> float:
     """Refuse a longest ttl that is no length of time."""
+    seconds = in_seconds(given)
     if isinstance(seconds, (int, float)) and 0 < seconds <= TTL_MAX:
         return float(seconds)
     raise ConfigurationError(
@@ -45,8 +49,9 @@ def checked_longest_ttl(seconds: object) -> float:
     )
 
 
-def checked_seconds(what: str, seconds: object) -> float:
+def checked_seconds(what: str, given: Duration) -> float:
     """Refuse what is no length of time."""
+    seconds = in_seconds(given)
     if isinstance(seconds, (int, float)) and 0 <= seconds < float("inf"):
         return float(seconds)
     raise ConfigurationError(f"{what}={seconds!r}: give seconds, 0 or more")

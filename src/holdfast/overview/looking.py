@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import hiredis
 
 from holdfast import embedded
-from holdfast.core.spec import SLOTS, keys_of, lock_key_in
+from holdfast.core.spec import SLOTS, is_named, keys_of, lock_key_in
 from holdfast.errors import HoldfastError, NodeUnavailable, NoQuorum
 from holdfast.overview.views import NOTHING, LockView, Sight, Survey, view_of
 from holdfast.port import Keys
@@ -334,7 +334,7 @@ def _lock_to_look_at(key: bytes) -> bytes | None:
     A lock's counter outlives it by an hour. If its own key is among those that are looked through,
     it is no reason to look.
     """
-    if key.startswith(b"holdfast:{") and key.endswith((b":fence", b":holds")):
+    if is_named(key) and key.endswith((b":fence", b":holds")):
         return key if lock_key_in(key) == key else None
     return lock_key_in(key)
 

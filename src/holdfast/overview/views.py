@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from holdfast.core.spec import name_in
+from holdfast.core.spec import name_in, namespace_in
 from holdfast.core.token import holders_share, read_holder, read_party
 
 if TYPE_CHECKING:
@@ -89,9 +89,16 @@ class LockView:
     nodes: tuple[int, int]
 
     @property
+    def namespace(self) -> str:
+        """The `namespace=` of those who use it, "" for none."""
+        return namespace_in(self.key)
+
+    @property
     def shown(self) -> str:
-        """Its name, or the key that it was given."""
-        return self.key.decode("utf-8", "surrogateescape") if self.name is None else self.name
+        """Its namespace and its name, or the key that it was given."""
+        if self.name is None:
+            return self.key.decode("utf-8", "surrogateescape")
+        return f"{self.namespace}: {self.name}" if self.namespace else self.name
 
     @property
     def longest_wait(self) -> float:
@@ -106,6 +113,7 @@ class LockView:
         """
         return {
             "name": self.name,
+            "namespace": self.namespace,
             "key": self.key.decode("utf-8", "surrogateescape"),
             "key_hex": None if _is_text(self.key) else self.key.hex(),
             "state": self.state,

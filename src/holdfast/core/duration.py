@@ -1,0 +1,17 @@
+"""Lengths of time as users give them: seconds, or a `datetime.timedelta`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeAlias, overload
+
+Duration: TypeAlias = "float | timedelta"
+
+
+@overload
+def in_seconds(given: Duration) -> float: ...
+@overload
+def in_seconds(given: Duration | None) -> float | None: ...
+def in_seconds(given: Duration | None) -> float | None:
+    """Seconds. What is no timedelta is left as it is, for the caller to check."""
+    return given.total_seconds() if isinstance(given, timedelta) else given
