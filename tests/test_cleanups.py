@@ -46,8 +46,8 @@ class Story:
     def now(self) -> float:
         return self.time
 
-    def rouse(self, job: Job) -> None:
-        pass
+    def rouse(self, job: Job) -> bool:  # noqa: ARG002 - there is only one
+        return True
 
     async def rest(self, until: float) -> None:
         self.time = until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
+from kit.homes import settle_in
+from kit.servers import ONE_KIND, Server, programs
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from kit.servers import Server
 
 KEY = "holdfast:{a}"
 
@@ -245,3 +246,103 @@ def test_errors_survive_the_way_between_processes() -> None:
         assert type(copy) is type(error)
         assert str(copy) == "m"
         assert vars(copy) == vars(error)
+
+
+# At the end of the interpreter, Python 3.12 refuses to start threads. Others are made to.
+AT_EXIT = """
+import atexit, threading
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+def at_exit(work):
+    def run():
+        threading.Thread.start = refuse
+        work()
+    atexit.register(run)
+"""
+
+
+def at_exit(target: str | list[str], text: str) -> str:
+    """Run `text`, which has work done by `at_exit`, and return what it prints."""
+    head = f"import asyncio, sys, holdfast\nURL = {target!r}\n{AT_EXIT}"
+    child = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert not child.stderr
+    return child.stdout.strip()
+
+
+WITHOUT_RENEWAL = {
+    "threads": """
+        client = holdfast.Client(URL)
+
+        def work():
+            with client, client.lock("a", ttl=30, renew=False) as lease:
+                print(lease.held)
+
+        at_exit(work)
+        """,
+    "asyncio": """
+        client = holdfast.AsyncClient(URL)
+
+        async def main():
+            async with client:
+                async with client.lock("a", ttl=30, renew=False) as lease:
+                    print(lease.held)
+
+        at_exit(lambda: asyncio.run(main()))
+        """,
+}
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+@pytest.mark.parametrize("by", WITHOUT_RENEWAL)
+def test_a_lock_without_renewal_can_be_taken_in_an_atexit_handler(server: Server, by: str) -> None:
+    assert at_exit(server.url, WITHOUT_RENEWAL[by]) == "True"
+    assert server.command("EXISTS", KEY) == 0
+
+
+def test_a_lock_of_a_quorum_can_be_taken_in_an_atexit_handler() -> None:
+    program = next(iter(programs().values()))
+    durable = "--appendonly", "yes", "--appendfsync", "always"
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server.start(program, *durable)) for _ in range(3)]
+        for each in servers:
+            settle_in(each)
+        assert at_exit([each.url for each in servers], WITHOUT_RENEWAL["threads"]) == "True"
+        assert [each.command("EXISTS", KEY) for each in servers] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_lock_can_be_waited_for_in_an_atexit_handler(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lease = client.lock("a", ttl=1, renew=False).acquire()
+        assert at_exit(server.url, WITHOUT_RENEWAL["threads"]) == "True"
+        assert not lease.held
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_lock_that_cannot_be_renewed_says_what_to_write_and_is_not_left_locked(
+    server: Server,
+) -> None:
+    said = at_exit(
+        server.url,
+        """
+        client = holdfast.Client(URL)
+
+        def work():
+            try:
+                client.lock("a", ttl=30).acquire()
+            except holdfast.ConfigurationError as error:
+                print(error)
+
+        at_exit(work)
+        """,
+    )
+    assert "'a'" in said
+    assert "renew=False" in said
+    assert server.command("EXISTS", KEY) == 0

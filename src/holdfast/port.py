@@ -268,8 +268,11 @@ class Background(Protocol):
         it last returned has come.
         """
 
-    def rouse(self, job: Job) -> None:
-        """See that the job runs, and end the rest it may be taking. Called from any thread."""
+    def rouse(self, job: Job) -> bool:
+        """See that the job runs, and end the rest it may be taking. Called from any thread.
+
+        False if it cannot run: no thread can be started, as at the end of the interpreter.
+        """
 
     async def rest(self, until: float) -> None:
         """Return at `until`, or at once when roused, also when roused since the last rest."""

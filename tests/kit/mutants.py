@@ -519,7 +519,7 @@ HAND_OFF = [
     Mutant(
         "who gives up an adoption takes its token back",
         "core/hand_off.py",
-        "        if abandoned or several or not isinstance(error, HoldfastError):\n",
+        "        if abandoned or several or not refused:\n",
         "        if False:\n",
         PASSED_LATE,
         "S10",

@@ -214,15 +214,22 @@ class BackgroundThread:
         """Run scripts over the thread's own connections."""
         return await self._call_many(requests, timeout, meanwhile)
 
-    def rouse(self, job: Job) -> None:
-        """Wake the thread, or start it."""
+    def rouse(self, job: Job) -> bool:
+        """Wake the thread, or start it; False if that cannot be done."""
         with self._mutex:
             self._calls.put(None)
-            # One that does not live was never started: who began to was interrupted. While the
-            # interpreter is torn down, starting one would never return.
-            if (self._thread is None or not self._thread.lives) and not sys.is_finalizing():
-                self._thread = Worker(self._work, job, name=self._name)
+            # One that does not live was never started: who began to was interrupted.
+            if self._thread is not None and self._thread.lives:
+                return True
+            # While the interpreter is torn down, starting a thread would never return.
+            if sys.is_finalizing():
+                return False
+            self._thread = Worker(self._work, job, name=self._name)
+            try:
                 self._thread.start()
+            except RuntimeError:  # there are too many, or the interpreter ends
+                return False
+            return True
 
     async def rest(self, until: float) -> None:
         """Sleep until then, or until roused."""

@@ -130,10 +130,11 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
         # A refusal is an answer: that request was not carried out.
+        refused = isinstance(error, ConfigurationError) and grip._hold is None
         if attempt is None:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
         if not isinstance(error, GeneratorExit):
-            await attempt.undo(asking=not isinstance(error, ConfigurationError))
+            await attempt.undo(asking=not refused)
         elif process == port.process():  # in a forked child, the attempt is its parent's
             attempt.abandon()
         raise

@@ -172,8 +172,9 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     except BaseException as error:
         if grip._hold is not None:
             session.disown(grip._hold)
+        refused = isinstance(error, HoldfastError) and grip._hold is None
         several = session.quorum is not None  # some of which may have it
-        if abandoned or several or not isinstance(error, HoldfastError):
+        if abandoned or several or not refused:
             await port.shielded(take_back(session, spec, token, longest=longest))
         raise
     return grip

@@ -127,11 +127,13 @@ class Renewer:
         self._closed = False
         self._looks_again = False
 
-    def watch(self, hold: Hold, due: float) -> None:
-        """Care for the hold from now on, or look again at one whose next due time has changed."""
+    def watch(self, hold: Hold, due: float) -> bool:
+        """Care for the hold from now on, or look again at one whose next due time has changed.
+
+        False if nothing can be done in the background.
+        """
         self.handed_in[hold] = None
-        if due < self._wake_at:
-            self._background.rouse(self)
+        return due >= self._wake_at or self._background.rouse(self)
 
     def clean_up(
         self,
@@ -165,13 +167,17 @@ class Renewer:
         self._looks_again = True
         self._background.rouse(self)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> Errand:
-        """Have it done in so many seconds, whether the client is closed by then or not."""
+    def later(self, seconds: float, do: Callable[[], None]) -> Errand | None:
+        """Have it done in so many seconds, whether the client is closed by then or not.
+
+        None if nothing can be done in the background.
+        """
         errand = Errand(do, self._background.now() + seconds)
         self.handed_in[errand] = None
-        if errand.due < self._wake_at:
-            self._background.rouse(self)
-        return errand
+        if errand.due >= self._wake_at or self._background.rouse(self):
+            return errand
+        self.handed_in.pop(errand, None)
+        return None
 
     async def let_go(self, hold: Hold, port: Port) -> None:
         """Return when no renewal of this hold is under way; it must not be HELD any more."""

@@ -17,6 +17,7 @@ from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, tag_of, to_ms
 from holdfast.core.token import client_in
+from holdfast.errors import ConfigurationError
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
@@ -220,12 +221,23 @@ class Session:
         )
 
     def took(self, hold: Hold, due: float) -> None:
-        """Keep in mind, and alive, what was just granted; it is `due` to be looked at then."""
+        """Keep in mind, and alive, what was just granted; it is `due` to be looked at then.
+
+        Raises:
+            ConfigurationError: it is to be renewed, and cannot be.
+        """
         if hold.spec.owner is None:
             self.held[hold.spec.keys[0]] = hold
         else:
             self.co_held.setdefault((hold.spec.keys[0], hold.actor), []).append(hold)
-        self.renewer.watch(hold, due)
+        # Without renewal the background only announces the deadline, which holds by itself.
+        if not self.renewer.watch(hold, due) and hold.spec.renew:
+            name = hold.spec.name
+            raise ConfigurationError(
+                f"lock {name!r} cannot be renewed: no thread can be started, as in an atexit "
+                "handler; give it renew=False and a ttl that is longer than the work",
+                lock=name,
+            )
 
     def disown(self, hold: Hold) -> None:
         """End a hold that its caller never got to see."""

@@ -143,7 +143,7 @@ class Client:
             timeout: seconds that acquiring waits; None for ever, 0 not at all. On several servers,
                 and behind Sentinels, it waits for servers too: while too few of them answer, or may
                 grant locks after their start.
-            renew: keep the lease alive until it is released.
+            renew: keep the lease alive until it is released; not possible in atexit handlers.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
             reentrant: the thread that holds it may take it again; in an event loop, the task.
             owner: whoever gives this name may take it again, in any process. It is free when the

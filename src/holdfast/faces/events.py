@@ -75,10 +75,8 @@ class Herald:
             else:
                 return
         if again and self.session is not None:
-            try:
-                self.session.renewer.later(RETRY_AFTER, self._retry)
-            except RuntimeError:  # the renewer has no thread either: the next event tries
-                self._retries = False
+            # If the renewer has no thread either, the next event tries.
+            self._retries = self.session.renewer.later(RETRY_AFTER, self._retry) is not None
 
     def _retry(self) -> None:
         self._retries = False

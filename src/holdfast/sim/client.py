@@ -525,13 +525,14 @@ class SimBackground:
         """The port's clock."""
         return self._client.now()
 
-    def rouse(self, job: Job) -> None:
+    def rouse(self, job: Job) -> bool:
         """Wake the task, or start it."""
         self._roused = True
         if self._resting is not None:
             self._resting.set(None)
         if self._task is None:
             self._task = self._client.machine.spawn(self._work(job), "renewer")
+        return True
 
     async def _work(self, job: Job) -> None:
         while self._roused:

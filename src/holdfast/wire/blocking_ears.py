@@ -109,7 +109,10 @@ class _Reader:
         self._bell, self._rope = socket.socketpair()
         self._bell.settimeout(0)
         self._rope.settimeout(0)
-        threading.Thread(target=self._run, name="holdfast-ears", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="holdfast-ears", daemon=True).start()
+        except RuntimeError as error:  # as in an atexit handler; then waiting polls
+            self._end(error)
 
     def rouse(self) -> None:
         """End the reader's rest."""
@@ -122,26 +125,30 @@ class _Reader:
         self.rouse()
 
     def _run(self) -> None:
-        opened = False
+        opened, failure = False, None
         try:
             self._open()
             opened = True
             self.settled.set()
             self._read()
-        except HoldfastError as error:
-            self.failure = error
-        except (OSError, hiredis.HiredisError, ValueError) as error:
-            node = self._target.node
-            self.failure = NodeUnavailable(f"cannot listen to {node}: {error}", node=node)
+        except (HoldfastError, OSError, hiredis.HiredisError, ValueError) as error:
+            failure = error
         finally:
-            if self._connection is not None:
-                self._connection.disconnect()
-            self._selector.close()
-            self._bell.close()
-            self._rope.close()
-            if opened:
-                self._listener.cut(now())
-            self.settled.set()
+            self._end(failure, opened=opened)
+
+    def _end(self, failure: Exception | None, *, opened: bool = False) -> None:
+        node = self._target.node
+        if failure is not None and not isinstance(failure, HoldfastError):
+            failure = NodeUnavailable(f"cannot listen to {node}: {failure}", node=node)
+        self.failure = failure
+        if self._connection is not None:
+            self._connection.disconnect()
+        self._selector.close()
+        self._bell.close()
+        self._rope.close()
+        if opened:
+            self._listener.cut(now())
+        self.settled.set()
 
     def _open(self) -> None:
         self._connection = self._target.connect(self._timeout)

@@ -148,7 +148,10 @@ class Seat:
         if self.sock is None and not self.opening and now() >= self._again_at:
             self._abandoned = False
             self._opener = Worker(self._connect, name="holdfast-connect")
-            self._opener.start()
+            try:
+                self._opener.start()
+            except RuntimeError:  # no thread can be started, as in an atexit handler
+                self._connect()
 
     def _connect(self) -> None:
         connection: Any = None
