@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from asyncio import get_running_loop
+from asyncio import current_task, get_running_loop
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.aside import MOST
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
+from holdfast.errors import ConfigurationError
 from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.copies import needed
 from holdfast.wire.process import generation, reset_after_fork
@@ -89,6 +90,25 @@ def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -
             raise
 
 
+def actor() -> asyncio.Task[Any]:
+    """The calling task.
+
+    Raises:
+        ConfigurationError: this is no task of asyncio.
+    """
+    try:
+        return current_task()  # type: ignore[return-value]  # what is awaited is in a task
+    except RuntimeError:
+        raise _not_asyncio() from None
+
+
+def _not_asyncio() -> ConfigurationError:
+    return ConfigurationError(
+        "no asyncio event loop runs here, and AsyncClient works with asyncio only: under trio, use "
+        "holdfast.Client in worker threads, for example trio.to_thread.run_sync(work)"
+    )
+
+
 class Place:
     """What belongs to one event loop, in one process."""
 
@@ -131,7 +151,7 @@ class Tasks(Generic[P]):
     jitter = staticmethod(random.random)
     wall_clock = staticmethod(wall_clock)
 
-    actor = staticmethod(asyncio.current_task)
+    actor = staticmethod(actor)
 
     def __init__(self, make_place: Callable[[], P], timeout: float) -> None:
         self._make_place = make_place
@@ -146,7 +166,9 @@ class Tasks(Generic[P]):
         self._shielded: set[asyncio.Task[None]] = set()
 
     def _here(self) -> P:
-        place, loop = self._last, asyncio.get_running_loop()
+        place, loop = self._last, asyncio._get_running_loop()  # noqa: SLF001 - as in `tell`
+        if loop is None:
+            raise _not_asyncio()
         if place is None or place.loop is not loop:
             place = self._last = self._place_of(loop)
         return place

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
@@ -34,6 +34,7 @@ from holdfast.faces.facts import (
     checked_seconds,
     checked_wait,
     generator_advice,
+    refuse,
 )
 from holdfast.wire.process import reset_after_fork
 
@@ -135,6 +136,7 @@ class AsyncClient:
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
+        **unknown: NoReturn,
     ) -> AsyncLock:
         """Describe a lock. Costs nothing and talks to nobody.
 
@@ -157,10 +159,13 @@ class AsyncClient:
                 counted, none of them left out; and nobody gets the lock while one is away.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
+            **unknown: nothing; for arguments of other lock clients the error says what to write.
 
         Raises:
             ConfigurationError: a setting cannot work, and the message says what to write.
         """
+        if unknown:
+            refuse("lock", unknown)
         given = (
             name,
             ttl,
@@ -284,6 +289,12 @@ class AsyncClient:
         if self._deployment.end_tasks is not None:
             await self._deployment.end_tasks()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client cannot be pickled or copied: its connections and its leases are of this "
+            "process. Pass on the URL, and make a client in each process"
+        )
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -306,7 +317,7 @@ class AsyncLock(LockFacts):
         self._entered: Entered[AsyncLease] = Entered()
 
     def acquire(
-        self, *, timeout: Duration | Unset | None = UNSET
+        self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn
     ) -> Coroutine[Any, Any, AsyncLease]:
         """Take the lock and return the lease.
 
@@ -314,6 +325,7 @@ class AsyncLock(LockFacts):
 
         Args:
             timeout: seconds to wait instead of the lock's own `timeout`.
+            **unknown: nothing; for arguments of other lock clients the error says what to write.
 
         Raises:
             AcquireTimeout: others held it all the while; the error says who.
@@ -321,6 +333,8 @@ class AsyncLock(LockFacts):
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the server will never grant it.
         """
+        if unknown:
+            refuse("acquire", unknown)
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.threads import actor, run
 from holdfast.core.acquire import acquire
@@ -34,6 +34,7 @@ from holdfast.faces.facts import (
     checked_seconds,
     checked_wait,
     generator_advice,
+    refuse,
 )
 from holdfast.wire.process import reset_after_fork
 
@@ -134,6 +135,7 @@ class Client:
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
+        **unknown: NoReturn,
     ) -> Lock:
         """Describe a lock. Costs nothing and talks to nobody.
 
@@ -156,10 +158,13 @@ class Client:
                 counted, none of them left out; and nobody gets the lock while one is away.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
+            **unknown: nothing; for arguments of other lock clients the error says what to write.
 
         Raises:
             ConfigurationError: a setting cannot work, and the message says what to write.
         """
+        if unknown:
+            refuse("lock", unknown)
         given = (
             name,
             ttl,
@@ -285,6 +290,12 @@ class Client:
         for end in self._deployment.ends:
             end()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client cannot be pickled or copied: its connections and its leases are of this "
+            "process. Pass on the URL, and make a client in each process"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -306,13 +317,14 @@ class Lock(LockFacts):
         self._spec = spec
         self._entered: Entered[Lease] = Entered()
 
-    def acquire(self, *, timeout: Duration | Unset | None = UNSET) -> Lease:
+    def acquire(self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn) -> Lease:
         """Take the lock and return the lease.
 
         Interrupted at any moment, it leaves nothing held.
 
         Args:
             timeout: seconds to wait instead of the lock's own `timeout`.
+            **unknown: nothing; for arguments of other lock clients the error says what to write.
 
         Raises:
             AcquireTimeout: others held it all the while; the error says who.
@@ -320,6 +332,8 @@ class Lock(LockFacts):
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the server will never grant it.
         """
+        if unknown:
+            refuse("acquire", unknown)
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:

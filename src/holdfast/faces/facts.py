@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.hold import Grip
@@ -12,6 +12,10 @@ from holdfast.core.spec import TTL_MAX
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
     from holdfast.core.duration import Duration
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
@@ -78,6 +82,43 @@ def generator_advice(name: str) -> str:
     """Say why a generator function cannot be decorated."""
     why = f"{name} is a generator function, whose body runs after the call"
     return f"{why}: write 'with lock:' inside it"
+
+
+def refuse(method: str, unknown: Mapping[str, object]) -> NoReturn:
+    """Say what to write instead of an argument that other lock clients have.
+
+    Raises:
+        TypeError: always, as Python itself does.
+    """
+    name, value = next(iter(unknown.items()))
+    advice = {
+        "blocking": "write nothing to wait" if value else "write timeout=0, or lock.try_acquire()",
+        "blocking_timeout": f"write timeout={value!r}, the seconds that acquiring waits; how long "
+        "the server keeps the lock without news of its holder is ttl=",
+        "expire": f"write ttl={value!r}",
+        "auto_renewal": f"write renew={value!r}",
+        "sleep": "leave it out: a waiting client is notified, and does not poll",
+        "thread_local": "leave it out: each lease is an object, and acquire() returns it",
+    }.get(name)
+    message = f"{method}() got an unexpected keyword argument {name!r}"
+    raise TypeError(f"{message}: {advice}" if advice else message)
+
+
+class OfTheLease:
+    """A method that locks of other clients have: here it is one of the lease."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, lock: object, kind: type) -> Self:
+        if lock is None:
+            return self
+        raise AttributeError(
+            f"{kind.__name__!r} object has no attribute {self._name!r}: {self._advice}"
+        )
 
 
 class HasSession(Protocol):
@@ -155,6 +196,12 @@ class LeaseFacts(Grip):
         """
         check(self._session, self)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease cannot be pickled or copied: pass on the text that lease.export() returns, "
+            "and take it up with client.adopt(text)"
+        )
+
     def __repr__(self) -> str:
         state = f"{self.remaining():.3f} s left" if self.held else "over"
         return f"<{type(self).__name__} of {self.name!r}, fence {self.fence}, {state}>"
@@ -171,6 +218,20 @@ class LockFacts:
     def name(self) -> str:
         """The name of the lock."""
         return self._spec.name
+
+    if not TYPE_CHECKING:  # which shall know nothing of them
+        release = OfTheLease(
+            "release the lease: write 'with lock:', or lease = lock.acquire() and lease.release()"
+        )
+        extend = OfTheLease("write lease = lock.acquire() and lease.extend(seconds)")
+        reacquire = OfTheLease("a lease is renewed by itself; lease.extend(seconds) sets its time")
+        owned = OfTheLease("write lease = lock.acquire() and lease.held")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lock cannot be pickled or copied: pass on its name, and write client.lock(name) "
+            "where it is used"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, ttl {self._spec.ttl} s>"
