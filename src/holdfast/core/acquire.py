@@ -111,7 +111,10 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
             args: tuple[str, ...] = token, spec.ttl_ms
             if place or spec.settings or spec.asked:
                 args = token, spec.ttl_ms, place, spec.settings, *spec.asked
-            reply = await port.call(spec.taking, spec.keys, args, spec.command_timeout)
+            limit = spec.command_timeout
+            if timeout and timeout < limit:
+                limit = min(limit, spec.end_of_waiting(0.0, timeout))
+            reply = await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
         if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
@@ -196,8 +199,8 @@ class _Attempt:
         self._timeout = timeout
         self._token = token
         self._give_up = math.inf if timeout is None else began_at + timeout
-        # Whatever happens, the caller gets its answer by its timeout and one command's.
-        self._end = self._give_up + spec.command_timeout
+        self._end = spec.end_of_waiting(began_at, timeout)
+        """When the caller gets its answer, whatever happens."""
         self._asked_at = began_at
         self._counts_anew = False
         self._sits_out = spec.longest_ttl < math.inf and timeout != 0
@@ -431,6 +434,9 @@ class _Attempt:
             return
         self._asking = False
         self._failures, self._answered_at = 0, now
+        # Leaving the queue is given as long as the server was seen to take, and once more.
+        grace = min(self._spec.command_timeout, 2 * (now - self._asked_at))
+        self._end = max(self._end, self._give_up + grace)
         if len(reply) < _HELD:
             self._in_line = False
             raise NotNeeded(reply)

@@ -94,8 +94,8 @@ class _Candidate:
         self.actor = self._port.actor()
         self.token = ""
         self._give_up = math.inf if timeout is None else self.asked_at + timeout
-        # Whatever happens, the caller gets its answer by its timeout and one command's.
-        self._end = self._give_up + spec.command_timeout
+        self._end = spec.end_of_waiting(self.asked_at, timeout)
+        """When the caller gets its answer, whatever happens."""
         self._pause = PAUSE_FIRST
         self._failures = 0
         self._waiter = ""
@@ -193,6 +193,9 @@ class _Candidate:
         too_few = self._quorum.lacks_majority(votes)
         if not too_few:
             self._failures = 0
+            # What is left to do is given as long as the nodes were seen to take, and once more.
+            grace = min(self._spec.command_timeout, 2 * (now - self.asked_at))
+            self._end = max(self._end, self._give_up + grace)
         elif not self._quorum.was_interrupted(votes):
             self._failures += 1
         quarantine = self._quorum.quarantine(votes)

@@ -54,6 +54,15 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
 _NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
 
 
+GRACE = 0.1
+"""Seconds after its timeout that a caller waits for a reply at most: for the server's clean-up, or
+for an answer that is on its way. More where the server was seen to take longer."""
+
+LEAST_WAIT = 0.25
+"""Seconds that a request is given at least, however short the caller's timeout: a server that
+works has to be able to answer."""
+
+
 @dataclass(frozen=True)
 class LockSpec:
     """One lock, as its user described it (first block) and as the core needs it (second)."""
@@ -100,6 +109,19 @@ class LockSpec:
         spec = object.__new__(LockSpec)
         object.__setattr__(spec, "__dict__", fields)
         return spec
+
+    def end_of_waiting(self, began_at: float, timeout: float | None) -> float:
+        """When a caller that waits for `timeout` has its answer, even if no server replies.
+
+        Until then a request that is under way may be answered. A caller that does not wait at all
+        has a whole command timeout for its one request.
+        """
+        if timeout is None:
+            return math.inf
+        if not timeout:
+            return began_at + self.command_timeout
+        grace = max(GRACE, LEAST_WAIT - timeout)
+        return began_at + timeout + min(self.command_timeout, grace)
 
     @cached_property
     def kept_keys(self) -> Keys:
