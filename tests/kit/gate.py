@@ -23,10 +23,14 @@ TO, FROM = "to the server", "from the server"
 
 
 class Gate:
-    """Passes on to `server` what comes, in the directions that are open."""
+    """Passes on to `server` what comes, in the directions that are open.
 
-    def __init__(self, server: Server) -> None:
+    The server sees it come from `source`, an address of this machine.
+    """
+
+    def __init__(self, server: Server, source: str = HOST) -> None:
         self._server = server.host, server.port
+        self._source = source
         self._listener = socket.create_server((HOST, 0))
         self._open = {TO: threading.Event(), FROM: threading.Event()}
         self._sockets: list[socket.socket] = []
@@ -71,7 +75,7 @@ class Gate:
     def _lead(self, client: socket.socket) -> None:
         self._open[TO].wait()
         try:
-            server = socket.create_connection(self._server, PATIENCE)
+            server = socket.create_connection(self._server, PATIENCE, (self._source, 0))
         except OSError:
             client.close()
             return

@@ -285,7 +285,7 @@ def _status_of(outcome: Outcome, wanted: Wanted, unreleased: HoldfastError | Non
         return LOST
     if unreleased:
         stays = f"it stays locked for up to {wanted.ttl + wanted.lock_delay:g} s"
-        say(f"{wanted.shown} was not released: {stays}: {unreleased.__cause__ or unreleased}")
+        say(f"{wanted.shown} was not released: {stays}: {unreleased.__context__ or unreleased}")
     if outcome.failure:
         say(str(outcome.failure))
         return outcome.failure.status
@@ -308,7 +308,7 @@ def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
                 holder = lock.holder()
                 who, text = holder and holder.token, str(holder or "others are before us")
             except HoldfastError as error:
-                who = text = str(error.__cause__ or error)
+                who = text = str(error.__context__ or error)
             if who != told and not over.is_set():
                 say(f"waiting for {wanted.shown}: {text}")
             told, pause = who, LOOK_AFTER

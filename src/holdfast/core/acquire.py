@@ -94,7 +94,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             )
     if session.quorum is not None:
         return await win(session, session.quorum, spec, timeout, grip)
-    return await _take(session, spec, timeout, grip)
+    try:
+        return await _take(session, spec, timeout, grip)
+    except ConfigurationError as error:
+        if error.lock:
+            raise
+        message = f"{spec.name!r} was not acquired: {error}"
+        raise ConfigurationError(message, lock=spec.name) from None
 
 
 async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
@@ -486,7 +492,7 @@ class _Attempt:
             if isinstance(error, Quarantined) and not self._session.closed:
                 why = f"{why}: {ADVICE}"
             message = f"{name!r} was not acquired: {why}"
-            raise NodeUnavailable(message, lock=name, node=node) from error
+            raise NodeUnavailable(message, lock=name, node=node) from None
         if isinstance(error, Quarantined):
             return min(pause_in(error, jitter), self._give_up - now)
         return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)

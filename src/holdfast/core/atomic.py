@@ -218,7 +218,7 @@ class Steps:
             except (OutcomeUnknown, NodeUnavailable) as error:
                 if not left:
                     message = f"{_text(key)!r} cannot be read: {error}"
-                    raise NodeUnavailable(message, lock=_text(key), node=error.node) from error
+                    raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
         _, value, record = _accepted(reply, key)
         if record is None or len(record) <= len(digest):
             return value, None
@@ -291,7 +291,7 @@ class Steps:
                 unsure = unsure or isinstance(error, OutcomeUnknown)
                 if left and (again or not unsure):
                     continue
-                raise _unheard(keys, error, unsure=unsure, again=again) from error
+                raise _unheard(keys, error, unsure=unsure, again=again) from None
             except HoldfastError as error:
                 error.lock = error.lock or _named(keys)
                 raise

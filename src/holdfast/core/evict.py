@@ -42,7 +42,7 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
         except (OutcomeUnknown, NodeUnavailable) as error:
             unsure = unsure or isinstance(error, OutcomeUnknown)
             if not left:
-                raise _unheard(spec, error, unsure=unsure) from error
+                raise _unheard(spec, error, unsure=unsure) from None
     return evicted or unsure  # an earlier try may have been the one that did it
 
 

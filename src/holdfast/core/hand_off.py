@@ -160,7 +160,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
                 abandoned = abandoned or isinstance(error, OutcomeUnknown)
                 if not left:
                     message = f"{spec.name!r} was not adopted: {error}"
-                    raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
+                    raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
         hold.tainted, hold.longest_ttl = abandoned, longest

@@ -30,7 +30,7 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
         except (OutcomeUnknown, NodeUnavailable) as error:
             if not left:
                 message = f"nobody can say who holds {spec.name!r}: {error}"
-                raise NodeUnavailable(message, lock=spec.name, node=error.node) from error
+                raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
     if not reply:
         return None
     token, left_ms, fence = reply

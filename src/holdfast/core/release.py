@@ -146,7 +146,7 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
         "is tried again in the background",
         lock=hold.spec.name,
         node=getattr(error, "node", ""),
-    ) from error
+    ) from None
 
 
 def _is_closed(hold: Hold) -> HoldfastError:

@@ -288,7 +288,7 @@ class RedisLock(_Shared, redis.lock.Lock):
             self._gave_up(taking)
             run(self._home.undo(spec, taking))
             if isinstance(error, HoldfastError):
-                raise _translated(error) from error
+                raise _translated(error) from None
             raise
 
     def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:  # noqa: FBT001 - redis-py's own
@@ -333,7 +333,7 @@ class RedisLock(_Shared, redis.lock.Lock):
         try:
             released = run(self._home.give_back(self._described(), token, self._unsure))
         except HoldfastError as error:
-            raise _translated(error) from error
+            raise _translated(error) from None
         if not released:
             raise self._not_owned()
 
@@ -402,7 +402,7 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
         except BaseException as error:
             await home.session.port.shielded(home.undo(spec, taking))
             if isinstance(error, HoldfastError):
-                raise _translated(error) from error
+                raise _translated(error) from None
             raise
 
     async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:  # noqa: FBT001 - redis-py's own
@@ -448,7 +448,7 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
         try:
             released = await home.give_back(self._described(), token, self._unsure)
         except HoldfastError as error:
-            raise _translated(error) from error
+            raise _translated(error) from None
         if not released:
             raise self._not_owned()
 

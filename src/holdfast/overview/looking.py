@@ -158,7 +158,7 @@ class Lookout:
         except HoldfastError:
             raise
         except (OSError, hiredis.HiredisError) as error:
-            raise self._silence(error) from error
+            raise self._silence(error) from None
 
     def _run(self, requests: list[Request]) -> list[Sight | None]:
         sights: list[Sight | None] = []
@@ -187,7 +187,7 @@ class Lookout:
         except HoldfastError:
             raise
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
-            raise self._silence(error) from error
+            raise self._silence(error) from None
         if len(answers) < len(requests):
             raise self._silence(TimeoutError())
         return answers

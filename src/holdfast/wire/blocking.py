@@ -26,6 +26,7 @@ import hiredis
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
+from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
@@ -354,10 +355,7 @@ class BlockingWire:
                 continue
 
     def _unknown(self, error: BaseException | str) -> OutcomeUnknown:
-        node = self._target.node
-        if isinstance(error, (BlockingIOError, TimeoutError)):
-            error = "no answer in time"
-        return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
+        return unanswered(self._target.node, error)
 
     def call(self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float) -> Reply:
         """Run a script on the node, once; as `Port.call`, blocking."""
@@ -385,7 +383,7 @@ class BlockingWire:
                     reply = opened(reply, serial)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
-            raise self._unknown(error) from error
+            raise self._unknown(error) from None
         except BaseException:
             link.close()
             raise
@@ -428,8 +426,8 @@ class BlockingWire:
             if talk.broken_off():
                 node = self._target.node
                 message = f"{node} does not say which commands it has: {error}"
-                raise NodeUnavailable(message, node=node) from error
-            raise self._unknown(error) from error
+                raise NodeUnavailable(message, node=node) from None
+            raise self._unknown(error) from None
         except BaseException:
             link.close()
             raise
@@ -547,5 +545,4 @@ class BlockingWire:
         if opening.done.is_set():
             return opening.link()
         opening.abandon()
-        node = self._target.node
-        raise NodeUnavailable(f"cannot reach {node} within {timeout} s", node=node)
+        raise self._target.too_slow()

@@ -22,7 +22,7 @@ from holdfast.wire.clock import now
 from holdfast.wire.target import Server, from_pool, from_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.port import Keys
     from holdfast.wire.target import Follower, Greeting
@@ -214,6 +214,14 @@ class Cluster:
         if isinstance(answer, Exception):
             raise node.refusal(str(answer))
         return answer
+
+    def unreachable(self, failures: Sequence[NodeUnavailable]) -> NodeUnavailable:
+        """Say that no node gives the map, and of those that were asked why."""
+        said = "; ".join(map(str, failures))
+        message = f"no node of the cluster serves: {said}"
+        if not failures:
+            message = f"no node of {self.name} replied in time"
+        return NodeUnavailable(message, node=self.name)
 
     def unserved(self, slot: int) -> NodeUnavailable:
         """Say that nobody serves the slot."""

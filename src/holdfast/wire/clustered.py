@@ -108,7 +108,7 @@ class NodeWire(BlockingWire):
                 )
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
-            raise self._unknown(error) from error
+            raise self._unknown(error) from None
         except BaseException:
             link.close()
             raise
@@ -151,7 +151,7 @@ class NodeWire(BlockingWire):
 
     def unreached(self) -> HoldfastError:
         """Say that there is no connection."""
-        return NodeUnavailable(f"cannot reach {self._target.node} in time", node=self._target.node)
+        return self._target.too_slow()
 
     def refused(self, text: str) -> HoldfastError:
         """Say what an error reply means."""
@@ -354,7 +354,7 @@ class ClusterWire:
     def _ask_for_map(self, timeout: float) -> None:
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=self.cluster.name)
-        end, failure = now() + timeout, None
+        end, failures = now() + timeout, []
         for node in self.cluster.to_ask():
             left = end - now()
             if left <= 0:
@@ -363,12 +363,11 @@ class ClusterWire:
                 # One that hangs leaves time for the others.
                 answer = _slots(self.cluster, node, left / 2)
             except NodeUnavailable as error:
-                failure = error
+                failures.append(error)
             else:
                 self.cluster.learn(answer, node)
                 return
-        name = self.cluster.name
-        raise NodeUnavailable(f"no node of {name} can be reached: {failure}", node=name)
+        raise self.cluster.unreachable(failures)
 
     def _ask_for_map_meanwhile(self, slots: Sequence[int]) -> None:
         """See that the map is asked for if it is doubtful, without waiting for it."""

@@ -96,30 +96,32 @@ class LoopClusterWire:
             try:
                 # Whoever gives up leaves it to the others.
                 await asyncio.wait_for(asyncio.shield(self._asking), timeout)
-            except (NodeUnavailable, asyncio.TimeoutError) as error:
+            except NodeUnavailable:
                 if owner is None:
-                    message = f"no node of {cluster.name} can be reached: {error}"
-                    raise NodeUnavailable(message, node=cluster.name) from error
+                    raise
+            except asyncio.TimeoutError:
+                if owner is None:
+                    raise cluster.unreachable([]) from None
             owner = cluster.owner(slot)
         if owner is None:
             raise cluster.unserved(slot)
         return owner
 
     async def _ask_for_map(self, timeout: float) -> None:
-        end, failure = now() + timeout, None
+        end, failures = now() + timeout, []
         for node in self.cluster.to_ask():
             left = end - now()
             if left <= 0:
                 break
             try:
                 # One that hangs leaves time for the others.
-                answer = await asyncio.wait_for(_slots(self.cluster, node, left), left / 2)
-            except (NodeUnavailable, asyncio.TimeoutError) as error:
-                failure = error
+                answer = await _slots(self.cluster, node, left / 2)
+            except NodeUnavailable as error:
+                failures.append(error)
             else:
                 self.cluster.learn(answer, node)
                 return
-        raise NodeUnavailable(str(failure), node=self.cluster.name)
+        raise self.cluster.unreachable(failures)
 
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float

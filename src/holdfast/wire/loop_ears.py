@@ -65,7 +65,7 @@ class LoopEars:
             answer = await asyncio.wait_for(reader.subscribed, self._timeout)
         except (OSError, hiredis.HiredisError, asyncio.TimeoutError) as error:
             reader.close()
-            raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from error
+            raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from None
         except BaseException:
             reader.close()
             raise

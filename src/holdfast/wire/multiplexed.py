@@ -30,6 +30,7 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
+from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
@@ -113,8 +114,7 @@ class Multiplexer(asyncio.Protocol):
         try:
             await asyncio.wait_for(asyncio.shield(self._opening), timeout)
         except asyncio.TimeoutError:
-            message = f"cannot reach {node} within {timeout} s"
-            raise NodeUnavailable(message, node=node) from None
+            raise self._target.too_slow() from None
         if self._transport is None:
             raise NodeUnavailable(f"{node} hung up", node=node)
 
@@ -168,8 +168,7 @@ class Multiplexer(asyncio.Protocol):
             self._give_up(ConnectionResetError("another server took its place"))
 
     def _unknown(self, error: object) -> OutcomeUnknown:
-        node = self._target.node
-        return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
+        return unanswered(self._target.node, error)
 
     def close(self) -> None:
         """Close the connection; requests under way end as unknown."""
@@ -233,7 +232,7 @@ class Multiplexer(asyncio.Protocol):
             reply = confirmed(opened(answer, serial), copies, keys.replicas, node, user)
         except StrayAnswer as error:
             self._give_up(error)
-            raise self._unknown(error) from error
+            raise self._unknown(error) from None
         if isinstance(reply, HoldfastError):
             self._doubt(reply)
             raise reply
@@ -274,8 +273,8 @@ class Multiplexer(asyncio.Protocol):
                 self._give_up(error)
             if talk.broken_off():
                 message = f"{node} does not say which commands it has: {error}"
-                raise NodeUnavailable(message, node=node) from error
-            raise OutcomeUnknown(str(error), node=node) from error
+                raise NodeUnavailable(message, node=node) from None
+            raise OutcomeUnknown(str(error), node=node) from None
         if isinstance(reply, hiredis.ReplyError):
             refused: Future[Reply] = Future(loop=self.loop)
             self._refused(str(reply), refused, give_up, step[1])
@@ -429,11 +428,11 @@ class Multiplexer(asyncio.Protocol):
             return
         self._lagged = False
         if at - self.unanswered[0][1] >= self._timeout:
-            self._give_up(TimeoutError("no answer in time"))
+            self._give_up(TimeoutError())
             return
         for asked, _, give_up, *_ in self.unanswered:
             if give_up <= at and not self._future(asked).done():
-                self._future(asked).set_exception(self._unknown("no answer in time"))
+                self._future(asked).set_exception(self._unknown(TimeoutError()))
         waiting = [give_up for _, _, give_up, *_ in self.unanswered if give_up > at]
         self._look(min(waiting, default=at + self._timeout))
 

@@ -27,11 +27,14 @@ _NEVER = {
     "READONLY": "it is a replica: give the address of its primary",
     "MOVED": "it is a node of a cluster: write redis+cluster://host:port",
     "CROSSSLOT": "it is a node of a cluster: write redis+cluster://host:port",
+    "DENIED": "it is in protected mode, and takes connections from its own host only: set a "
+    "password (requirepass), or run CONFIG SET protected-mode no there",
     "unknown command": "it cannot run scripts: connect to the server itself, not to a proxy",
 }
 _NOT_NOW = {
     "OOM": "it is out of memory: raise maxmemory or remove keys",
-    "LOADING": "it is still loading its data",
+    "LOADING": "it is still loading its data: try again when it has",
+    "max number of clients": "it has too many connections: raise maxclients, or close some",
     "BUSY": "it is busy with somebody's script",
     "MASTERDOWN": "it has lost its primary",
     "NOREPLICAS": "too few of its replicas are connected for it to accept writes",
@@ -75,12 +78,13 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
         return quarantined(node, int(quarantine[1]) / 1000)
     if moves and "READONLY" in text:
         return NodeUnavailable(f"{node} refused: it is not the primary now ({text})", node=node)
+    said = text.partition(". ")[0]  # the rest is advice, which protected mode gives at length
     for sign, advice in _NEVER.items():
         if sign in text:
-            return ConfigurationError(f"{node} refused: {advice} ({text})")
+            return ConfigurationError(f"{node} refused: {advice} ({said})")
     for sign, advice in _NOT_NOW.items():
         if sign in text:
-            return NodeUnavailable(f"{node} refused: {advice} ({text})", node=node)
+            return NodeUnavailable(f"{node} refused: {advice} ({said})", node=node)
     return NodeUnavailable(f"{node} refused: {text}", node=node)
 
 
@@ -91,6 +95,11 @@ def quarantined(node: str, seconds: float) -> Quarantined:
         f"it grants none for another {math.ceil(seconds)} s"
     )
     return Quarantined(message, node=node, seconds=seconds)
+
+
+def is_turned_away(text: str) -> bool:
+    """Whether the server takes no connection of ours, whatever is said on it."""
+    return text.startswith("DENIED") or "max number of clients" in text
 
 
 def is_of_server(text: str) -> bool:

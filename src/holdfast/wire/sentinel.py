@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
 from holdfast.wire.clock import now
+from holdfast.wire.diagnosis import NO_REPLY
 from holdfast.wire.guard import watch
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import refusal
@@ -68,6 +69,10 @@ class Primary:
     def refusal(self, text: str) -> HoldfastError:
         """Turn an error reply into the error to raise: another may take its place."""
         return refusal(text, self.node, moves=True)
+
+    def too_slow(self) -> NodeUnavailable:
+        """Say that a connection was not ready in time."""
+        return NodeUnavailable(f"cannot reach {self.node}: {NO_REPLY}", node=self.node)
 
     def followed_by(self, follower: Follower) -> None:
         """Have it told when the primary is another one."""
@@ -141,12 +146,11 @@ class Primary:
             others = [each for each in self._sentinels if each is not sentinel]
             self._sentinels = [sentinel, *others]
             return address
-        asked = ", ".join(sentinel.node for sentinel in self._sentinels)
         if all(isinstance(failure, ConfigurationError) for failure in failures):
             raise failures[0]
         why = "; ".join(str(failure) for failure in failures)
         raise NodeUnavailable(
-            f"no Sentinel says where the primary of {self._service!r} is ({asked}): {why}",
+            f"no Sentinel says where the primary of {self._service!r} is: {why}",
             node=self.node,
         )
 

@@ -29,6 +29,7 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
+from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, serials
 from holdfast.wire.process import Worker
 from holdfast.wire.refusals import denial, is_denial, quarantined, refusal
@@ -210,8 +211,6 @@ class Seat:
 
     def drop(self, error: BaseException | str) -> None:
         """Hang up; what is owed will not come."""
-        if isinstance(error, (BlockingIOError, TimeoutError)):
-            error = "no answer in time"
         unknown = self.unknown(error)
         self._throw_away()
         self._failure = NodeUnavailable(str(unknown), node=self.target.node)
@@ -250,12 +249,11 @@ class Seat:
         """Wait no longer for what is owed to this question; it may still come."""
         for asking, number, *_ in list(self.owed):
             if asking is question:
-                question.give_up(number, self._node, self.unknown("no answer in time"))
+                question.give_up(number, self._node, self.unknown(TimeoutError()))
 
     def unknown(self, error: object) -> OutcomeUnknown:
         """Say that it may have been carried out, or not."""
-        node = self.target.node
-        return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
+        return unanswered(self.target.node, error)
 
     # Questions and answers
 

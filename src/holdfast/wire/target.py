@@ -23,9 +23,10 @@ from redis.retry import Retry
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
+from holdfast.wire.diagnosis import too_slow, why_unreachable
 from holdfast.wire.packing import CommandPacker
 from holdfast.wire.process import close_after_fork
-from holdfast.wire.refusals import misplaced, quarantined, refusal
+from holdfast.wire.refusals import is_turned_away, misplaced, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -126,6 +127,9 @@ class Target(Protocol):
     def refusal(self, text: str) -> HoldfastError:
         """Turn an error reply into the error to raise."""
 
+    def too_slow(self) -> NodeUnavailable:
+        """Say that a connection was not ready in time."""
+
 
 def seat_of(connection: Any) -> Seat:  # noqa: ANN401 - of redis-py
     """Say where a connection leads."""
@@ -171,7 +175,10 @@ class Server:
 
     def hello(self) -> Greeting[None]:
         """Ask the server what it is. One that does not say is judged by its later answers."""
-        judge = self.misplaced((yield ("HELLO",)))
+        hello = yield ("HELLO",)
+        if is_turned_away(str(hello)):
+            raise self.refusal(str(hello))
+        judge = self.misplaced(hello)
         if judge is not None:
             raise judge
         if self.silence:
@@ -204,9 +211,9 @@ class Server:
         except HoldfastError:
             connection.disconnect()
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever redis-py raises
             connection.disconnect()
-            raise self.unreachable(error) from error
+            raise self._unreachable(error, timeout) from None
         except BaseException:
             connection.disconnect()
             raise
@@ -220,9 +227,9 @@ class Server:
         except HoldfastError:
             await connection.disconnect(nowait=True)
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever redis-py raises
             await connection.disconnect(nowait=True)
-            raise self.unreachable(error) from error
+            raise self._unreachable(error, timeout) from None
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -245,7 +252,7 @@ class Server:
         except (TypeError, ValueError, redis.RedisError) as error:
             raise ConfigurationError(
                 f"{self.node} cannot be connected to with these settings: {error}"
-            ) from error
+            ) from None
         connection.end = now() + timeout
         return connection
 
@@ -257,14 +264,28 @@ class Server:
         """Turn an error reply into the error to raise."""
         return refusal(text, self.node)
 
-    def unreachable(self, error: Exception) -> HoldfastError:
+    def _unreachable(self, error: Exception, timeout: float) -> HoldfastError:
         """Say in our words why there is no connection."""
         if isinstance(error, redis.AuthenticationError):
             given = self.settings.get("password") or self.settings.get("credential_provider")
-            return refusal(f"{'WRONGPASS' if given else 'NOAUTH'} {error}", self.node)
+            return self.refusal(f"{'WRONGPASS' if given else 'NOAUTH'} {error}")
+        if isinstance(error, redis.BusyLoadingError):
+            return self.refusal(f"LOADING {error}")
+        if is_turned_away(str(error)):
+            return self.refusal(str(error))
         if isinstance(error, redis.ResponseError):
             return ConfigurationError(f"{self.node} refused the connection: {error}")
-        return NodeUnavailable(f"cannot reach {self.node}: {error}", node=self.node)
+        why = why_unreachable(error, tls=self._is_tls, timeout=timeout)
+        return NodeUnavailable(f"cannot reach {self.node}: {why}", node=self.node)
+
+    @property
+    def _is_tls(self) -> bool:
+        return self.kind == "SSLConnection"
+
+    def too_slow(self) -> NodeUnavailable:
+        """Say that a connection was not ready in time."""
+        message = f"cannot reach {self.node}: {too_slow(tls=self._is_tls)}"
+        return NodeUnavailable(message, node=self.node)
 
 
 class _Deadline:

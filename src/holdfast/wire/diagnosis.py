@@ -1,0 +1,123 @@
+"""Why there is no connection, or no reply, in words: what happened, and what to do about it.
+
+What `why_unreachable` says does not name the server: whoever raises the error does, once.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import redis
+
+from holdfast.errors import OutcomeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NO_REPLY = (
+    "no reply in time: it hangs (it is stopped, swaps, or runs a long command), or the network is "
+    "down"
+)
+
+_REFUSED = "connection refused: start the server, or correct the address"
+_NO_TLS = "Write redis:// if it does not use TLS"
+_CLOSED = (
+    "it closed the connection before its first reply: write rediss:// if it expects TLS, or see "
+    "its log"
+)
+_CLOSED_TLS = (
+    f"it closed the connection amid TLS. {_NO_TLS}, or give ssl_certfile= and ssl_keyfile= if it "
+    "asks for a client certificate"
+)
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL says of an answer that is not TLS; another one in each of its versions."""
+_HUNG_UP = ("Connection closed by server", "EOF occurred", "UNEXPECTED_EOF")
+
+
+def too_slow(*, tls: bool) -> str:
+    """Say that a connection could not be made ready in time, without knowing where it got stuck."""
+    return f"{NO_REPLY}. {_NO_TLS}" if tls else NO_REPLY
+
+
+def unanswered(node: str, error: object) -> OutcomeUnknown:
+    """Say that a request was sent, and may have been carried out, or not."""
+    if isinstance(error, (BlockingIOError, TimeoutError)):
+        error = NO_REPLY
+    return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
+
+
+def why_unreachable(error: Exception, *, tls: bool, timeout: float) -> str:
+    """Say why a server could not be connected to within `timeout`, and the remedy."""
+    causes = list(_causes(error))
+    texts = " ".join(map(str, causes))
+    for cause in causes:
+        words = _of_system(cause) or (_of_tls(cause) if isinstance(cause, ssl.SSLError) else "")
+        if words:
+            return words
+    if f"[Errno {errno.ECONNREFUSED}]" in texts:  # asyncio's, of a host with several addresses
+        return _REFUSED
+    if any(isinstance(cause, (TimeoutError, redis.TimeoutError)) for cause in causes):
+        return _too_late(texts, tls=tls, timeout=timeout)
+    if "Protocol error" in texts:
+        return _of_protocol(texts)
+    reset = any(isinstance(cause, ConnectionError) for cause in causes)
+    if reset or any(sign in texts for sign in _HUNG_UP):
+        return _CLOSED_TLS if tls else _CLOSED
+    return _said_by_system(causes) or str(error)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_system(cause: BaseException) -> str:
+    if isinstance(cause, socket.gaierror):
+        return f"its host name does not resolve ({cause.strerror}): correct the name, or check DNS"
+    if isinstance(cause, ConnectionRefusedError):
+        return _REFUSED
+    if isinstance(cause, FileNotFoundError):
+        return "there is no such socket: start the server, or correct the path"
+    if isinstance(cause, PermissionError):
+        return f"{cause.strerror}: let this user connect"
+    return ""
+
+
+def _of_tls(cause: ssl.SSLError) -> str:
+    text = str(cause)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({cause.verify_message}): give ssl_ca_certs=, the "
+            "file with the certificate of who signed it"
+        )
+    if any(sign in text for sign in _NOT_TLS):
+        return "what answers there does not speak TLS: write redis://, or give the TLS port"
+    if "CERTIFICATE_REQUIRED" in text:
+        return "it requires a client certificate: give ssl_certfile= and ssl_keyfile="
+    return ""
+
+
+def _too_late(texts: str, *, tls: bool, timeout: float) -> str:
+    if "connecting" in texts and not tls:
+        return f"no connection within {timeout:g} s: its host is down, or a firewall is in between"
+    return too_slow(tls=tls)
+
+
+def _of_protocol(texts: str) -> str:
+    if 'got "H"' in texts:
+        return "an HTTP server answers there: give the port of Redis or Valkey"
+    if r'got "\x15"' in texts:
+        return "it expects TLS: write rediss://"
+    return "what answers there does not speak the protocol of Redis: give the port of a server"
+
+
+def _said_by_system(causes: list[BaseException]) -> str:
+    said = [cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror]
+    return said[-1] if said else ""

@@ -1,0 +1,257 @@
+"""A server that cannot be used: one short error that names the lock, the server and the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from kit.gate import Gate
+from kit.servers import Server, programs
+from kit.tls_front import TlsFront
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from kit.faces import Face
+
+# The oldest redis-py leaves a unix socket to the collector if it cannot connect it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+PROGRAM = next(iter(programs().values()))
+HOST = "127.0.0.1"
+NOT_LOCAL = "127.0.0.2"
+"""An address of this machine that protected mode does not take for it."""
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[str]:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))  # and not listened to
+        yield f"redis://{HOST}:{taken.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def no_such_host() -> Iterator[str]:
+    yield "redis://no-such-host.invalid:6379"
+
+
+@contextlib.contextmanager
+def no_such_socket() -> Iterator[str]:
+    yield "unix:///no/such/server.sock"
+
+
+@contextlib.contextmanager
+def something_that_answers(reply: bytes) -> Iterator[str]:
+    with socket.create_server((HOST, 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    visitor, _ = listener.accept()
+                    with visitor:
+                        visitor.recv(65536)
+                        visitor.sendall(reply)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"redis://{HOST}:{listener.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def http_server() -> AbstractContextManager[str]:
+    return something_that_answers(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def another_protocol() -> AbstractContextManager[str]:
+    return something_that_answers(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+@contextlib.contextmanager
+def tls_to_a_plain_port() -> Iterator[str]:
+    with Server.start(PROGRAM) as server:
+        yield f"rediss://{HOST}:{server.port}"
+
+
+@contextlib.contextmanager
+def tls_to_a_talkative_port() -> Iterator[str]:
+    with http_server() as url:
+        yield url.replace("redis://", "rediss://")
+
+
+@contextlib.contextmanager
+def plain_to_a_tls_port() -> Iterator[str]:
+    with Server.start(PROGRAM) as server, TlsFront(HOST, server.port) as front:
+        yield f"redis://{HOST}:{front.port}"
+
+
+@contextlib.contextmanager
+def untrusted_certificate() -> Iterator[str]:
+    with Server.start(PROGRAM) as server, TlsFront(HOST, server.port) as front:
+        yield f"rediss://{HOST}:{front.port}"
+
+
+@contextlib.contextmanager
+def hung_server() -> Iterator[str]:
+    with Server.start(PROGRAM) as server:
+        server.freeze()
+        yield server.url
+
+
+@contextlib.contextmanager
+def protected_mode() -> Iterator[str]:
+    program = programs().get("redis")
+    if sys.platform != "linux" or program is None:
+        pytest.skip("no second loopback address, or no server that minds it")
+    with (
+        Server.start(program, "--protected-mode", "yes") as server,
+        Gate(server, source=NOT_LOCAL) as gate,
+    ):
+        with socket.create_connection((HOST, server.port), 5, (NOT_LOCAL, 0)) as stranger:
+            stranger.sendall(b"PING\r\n")
+            if stranger.recv(65536).startswith(b"+"):
+                pytest.skip("this server takes the whole of 127.0.0.0/8 for its own host")
+        yield gate.url
+
+
+@contextlib.contextmanager
+def password_wanted() -> Iterator[str]:
+    with Server.start(PROGRAM, "--requirepass", "secret") as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def no_clients_allowed() -> Iterator[str]:
+    with Server.start(PROGRAM) as server:
+        server.command("CONFIG", "SET", "maxclients", 1)
+        with socket.create_connection((HOST, server.port)):
+            yield server.url
+
+
+@contextlib.contextmanager
+def loading_server() -> Iterator[str]:
+    with Server.start(PROGRAM) as server:
+        for number in range(200):
+            server.command("SET", f"k{number}", secrets.token_bytes(1500))
+        server.command("SAVE")
+        # Of 200 keys, 10 ms each: it loads for 2 s, and looks at its connections meanwhile.
+        server._command_line += ["--key-load-delay", "10000"]
+        server._command_line += ["--loading-process-events-interval-bytes", "1024"]
+        server.restart(ready=False)
+        yield server.url
+
+
+SITUATIONS: list[tuple[Callable[[], AbstractContextManager[str]], str]] = [
+    (nobody, "refused.*start the server, or correct the address"),
+    (no_such_host, "host name does not resolve.*correct the name"),
+    (no_such_socket, "no such socket.*start the server, or correct the path"),
+    (http_server, "HTTP server.*give the port of Redis"),
+    (another_protocol, "does not speak the protocol of Redis"),
+    (tls_to_a_plain_port, "no reply in time.*Write redis:// if it does not use TLS"),
+    (tls_to_a_talkative_port, "does not speak TLS.*write redis://"),
+    (plain_to_a_tls_port, "write rediss://"),
+    (untrusted_certificate, "certificate is not trusted.*ssl_ca_certs"),
+    (hung_server, "no reply in time.*hangs"),
+    (protected_mode, "protected mode.*password.*protected-mode no"),
+    (password_wanted, "wants a password.*redis://user:password@"),
+    (loading_server, "still loading its data.*try again"),
+    (no_clients_allowed, "too many connections.*raise maxclients"),
+]
+
+
+@pytest.mark.parametrize(
+    ("situation", "words"), SITUATIONS, ids=[situation.__name__ for situation, _ in SITUATIONS]
+)
+async def test_the_cause_is_recognised_and_the_remedy_named(
+    face: Face, situation: Callable[[], AbstractContextManager[str]], words: str
+) -> None:
+    with situation() as url:
+        client = face.connect(url, command_timeout=0.4)
+        with pytest.raises((holdfast.NodeUnavailable, holdfast.ConfigurationError)) as caught:
+            await client.lock("a").acquire(timeout=0)
+    check(caught.value, url, words)
+
+
+def check(error: BaseException, url: str, words: str) -> None:
+    """The lock, the server once, what happened and what to do, and nothing behind it."""
+    message = str(error)
+    address = url.rpartition("/0")[0] or url
+    where = address.partition("://")[2]
+    assert re.search(words, message), message
+    assert message.count(where) == 1
+    assert len(message) < 400
+    assert isinstance(error, holdfast.HoldfastError)
+    assert error.lock == "a"
+    assert repr("a") in message
+    assert error.__cause__ is None
+    assert error.__suppress_context__ or error.__context__ is None
+
+
+async def test_a_server_that_hangs_after_it_answered_is_named(
+    face: Face, own_server: Server
+) -> None:
+    client = face.connect(own_server.url, command_timeout=0.4)
+    async with client.lock("a"):
+        pass
+    own_server.freeze()
+    with pytest.raises(holdfast.NodeUnavailable) as caught:
+        await client.lock("a").acquire(timeout=0)
+    own_server.thaw()
+    check(caught.value, own_server.url, "no reply in time.*hangs")
+
+
+PROGRAMS_THAT_FAIL = {
+    "threads": """
+        import holdfast
+        with holdfast.Client(URL).lock("a"):
+            pass
+    """,
+    "asyncio": """
+        import asyncio, holdfast
+        async def main():
+            async with holdfast.AsyncClient(URL) as client:
+                async with client.lock("a"):
+                    pass
+        asyncio.run(main())
+    """,
+    "several servers": """
+        import holdfast
+        with holdfast.Client([URL + "1", URL + "2", URL + "3"]).lock("a", timeout=0):
+            pass
+    """,
+    "a service": """
+        import holdfast
+        url = URL.replace("redis:", "redis+sentinel:")
+        with holdfast.Client(url + "1/orders").lock("a", timeout=0):
+            pass
+    """,
+    "a cluster": """
+        import holdfast
+        with holdfast.Client(URL.replace("redis:", "redis+cluster:") + "1").lock("a"):
+            pass
+    """,
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS_THAT_FAIL.values(), ids=PROGRAMS_THAT_FAIL)
+def test_an_uncaught_error_is_one_exception_and_few_lines(text: str) -> None:
+    program = textwrap.dedent(text).replace("URL", repr(f"redis://{HOST}:"))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert sum(line.startswith("Traceback") for line in lines) == 1
+    assert "refused: start the server, or correct the address" in lines[-1]
+    assert all(lines[-1].count(f"{HOST}:{port}") <= 1 for port in (1, 2, 3))
+    assert len(lines) < 40
