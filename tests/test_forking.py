@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -160,6 +161,36 @@ def test_a_forked_child_waits_for_no_mutex_that_a_thread_of_the_parent_had(serve
         finally:
             over.set()
             taker.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how to fork behind Python's back differs")
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_child_that_was_forked_behind_pythons_back_takes_no_lock(server: Server) -> None:
+    # As uWSGI forks its workers unless told otherwise. They would all draw the same tokens.
+    text = """
+        import asyncio, ctypes
+
+        other = holdfast.AsyncClient(client_url)
+
+        async def use():
+            async with other.lock("b"):
+                pass
+
+        loop = asyncio.new_event_loop()
+        with client.lock("a"):
+            pass
+        loop.run_until_complete(use())
+        if ctypes.PyDLL(None).fork() == 0:
+            for use_it in (client.lock("a").acquire, lambda: loop.run_until_complete(use())):
+                try:
+                    use_it()
+                except holdfast.ConfigurationError as error:
+                    print("py-call-osafterfork" in str(error), flush=True)
+            os._exit(0)
+        os.wait()
+        """
+    with Process(server, text.replace("client_url", repr(server.url))) as process:
+        assert [process.says(), process.says()] == ["True", "True"]
 
 
 # Connections

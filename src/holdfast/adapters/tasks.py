@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 from asyncio import current_task, get_running_loop
+from os import getpid
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.aside import MOST
@@ -19,7 +20,7 @@ from holdfast.adapters.lines import Lines
 from holdfast.errors import ConfigurationError
 from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.copies import needed
-from holdfast.wire.process import generation, reset_after_fork
+from holdfast.wire.process import generation, reset_after_fork, unnoticed_fork
 from holdfast.wire.wiring import on_this_loop
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Place:
 
     def __init__(self, *, sharded: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
+        self.pid = getpid()
         self.mint = new_mint(sharded=sharded)
         self.lines = Lines(self.mint.client)
 
@@ -198,6 +200,8 @@ class Tasks(Generic[P]):
         here = self._last  # `_here`, written out, as in `call`: the most travelled road
         if here is None or here.loop is not get_running_loop():
             here = self._here()
+        if getpid() != here.pid:
+            raise unnoticed_fork()
         return here.mint.draw(actor.get_name(), suffix)
 
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:

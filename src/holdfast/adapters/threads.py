@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from asyncio import _get_running_loop, current_task
+from os import getpid
 from queue import Empty, SimpleQueue
 from threading import current_thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from holdfast.adapters.identity import new_mint
 from holdfast.adapters.lines import Lines
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.process import Worker, generation, reset_after_fork
+from holdfast.wire.process import Worker, generation, reset_after_fork, unnoticed_fork
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -100,6 +101,7 @@ class Threads:
         reset_after_fork(self._begin)
 
     def _begin(self) -> None:
+        self._pid = getpid()
         self._mint = new_mint(sharded=self._sharded)
         self._lines = Lines(self._mint.client)
 
@@ -118,6 +120,8 @@ class Threads:
 
     def draw_token(self, actor: Actor, suffix: str) -> str:
         """Draw a token that names the thread, or the task."""
+        if getpid() != self._pid:
+            raise unnoticed_fork()
         name = actor.name if isinstance(actor, threading.Thread) else actor.get_name()
         return self._mint.draw(name, suffix)
 

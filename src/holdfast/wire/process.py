@@ -17,6 +17,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from holdfast.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from asyncio import StreamWriter
     from collections.abc import Callable
@@ -79,6 +81,15 @@ def _begin_in_child() -> None:
         # Pushed last, done first: a reset drops connections, and an asyncio transport that is
         # dropped stops watching its descriptor, in the epoll instance that the parent uses too.
         everything.callback(_close_inherited)
+
+
+def unnoticed_fork() -> ConfigurationError:
+    """Say that this process was forked without `os.register_at_fork` having any effect."""
+    return ConfigurationError(
+        "this process was forked without Python's fork handlers, so its locks would be those of "
+        "its parent: with uWSGI, set py-call-osafterfork = true or lazy-apps = true; elsewhere, "
+        "make the client after the fork"
+    )
 
 
 if hasattr(os, "register_at_fork"):
