@@ -197,6 +197,15 @@ def check(error: BaseException, url: str, words: str) -> None:
     assert error.__suppress_context__ or error.__context__ is None
 
 
+@pytest.mark.parametrize("timeout", [None, 3600])
+async def test_an_absent_server_is_reported_at_once_whatever_the_timeout(
+    face: Face, timeout: float | None
+) -> None:
+    with nobody() as url, pytest.raises(holdfast.NodeUnavailable) as caught:
+        await face.connect(url).lock("a").acquire(timeout=timeout)
+    check(caught.value, url, "refused")
+
+
 async def test_a_server_that_hangs_after_it_answered_is_named(
     face: Face, own_server: Server
 ) -> None:

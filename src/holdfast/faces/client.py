@@ -323,7 +323,10 @@ class Lock(LockFacts):
         Interrupted at any moment, it leaves nothing held.
 
         Args:
-            timeout: seconds to wait instead of the lock's own `timeout`.
+            timeout: seconds to wait instead of the lock's own `timeout`. It limits the wait for
+                those who hold the lock: a single server that is absent is reported at once, one
+                that hangs after three command timeouts, or 0.1 s after `timeout` if that is
+                sooner. With 0 the server has one command timeout to answer.
             **unknown: nothing; for arguments of other lock clients the error says what to write.
 
         Raises:
