@@ -263,7 +263,7 @@ def test_a_node_that_is_far_away_gets_the_leases_of_all_threads(
         eventually(lambda: len(locks_on(three[2])) >= 25, what="it has all of them")
         over.set()
         assert work.end() == []
-    assert failed == []
+    assert [event for event in failed if event.kind != "closed_while_held"] == []
 
 
 def test_with_a_node_that_hangs_all_threads_go_on_and_it_keeps_nothing(three: list[Server]) -> None:

@@ -599,7 +599,7 @@ async def test_s5_nothing_brings_a_lease_back_in_the_delay_that_follows_it(
     spec = lock._spec
     keys = [len(spec.keys), *spec.keys]
     for script, args in {
-        scripts.RENEW: (lease.token, "9000", spec.settings),
+        scripts.RENEW: (lease.token, "9000", spec.settings, "0"),
         scripts.ADOPT: ("hf1:new", "9000", lease.token, spec.settings),
     }.items():
         late = server.command("EVAL", script.text, *keys, *args, "001")

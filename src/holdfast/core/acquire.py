@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
 
 from holdfast.core.election import win
 from holdfast.core.events import Event
@@ -153,7 +154,7 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
 def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
     if spec.reentrant:
         grip._hold = hold
-        hold.grips.add(grip)
+        hold.grips.add(ref(grip))
         return grip
     raise WouldDeadlock(
         f"{spec.name!r} is held by this very thread or task, which would wait for itself: "

@@ -10,6 +10,8 @@ EventKind: TypeAlias = Literal[
     "max_hold",
     "renewal_failed",
     "cleanup_failed",
+    "not_released",
+    "closed_while_held",
     "polling",
     "node_failed",
     "node_back",
@@ -24,7 +26,9 @@ class Event:
 
     `kind` is "lost" (the lease is over), "max_hold" (it is no longer renewed), "renewal_failed"
     (a renewal was not answered and will be tried again), "cleanup_failed" (what an interrupted
-    operation left on the server could not be taken back and will expire by itself), "polling"
+    operation left on the server could not be taken back and will expire by itself), "not_released"
+    (the lease was garbage-collected without being released; it is still held), "closed_while_held"
+    (the client was closed; the detail names the leases that it still held), "polling"
     (the server cannot speak to us, so that waiting costs commands, and has no order), "node_failed"
     (of several nodes one does not work, and the detail says which and why) or "node_back". Of a
     cached value, whose name is in `lock`: "uncached" (the server is away, so that values are

@@ -27,6 +27,7 @@ from __future__ import annotations
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from holdfast.core.spec import RENEWALS_A_TTL, to_ms, validity_of
 from holdfast.errors import LeaseLost, LossReason
@@ -72,7 +73,7 @@ class Grip:
     from it what there is to give back.
     """
 
-    __slots__ = ("_hold",)
+    __slots__ = ("__weakref__", "_hold")
 
     _hold: Hold | None
 
@@ -97,6 +98,7 @@ class Hold:
     """Says whether nobody will ever release it. Asked before each renewal."""
     waiter: Waiter | None = None
     """Who stood in line for it: the server may have more to say to them."""
+    reported_dropped = False
     settled: Signal | None = None
     """Set by the renewer when a renewal that was under way at the release has ended."""
 
@@ -110,7 +112,9 @@ class Hold:
         session: Session,
         grip: Grip,
     ) -> None:
-        self.grips = {grip}
+        self.grips = {ref(grip)}
+        """Weak, so that a lease which the program dropped can be noticed, by `is_dropped`. There is
+        no finalizer: Python swallows a Ctrl-C that strikes in one."""
         self.spec = spec
         self.token = token
         self.fence = fence
@@ -127,6 +131,11 @@ class Hold:
     def alive(self, now: float, process: int) -> bool:
         """Whether its holder may believe in it at this moment."""
         return self.state is HELD and now < self.deadline and self.process == process
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether a lease of it was garbage-collected without being released."""
+        return any(grip() is None for grip in tuple(self.grips))
 
     @property
     def live(self) -> bool:

@@ -8,6 +8,7 @@ try means that the first one did it.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
@@ -38,7 +39,7 @@ def check(session: Session, grip: Grip) -> Hold:
     if hold is None:
         raise NotHeld("this lease never held anything")
     current = port.now() < hold.deadline and hold.process == port.process()
-    if current and hold.state is HELD and grip in hold.grips:
+    if current and hold.state is HELD and ref(grip) in hold.grips:
         return hold
     if hold.process != port.process():
         raise NotHeld(
@@ -107,13 +108,13 @@ def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     """Say whether the lock is to be given back now, and end its being held if so."""
-    if hold.state is RELEASED or (hold.state is HELD and grip not in hold.grips):
+    if hold.state is RELEASED or (hold.state is HELD and ref(grip) not in hold.grips):
         return False
     if hold.state is RELEASING:
         hold.unsure = True  # an earlier try failed, or another thread's is under way
         return True
     check(session, grip)
-    hold.grips.discard(grip)
+    hold.grips.discard(ref(grip))
     if hold.grips:
         return False
     hold.state = RELEASING
@@ -188,7 +189,7 @@ def abandon(session: Session, grip: Grip) -> None:
 
 def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
     """Say whether an interrupted release, wherever it was, has to be brought to its end."""
-    hold.grips.discard(grip)
+    hold.grips.discard(ref(grip))
     if hold.grips or hold.state is LOST or hold.process != session.port.process():
         return False
     hold.state = RELEASING

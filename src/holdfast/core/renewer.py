@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
 from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms, ttl_of
+from holdfast.core.token import read_party
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.scripts import RELEASE
 
@@ -300,7 +301,12 @@ class Renewer:
             self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
         if hold.forsaken is not None and hold.forsaken():
             hold.renewing = False
-        return hold.renewing and not self._closed
+        if not hold.renewing or self._closed:
+            return False
+        if hold.is_dropped and not hold.reported_dropped:
+            hold.reported_dropped = True
+            self._report(Event("not_released", hold.spec.name, hold.fence, _dropped(hold)))
+        return True
 
     def _next_batch(self) -> list[Hold | Cleanup]:
         """Take what is sent next; what waits for one node of several is sent by itself, later."""
@@ -351,6 +357,15 @@ class Renewer:
             item.lose(item.refusal(reply, now))
         elif item.prolong(asked_at, item.spec.ttl, now):
             self._schedule(item, item.next_due())
+
+
+def _dropped(hold: Hold) -> str:
+    party = read_party(hold.token.encode())
+    name = "" if party is None else f", acquired by {party.thread!r},"
+    return (
+        f"its lease{name} was garbage-collected without release(): the lock stays held until its "
+        "client is closed or its process ends"
+    )
 
 
 def _same(request: Request) -> _Same:

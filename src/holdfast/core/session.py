@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from holdfast.core.quorum import Quorum
     from holdfast.core.spec import LockSpec
     from holdfast.port import Background, Keys, Port, Reply, Request
+
+NAMED = 100
+"""Leases that an event names at most."""
 
 
 class Session:
@@ -186,11 +190,25 @@ class Session:
         return None if quorum is None else partial(quorum.whereabouts.forget, token)
 
     def close(self) -> None:
-        """Renew nothing from now on; who waits is told to stop."""
+        """Renew nothing from now on; who waits is told to stop. Report what is still held."""
+        if not self.closed:
+            self._report_held()
         self.closed = True
         if self.quorum is not None:
             self.quorum.close()
         self.renewer.close()
+
+    def _report_held(self) -> None:
+        now, process = self.port.now(), self.port.process()
+        holds = [*self.held.values(), *chain(*list(self.co_held.values()))]
+        held = [hold for hold in holds if hold.alive(now, process)]
+        if not held:
+            return
+        names = [f"{hold.spec.name!r} (fence {hold.fence})" for hold in held[:NAMED]]
+        if len(held) > NAMED:
+            names.append(f"{len(held) - NAMED} more")
+        detail = f"the client was closed while it held {', '.join(names)}: not renewed any more"
+        self.report(Event("closed_while_held", "", 0, detail))
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""

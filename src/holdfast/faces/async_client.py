@@ -278,7 +278,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost. What a server
+        A lease that is still held is not released: it runs out, and is reported lost. One event,
+        `closed_while_held`, names all of them. What a server
         could not be told to forget yet runs out too. Cached values that are being computed in the
         background are given up.
         """

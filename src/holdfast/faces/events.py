@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import warnings
 from asyncio import CancelledError
 from collections import deque
 from typing import TYPE_CHECKING
@@ -93,6 +94,8 @@ class Herald:
 
     def _deliver(self, event: Event) -> None:
         guarded(functools.partial(_log, event))
+        if event.kind == "not_released":
+            guarded(functools.partial(_warn, event))
         if self._listener is not None:
             guarded(functools.partial(self._listener, event))
 
@@ -102,6 +105,11 @@ def _log(event: Event) -> None:
         _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
     else:
         _LOG.warning("%s: %s", event.kind, event.detail)
+
+
+def _warn(event: Event) -> None:
+    message = f"{event.lock!r} (fence {event.fence}) was not released: {event.detail}"
+    warnings.warn(message, ResourceWarning, stacklevel=2)
 
 
 def guarded(callback: Callable[[], object]) -> None:

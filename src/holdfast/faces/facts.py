@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from weakref import ref
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.hold import Grip
@@ -176,12 +177,12 @@ class LeaseFacts(Grip):
     def held(self) -> bool:
         """Whether the lock is certainly ours at this moment. Turns False by itself."""
         port, hold = self._session.port, self._held
-        return hold.alive(port.now(), port.process()) and self in hold.grips
+        return hold.alive(port.now(), port.process()) and ref(self) in hold.grips
 
     @property
     def _gripping(self) -> bool:
         """Whether it was not released yet, be it held or lost."""
-        return self in self._held.grips
+        return ref(self) in self._held.grips
 
     def remaining(self) -> float:
         """Return the seconds until the deadline, 0.0 when the lease is over."""

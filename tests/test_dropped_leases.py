@@ -1,0 +1,174 @@
+"""A lease that the program drops without releasing it: reported, and still held."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kit.faces import Face
+    from kit.servers import Server
+
+LIMIT = 30.0
+"""Seconds after which something that should have happened counts as failed."""
+
+KEY = "holdfast:{a}"
+TTL = 0.6
+
+forking = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def of_kind(events: list[holdfast.Event], kind: str) -> Callable[[], Any]:
+    async def check() -> bool:
+        return any(event.kind == kind for event in events)
+
+    return check
+
+
+async def test_a_dropped_lease_warns_and_is_reported_and_stays_held(
+    face: Face, server: Server
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    lease = await client.lock("a", ttl=0.6).acquire()
+    fence, token = lease.fence, lease.token.encode()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        del lease
+        gc.collect()
+        await face.eventually(of_kind(events, "not_released"), within=LIMIT)
+    (warning,) = seen
+    assert warning.category is ResourceWarning
+    assert f"'a' (fence {fence}) was not released" in str(warning.message)
+    (event,) = events
+    assert (event.lock, event.fence) == ("a", fence)
+    # It is renewed as before: after more than its ttl it is still there.
+    control = await client.lock("control", ttl=0.6, renew=False).acquire()
+    assert await face.wait(control.lost, LIMIT)
+    assert server.command("GET", KEY) == token
+
+
+async def test_a_dropped_inner_lease_of_a_reentrant_lock_is_reported_too(
+    face: Face, server: Server
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    lock = client.lock("a", ttl=0.6, reentrant=True)
+    outer = await lock.acquire()
+    inner = await lock.acquire()
+    del inner
+    gc.collect()
+    await face.eventually(of_kind(events, "not_released"), within=LIMIT)
+    # One level is left, which nobody can release.
+    await outer.release()
+    assert await lock.locked()
+
+
+async def released(client: Any, _: Server) -> None:
+    await (await client.lock("a", ttl=TTL).acquire()).release()
+
+
+async def left(client: Any, _: Server) -> None:
+    async with client.lock("a"):
+        pass
+
+
+async def lost(client: Any, server: Server) -> None:
+    lease = await client.lock("a", ttl=TTL).acquire()
+    server.command("DEL", KEY)
+    with pytest.raises(holdfast.LeaseLost):
+        await lease.extend(30)
+
+
+async def exported(client: Any, _: Server) -> None:
+    await (await client.lock("a", ttl=TTL).acquire()).export()
+
+
+async def closed(client: Any, _: Server) -> None:
+    lease = await client.lock("a", ttl=TTL).acquire()
+    await client.close()
+    assert lease.held
+
+
+async def never_acquired(client: Any, _: Server) -> None:
+    async with client.lock("a"):
+        with pytest.raises(holdfast.WouldDeadlock):
+            await client.lock("a", ttl=TTL).acquire()
+        assert await client.lock("a").try_acquire() is None
+
+
+@pytest.mark.parametrize("end", [released, left, lost, exported, closed, never_acquired])
+async def test_a_lease_that_was_ended_in_another_way_is_not_reported(
+    face: Face, server: Server, end: Callable[[Any, Server], Any]
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    await end(client, server)
+    gc.collect()
+    # A lease that is held meanwhile is renewed twice: the first one would have been, too.
+    other = face.connect(server.url)
+    lease = await other.lock("control", ttl=TTL).acquire()
+    deadline = lease.deadline
+
+    async def renewed_twice() -> bool:
+        return bool(lease.deadline > deadline + TTL / 2)
+
+    await face.eventually(renewed_twice, within=LIMIT)
+    assert not [event for event in events if event.kind == "not_released"]
+    await lease.release()
+
+
+@forking
+def test_a_forked_child_does_not_report_its_parent_s_leases(server: Server) -> None:
+    events: list[holdfast.Event] = []
+    with holdfast.Client(server.url, on_event=events.append) as client:
+        leases = [client.lock("a", ttl=TTL).acquire()]
+        pid = os.fork()
+        if pid == 0:
+            leases.clear()
+            gc.collect()
+            with client.lock("b", ttl=TTL):
+                time.sleep(TTL)
+            os._exit(len(events))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        leases.pop().release()
+
+
+# Closing a client
+
+
+async def test_closing_a_client_reports_what_it_still_holds_in_one_event(
+    face: Face, server: Server
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    one = await client.lock("one", ttl=60).acquire()
+    two = await client.lock("two", ttl=60).acquire()
+    await (await client.lock("three").acquire()).release()
+    await client.close()
+    await client.close()
+    await face.eventually(of_kind(events, "closed_while_held"), within=LIMIT)
+    (event,) = events
+    assert f"'one' (fence {one.fence}), 'two' (fence {two.fence})" in event.detail
+    assert "three" not in event.detail
+
+
+async def test_closing_a_client_that_holds_nothing_reports_nothing(
+    face: Face, server: Server
+) -> None:
+    events: list[holdfast.Event] = []
+    client = face.connect(server.url, on_event=events.append)
+    async with client.lock("a"):
+        pass
+    await client.close()
+    await face.connect(server.url, on_event=events.append).close()
+    assert not events
