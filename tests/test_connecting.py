@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
+from holdfast import embedded
 from holdfast.wire.clock import now
 from kit.homes import settle_in
 from kit.proxy import HOST, Proxy
@@ -18,6 +20,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from kit.faces import Face
 
@@ -117,3 +120,22 @@ async def test_all_steps_of_connecting_share_one_command_timeout(
             await client.lock("b", ttl=30).acquire(timeout=0)
         # One command timeout, on a busy machine: far from that of every step.
         assert now() - began < STEPS * DELAY / 2
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001])
+async def test_starting_the_embedded_server_takes_nothing_of_the_timeout(
+    face: Face,
+    runtime: Path,  # noqa: ARG001 - where the server is
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float,
+) -> None:
+    start = embedded.ensure
+
+    def start_slowly() -> object:
+        time.sleep(1.5 * COMMAND_TIMEOUT)
+        return start()
+
+    monkeypatch.setattr(embedded, "ensure", start_slowly)
+    client = face.connect("local", command_timeout=COMMAND_TIMEOUT)
+    async with client.lock("a", timeout=timeout) as lease:
+        assert lease.held

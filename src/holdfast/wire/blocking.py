@@ -307,12 +307,19 @@ class BlockingWire:
         self._asking: list[None] = []
         """One entry for each thread that waits for an answer."""
 
-    def _fresh(self, timeout: float, instead_of: Link | None) -> Link:
+    def _fresh(self, timeout: float, instead_of: Link | None) -> tuple[Link, float]:
+        """Open a connection; return it, and when the time of its first request is over.
+
+        Starting the embedded server takes none of that time.
+        """
         if instead_of is not None and instead_of.stale:
             instead_of.close()
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=self._target.node)
-        return self._keep(Link(self._target, min(timeout, self._timeout)))
+        if self._target.prepare is not None:
+            self._target.prepare()
+        end = now() + timeout
+        return self._keep(Link(self._target, min(timeout, self._timeout), prepare=False)), end
 
     def _keep(self, link: Link) -> Link:
         self._links.add(link)
@@ -363,8 +370,7 @@ class BlockingWire:
         asking = self._asking
         link: Link | None = self._thread.__dict__.pop("link", None)
         if link is None or link.stale:
-            end = now() + timeout
-            link = self._fresh(timeout, link)
+            link, end = self._fresh(timeout, link)
             timeout = max(0.0, end - now())
         try:
             if keys.replicas and needed((script, keys, args)):
@@ -408,8 +414,9 @@ class BlockingWire:
         return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
     def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
-        end = now() + timeout
-        link = self.borrow() or self._fresh(timeout, None)
+        link, end = self.borrow(), now() + timeout
+        if link is None:
+            link, end = self._fresh(timeout, None)
         talk = Talk(step, link.commands, self._shunned)
         asking = self._asking
         try:

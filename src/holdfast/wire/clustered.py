@@ -92,8 +92,9 @@ class NodeWire(BlockingWire):
 
     def call_asking(self, request: Request, timeout: float) -> Reply:
         """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
-        end = now() + timeout
-        link = self.borrow() or self._fresh(timeout, None)
+        link, end = self.borrow(), now() + timeout
+        if link is None:
+            link, end = self._fresh(timeout, None)
         replicas = needed(request)
         try:
             link.exchange(ASKS, max(0.0, end - now()))

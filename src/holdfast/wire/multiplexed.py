@@ -99,15 +99,19 @@ class Multiplexer(asyncio.Protocol):
         """Whether some answer is to come."""
         return bool(self.unanswered)
 
-    async def open(self, timeout: float) -> None:
-        """Connect, once for all who wait for it; a caller that gives up does not stop it."""
+    async def open(self, timeout: float) -> float:
+        """Connect, once for all who wait for it; a caller that gives up does not stop it.
+
+        Returns when `timeout` is over. Starting the embedded server takes none of that time.
+        """
         node = self._target.node
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=node)
         if self._target.prepare is not None:
             await self.loop.run_in_executor(None, self._target.prepare)
+        end = now() + timeout
         if self._transport is not None:
-            return
+            return end
         if self._opening is None or self._opening.done():
             self._opening = self.loop.create_task(self._connect())
             self._opening.add_done_callback(seen)
@@ -117,6 +121,7 @@ class Multiplexer(asyncio.Protocol):
             raise self._target.too_slow() from None
         if self._transport is None:
             raise NodeUnavailable(f"{node} hung up", node=node)
+        return end
 
     async def _connect(self) -> None:
         connection = await self._target.connect_async(self._timeout)
@@ -199,8 +204,7 @@ class Multiplexer(asyncio.Protocol):
         return future
 
     async def _call_first(self, request: Request, timeout: float) -> Reply:
-        end = now() + timeout
-        await self.open(timeout)
+        end = await self.open(timeout)
         return await self.call(*request, max(0.0, end - now()))
 
     async def call_copied(
@@ -212,7 +216,7 @@ class Multiplexer(asyncio.Protocol):
         """
         give_up = now() + timeout
         if self._transport is None:
-            await self.open(timeout)
+            give_up = await self.open(timeout)
         for pack_script in (by_sha, by_text):
             serial, wait = next(self._serials), wait_for(keys.replicas, max(0.0, give_up - now()))
             asked = self._ask(pack_script(script, keys, args, serial), give_up)
