@@ -229,8 +229,8 @@ QUORUM = [
     Mutant(
         "what a majority says is not ours is lost",
         "core/quorum.py",
-        "        if self._missing(tally) > self._spare:\n            return 0",
-        "        if self._missing(tally) > self._spare:\n            return script is RENEW",
+        "            return [] if answers and all(answer == [] for answer in answers) else 0",
+        "            return script is RENEW",
         MANY_EVICTED,
         "S5",
     ),
