@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell, tell_soon
@@ -21,7 +22,7 @@ from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_tasks
-from holdfast.faces.entered import Entered
+from holdfast.faces.entered import last_of, leave
 from holdfast.faces.events import Herald, guarded_on_a_loop
 from holdfast.faces.facts import (
     UNSET,
@@ -56,6 +57,15 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+if sys.version_info >= (3, 11):
+    _cancelling, _uncancel = asyncio.Task.cancelling, asyncio.Task.uncancel
+else:  # where one cancellation cannot be told from two
+
+    def _cancelling(_: asyncio.Task[Any]) -> int:
+        return 0
+
+    _uncancel = _cancelling
 
 
 class AsyncClient:
@@ -315,7 +325,7 @@ class AsyncLock(LockFacts):
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face, one file
         self._spec = spec
-        self._entered: Entered[AsyncLease] = Entered()
+        self._entered: list[AsyncLease] = []
 
     def acquire(
         self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn
@@ -396,20 +406,23 @@ class AsyncLock(LockFacts):
         return await evict(self._session, self._spec, holder)
 
     async def __aenter__(self) -> AsyncLease:
-        lease = await self.acquire()
-        self._entered[lease] = self._session.port.actor()
-        return await lease.__aenter__()
+        lease = AsyncLease(self._client)
+        await acquire(self._session, self._spec, self._spec.timeout, lease)
+        lease._body = _Body(lease._held)  # noqa: SLF001 - one face, one file
+        lease._entered_by = asyncio.current_task()  # noqa: SLF001 - one face, one file
+        self._entered.append(lease)
+        return lease
 
-    async def __aexit__(
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
-        actor = self._session.port.actor()
-        lease = self._entered.last(actor, self.name)
-        self._entered.leave(lease, actor)
-        await lease.__aexit__(kind, error, traceback)
+    ) -> Coroutine[Any, Any, None]:
+        actor = asyncio.current_task()
+        lease = last_of(self._entered, actor, self._spec.name)
+        leave(self._entered, lease, actor)
+        return lease.__aexit__(kind, error, traceback)
 
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
@@ -517,7 +530,7 @@ class AsyncLease(LeaseFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ours = await self._body.leave(error)
+        ours = self._body.leave() and await self._body.is_ours(error)
         try:
             await release(self._session, self)
         except HoldfastError as failure:
@@ -530,15 +543,17 @@ class AsyncLease(LeaseFacts):
 class _Body:
     """The body of an `async with`: cancelled when its lease is lost."""
 
+    __slots__ = ("_cancelled", "_cancelling", "_hold", "_left", "_loop", "_task")
+
     def __init__(self, hold: Hold) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("'async with' a lease belongs in a task")
         self._task = task
         self._hold = hold
-        self._cancelling = task.cancelling() if hasattr(task, "cancelling") else 0
+        self._cancelling = _cancelling(task)
         self._cancelled = self._left = False
-        self._loop = asyncio.get_running_loop()
+        self._loop = task.get_loop()
         hold.watch(self._lost)
 
     def _lost(self, _: Hold) -> None:
@@ -549,18 +564,19 @@ class _Body:
             self._cancelled = True
             self._task.cancel()
 
-    async def leave(self, error: BaseException | None) -> bool:
-        """End the watch; say whether `error` is our own cancellation and nobody else's."""
+    def leave(self) -> bool:
+        """End the watch; say whether the body was cancelled."""
         self._left = True
         self._hold.unwatch(self._lost)
-        if not self._cancelled:
-            return False
+        return self._cancelled
+
+    async def is_ours(self, error: BaseException | None) -> bool:
+        """Whether `error` is our own cancellation and nobody else's."""
         if not isinstance(error, asyncio.CancelledError):
             # Our cancellation has not been delivered: it must not strike after the body.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        # Before Python 3.11 nobody can tell one cancellation from two.
-        others = self._task.uncancel() if hasattr(self._task, "uncancel") else 0
+        others = _uncancel(self._task)
         if others > self._cancelling and error is None:
             raise asyncio.CancelledError
         return isinstance(error, asyncio.CancelledError) and others <= self._cancelling

@@ -21,7 +21,7 @@ from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
 from holdfast.faces.deployments import over_threads
-from holdfast.faces.entered import Entered
+from holdfast.faces.entered import forget, last_of, leave
 from holdfast.faces.events import Herald
 from holdfast.faces.facts import (
     UNSET,
@@ -316,7 +316,7 @@ class Lock(LockFacts):
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face, one file
         self._spec = spec
-        self._entered: Entered[Lease] = Entered()
+        self._entered: list[Lease] = []
 
     def acquire(self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn) -> Lease:
         """Take the lock and return the lease.
@@ -404,10 +404,11 @@ class Lock(LockFacts):
         lease = Lease(self._client)
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            self._entered[lease] = actor()
+            lease._entered_by = actor()  # noqa: SLF001 - one face, one file
+            self._entered.append(lease)
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
-            self._entered.pop(lease, None)
+            forget(self._entered, lease)
             lease._abandon()  # noqa: SLF001 - one face, one file
             raise
 
@@ -425,13 +426,13 @@ class Lock(LockFacts):
             lease = self._being_left()
             if not isinstance(failure, HoldfastError):
                 lease._abandon()  # noqa: SLF001 - one face, one file
-            self._entered.leave(lease, actor())
+            leave(self._entered, lease, actor())
             raise
         # Forgotten last of all: until here it can be found again, whatever strikes.
-        self._entered.leave(lease, actor())
+        leave(self._entered, lease, actor())
 
     def _being_left(self) -> Lease:
-        return self._entered.last(actor(), self.name)
+        return last_of(self._entered, actor(), self._spec.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.

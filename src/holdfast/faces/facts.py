@@ -131,7 +131,9 @@ class HasSession(Protocol):
 class LeaseFacts(Grip):
     """What is known of a lease without asking anybody."""
 
-    __slots__ = ("_client", "_lost", "_session")
+    __slots__ = ("_client", "_entered_by", "_lost", "_session")
+
+    _entered_by: object  # the thread or task, of a lease within a `with lock`
 
     def __init__(self, client: HasSession) -> None:
         self._hold = None
