@@ -620,8 +620,8 @@ MUTANTS = [
     Mutant(
         "a pushed grant counts from the last answered PING",
         "core/line.py",
-        "Grant(number, px / 1000, self._heard_since if counted else -NEVER)",
-        "Grant(number, px / 1000, now)",
+        "since = max(self._heard_since, waiter.since)",
+        "since = now",
         PAUSES,
         "S1 S2 S7",
     ),

@@ -109,10 +109,10 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
     actor = port.actor()
     queues = timeout != 0 and not session.polls
     token = port.draw_token(actor, spec.suffix)
-    waiter = session.waiter(spec, token) if queues and session.has_waited else None
+    asked_at = port.now()
+    waiter = session.waiter(spec, token, asked_at) if queues and session.has_waited else None
     place = "" if waiter is None else "0"
     attempt: _Attempt | None = None
-    asked_at = port.now()
     try:
         try:
             args: tuple[str, ...] = token, spec.ttl_ms
@@ -303,7 +303,8 @@ class _Attempt:
                 ear = await self._listen(self.line)
         if self.line is not None and ear is not None:
             if self._waiter is None:
-                self._waiter = self.line.enter(self._token, spec.keys[0], port.signal())
+                signal, now = port.signal(), port.now()
+                self._waiter = self.line.enter(self._token, spec.keys[0], signal, now)
             place = self._ticket if ear.counted else f"!{self._ticket}"
             self._in_line = True
         now = port.now()

@@ -169,7 +169,7 @@ class _Candidate:
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
             line = self._session.line(keys)
-            self._waiters.append(line.enter(self._waiter, keys[0], told))
+            self._waiters.append(line.enter(self._waiter, keys[0], told, port.now()))
             if line.ear is None and port.now() >= line.deaf_until:
                 try:
                     await port.listen(line, 0.0, keys)

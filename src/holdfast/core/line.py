@@ -10,10 +10,11 @@ when the connection began and ended (`opened`, `cut`).
 
 **How old is a grant?** A lock that was handed over is ours for a short window, which the server
 counts from a moment we do not know. But pushes and answers come down one connection in order: a
-grant that arrives after the answer to a PING was made after that PING was sent. So every grant is
-handed on with the moment at which the last answered PING was sent, and its deadline counts from
-there. A process that slept for a minute finds a deadline that has passed. A grant that comes with
-the answer to a release of our own was made after that release was sent.
+grant that arrives after the answer to a PING was made after that PING was sent. It was also made
+after its waiter first asked for a place in the queue. So every grant is handed on with the later of
+these two moments, and its deadline counts from there. A process that slept for a minute finds a
+deadline that has passed. A grant that comes with the answer to a release of our own was made after
+that release was sent.
 
 **What if a push is lost?** For each lock there is one moment at which somebody has to ask again:
 when the holder's time is up, as last heard, or a grant's window is over. `tick` then has the first
@@ -69,10 +70,11 @@ class Grant(NamedTuple):
 class Waiter:
     """One attempt that stands in line. `grant` and `ask` are what it was told, then `signal`."""
 
-    __slots__ = ("ask", "grant", "key", "line", "signal", "token", "waits")
+    __slots__ = ("ask", "grant", "key", "line", "signal", "since", "token", "waits")
 
-    def __init__(self, line: Line, token: str, key: bytes, signal: Signal) -> None:
+    def __init__(self, line: Line, token: str, key: bytes, signal: Signal, since: float) -> None:
         self.line = line
+        self.since = since  # its token was not sent before: no grant to it is older
         self.token = token
         self.key = key
         self.signal = signal
@@ -166,9 +168,9 @@ class Line:
 
     # For those who wait
 
-    def enter(self, token: str, key: bytes, signal: Signal) -> Waiter:
+    def enter(self, token: str, key: bytes, signal: Signal, now: float) -> Waiter:
         """Be known, before the first asking: from then on the server may grant."""
-        waiter = self._known[token] = Waiter(self, token, key, signal)
+        waiter = self._known[token] = Waiter(self, token, key, signal, now)
         return waiter
 
     def hand_in(self, what: str, waiter: Waiter, at: float, seconds: float) -> None:
@@ -251,10 +253,11 @@ class Line:
         kind, number, px, delay, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
+            since = -NEVER
             # A server that does not count us is not the one that answers our PINGs.
-            counted = self.ear is not None and self.ear.counted
-            grant = Grant(number, px / 1000, self._heard_since if counted else -NEVER)
-            self._granted(token, key, delay, grant, now)
+            if waiter is not None and self.ear is not None and self.ear.counted:
+                since = max(self._heard_since, waiter.since)
+            self._granted(token, key, delay, Grant(number, px / 1000, since), now)
         elif kind == b"P":
             heard = self.ear.heard_itself if self.ear is not None else None
             if heard is not None:

@@ -100,13 +100,13 @@ class Session:
         """Whether the client that drew the token is here, so that an answer can tell it."""
         return channel_of(client_in(token), lock_key) in self._lines
 
-    def waiter(self, spec: LockSpec, token: str) -> Waiter | None:
+    def waiter(self, spec: LockSpec, token: str, now: float) -> Waiter | None:
         """Be ready to stand in line, if whoever asks has long been listening."""
         line = self.line(spec.keys)
         ear = line.ear
         if ear is None or not ear.counted:
             return None
-        waiter = line.enter(token, spec.keys[0], self.port.signal())
+        waiter = line.enter(token, spec.keys[0], self.port.signal(), now)
         # Known first, looked at second: a connection that is lost does these two the other way.
         if line.ear is ear:
             return waiter

@@ -31,7 +31,7 @@ MARGIN = 0.001
 RENEWALS_A_TTL = 3
 """A lease is renewed when one of so many parts of its time has passed; two remain for retries."""
 
-WINDOW_LONGEST = 3.0  # as in the scripts
+WINDOW_LONGEST = 1.0  # as in the scripts
 """Seconds for which a lock is handed over to a waiter, at most: it has to be heard from by then."""
 
 TOMBSTONE_MS = "60000"

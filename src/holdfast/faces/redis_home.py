@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import TRIES, acquire, take_back
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, LockSpec
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, LockSpec, to_ms
 from holdfast.core.token import is_ours
 from holdfast.errors import (
     ConfigurationError,
@@ -41,7 +41,7 @@ C = TypeVar("C", Client, AsyncClient)
 COMMAND_TIMEOUT = 1.0
 """Seconds to wait for one answer, however short the lock's `timeout` is: nothing is renewed."""
 
-WINDOW_MS = "3000"
+WINDOW_MS = to_ms(WINDOW_LONGEST)
 """How long a released lock is the next waiter's before it is heard from, however short-lived the
 one before was."""
 

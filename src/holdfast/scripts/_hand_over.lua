@@ -3,8 +3,10 @@
 
 --:include _tell
 
--- Long enough to be taken up by a busy process, and no longer than the ttl if that is.
-local window = math.max(250, math.min(ttl, 3000))
+-- How long a grant is valid until its client is heard from (ms). A stopped process costs the waiters
+-- behind it that long. A process that was only busy, and missed it, has its place in the queue by its
+-- ticket, and so the next turn.
+local window = math.max(250, math.min(ttl, 1000))
 
 -- Tells the waiter at `index`, and says whether there is one. Those whose client is gone are dropped
 -- on the way; the one who asks is not told what it hears as the answer.
