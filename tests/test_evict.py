@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.core.token import read_holder
 from holdfast.scripts import EVICT
-from kit.contention import KEY, joined, tombstones
+from kit.contention import KEY, assert_clean, in_line, joined, tombstones
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -152,3 +152,33 @@ def test_tokens_that_name_no_user_are_read_as_before() -> None:
     assert (holder.label, holder.owner, holder.remaining) == ("nightly", "us", 1.5)
     for token in (b"hf1:c:1:h:x:t:", b"hf1:c:1:h:" + b"9" * 5000 + b":t:", b"hf1:c:1:h:7:t:l:+x"):
         assert read_holder(token, -1).pid is None
+
+
+async def test_a_waiter_evicted_before_it_took_up_its_grant_waits_on_at_its_place(
+    face: Face, server: Server, proxy: Proxy
+) -> None:
+    holder, far, near, last = (
+        face.connect(url) for url in (server.url, proxy.url, server.url, server.url)
+    )
+    lease = await holder.lock("a").acquire()
+    evicted, second, third = await joined(
+        face,
+        server,
+        far.lock("a", renew=False).acquire(),
+        near.lock("a").acquire(),
+        last.lock("a").acquire(),
+    )
+    grant = proxy.hold_message()
+    await lease.release()
+    lock = holder.lock("a")
+    assert await lock.evict(await lock.holder())
+    between = await second.result()
+    # Without renewal every grant is confirmed: the waiter detects the eviction.
+    grant.release()
+    await in_line(face, server, 2)
+    await between.release()
+    handed = await evicted.result()
+    assert not third.done
+    await handed.release()
+    await (await third.result()).release()
+    assert_clean(server)

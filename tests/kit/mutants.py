@@ -710,9 +710,9 @@ MUTANTS = [
     Mutant(
         "one token for the whole attempt",
         "core/acquire.py",
-        "        args = self._token, spec.ttl_ms, place",
-        "        self._token = port.draw_token(port.actor(), spec.suffix)\n"
-        "        args = self._token, spec.ttl_ms, place",
+        "        args = self.token, spec.ttl_ms, place",
+        "        self.token = port.draw_token(port.actor(), spec.suffix)\n"
+        "        args = self.token, spec.ttl_ms, place",
         STORM,
         "S9 S1 S10 S4",
     ),
@@ -801,7 +801,7 @@ MUTANTS = [
     Mutant(
         "who gives up a silent server cleans up later",
         "core/acquire.py",
-        "        session.see_to(spec, self._token)\n",
+        "        session.see_to(spec, self.token)\n",
         "",
         STORM,
         "S10",
@@ -882,7 +882,7 @@ MUTANTS = [
     Mutant(
         "a release that finds it free hands over",
         "scripts/release.lua",
-        "elseif mine or not holder or (over and holder == token) then",
+        "elseif mine or not holder or (over and holder == token and how ~= 'leave') then",
         "elseif mine then",
         LATE,
         "L2 L3",

@@ -3,7 +3,8 @@
 What an attempt keeps to:
 
 - One token for the whole attempt. A request without an answer is sent again under it, and the
-  server answers as it did, or would have done, the first time.
+  server answers as it did, or would have done, the first time. Only an attempt whose grant was
+  evicted before it knew of it draws another one, and keeps its place in the queue.
 - The deadline counts from the first of the sendings that were not answered.
 - Who waits stands in a queue on the server, and is told when it is their turn (`core.line`). It
   asks again only when told to, and keeps its place by the ticket it got. Where the server cannot
@@ -133,6 +134,7 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
             attempt.line = session.line(spec.keys) if queues else None
             attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
             grant = await attempt.run()
+            token = attempt.token
             grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
             due = attempt.hand_over(hold, grant)
         session.took(hold, due)
@@ -185,11 +187,11 @@ class _Attempt:
         "_spec",
         "_ticket",
         "_timeout",
-        "_token",
         "_uncopied",
         "_waiter",
         "line",
         "reply",
+        "token",
     )
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
@@ -204,7 +206,7 @@ class _Attempt:
         self._session = session
         self._spec = spec
         self._timeout = timeout
-        self._token = token
+        self.token = token
         self._give_up = math.inf if timeout is None else began_at + timeout
         self._end = spec.end_of_waiting(began_at, timeout)
         """When the caller gets its answer, whatever happens."""
@@ -282,13 +284,13 @@ class _Attempt:
         """Have the background leave nothing behind: the server is silent, or nothing can wait."""
         session, spec = self._session, self._spec
         session.rally(spec)
-        session.see_to(spec, self._token)
+        session.see_to(spec, self.token)
         if self._waiter is not None:
             self._waiter.leave()
             self._waiter.forget()
 
     async def _leave(self, tombstone: str) -> None:
-        await take_back(self._session, self._spec, self._token, tombstone, self._limit())
+        await take_back(self._session, self._spec, self.token, tombstone, self._limit())
         if self._waiter is not None:
             self._waiter.forget()
 
@@ -304,7 +306,7 @@ class _Attempt:
         if self.line is not None and ear is not None:
             if self._waiter is None:
                 signal, now = port.signal(), port.now()
-                self._waiter = self.line.enter(self._token, spec.keys[0], signal, now)
+                self._waiter = self.line.enter(self.token, spec.keys[0], signal, now)
             place = self._ticket if ear.counted else f"!{self._ticket}"
             self._in_line = True
         now = port.now()
@@ -317,7 +319,7 @@ class _Attempt:
             self._waiter.grant, self._waiter.ask = None, False
             if self._waiter.line.ear is not ear:
                 self._waiter.ask = True
-        args = self._token, spec.ttl_ms, place, spec.settings, *spec.asked
+        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked
         try:
             return await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
@@ -339,7 +341,7 @@ class _Attempt:
             return grant
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
         try:
-            args = self._token, spec.ttl_ms, spec.settings, "0"
+            args = self.token, spec.ttl_ms, spec.settings, "0"
             fence = await port.call(RENEW, spec.kept_keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable):
             return None
@@ -379,7 +381,7 @@ class _Attempt:
             return
         try:
             ear.heard_itself = port.signal()
-            client = client_in(self._token)
+            client = client_in(self.token)
             count = await port.call(PROBE, self._spec.keys, (client,), self._limit())
             if count == 0 and line.sharded:  # it is another node that keeps the lock
                 line.deaf_until = port.now() + DEAF_FOR
@@ -437,10 +439,13 @@ class _Attempt:
                 self._session.rally(self._spec)  # it may have granted somebody else of ours
             return
         self._counts_anew = True
-        if isinstance(reply, int):
+        if isinstance(reply, int) and reply > 0:
             self._late += 1
             return
         self._asking = False
+        if reply == 0:
+            self._draw_another_token()
+            return
         self._failures, self._answered_at = 0, now
         # Leaving the queue is given as long as the server was seen to take, and once more.
         grace = min(self._spec.command_timeout, 2 * (now - self._asked_at))
@@ -456,12 +461,25 @@ class _Attempt:
         if message:
             self._session.granted(message, self._asked_at)
 
+    def _draw_another_token(self) -> None:
+        """Go on after an eviction, at the same place in the queue.
+
+        The server granted the lock to the token, and an operator evicted it before this attempt
+        knew. The token is buried there, with all its requests that may still be under way.
+        """
+        if self._waiter is not None:
+            self._waiter.leave()
+            self._waiter.forget()
+        port = self._session.port
+        self.token = port.draw_token(port.actor(), self._spec.suffix)
+        self._waiter, self._in_line, self._abandoned = None, False, False
+
     def _pause_after(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float | None:
         """Say how long to pause before asking again, or give up; None means to wait in line."""
         if isinstance(reply, HoldfastError):
             return self._unanswered(reply, now, jitter)
         if isinstance(reply, int):
-            return self._too_late(now)
+            return 0.0 if reply == 0 else self._too_late(now)
         if now >= self._give_up:
             raise self._timed_out()
         if self._waiter is None and self.line is not None and now >= self.line.deaf_until:
