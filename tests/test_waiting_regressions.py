@@ -13,11 +13,11 @@ import holdfast
 from holdfast.core import acquire as acquiring
 from holdfast.core import line as core_line
 from holdfast.scripts import ACQUIRE, RELEASE
-from kit.contention import KEY, assert_clean, in_line, joined, waited, waiters
+from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited, waiters
 from kit.faces import Tasks
 from kit.processes import Process
 from kit.redis_py import User
-from kit.servers import ReplyError
+from kit.servers import ReplyError, commands_processed
 from kit.waiting import eventually
 from test_redis_lock import queued
 from test_waiting_faults import _came, calls
@@ -329,3 +329,58 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
         return bool(line.idle)
 
     await face.eventually(forgotten)
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_a_waiter_that_is_in_the_queue_after_it_gave_up_is_taken_out(
+    fair: bool, face: Face, server: Server
+) -> None:
+    """As after a failover that undid its leaving, or an outage that was longer than its clean-up.
+
+    Its client listens, so the server takes it for a waiter, and notifies it instead of the next.
+    """
+    holder, gave_up, waiter = (face.connect(server.url) for _ in range(3))
+    lock = holder.lock("a", ttl=60, fair=fair)
+    lease = await lock.acquire()
+    (leaving,) = await joined(face, server, gave_up.lock("a", ttl=60, fair=fair).acquire(timeout=1))
+    (entry,) = server.command("ZRANGE", QUEUE, 0, -1)
+    with pytest.raises(holdfast.AcquireTimeout):
+        await leaving.result()
+    assert waiters(server) == 0
+    server.command("ZADD", QUEUE, 1, entry)
+    waits = face.start(waiter.lock("a", ttl=60, fair=fair).acquire())
+    await in_line(face, server, 2)
+    await lease.release()
+    handed = await waits.result()
+    assert entry not in server.command("ZRANGE", QUEUE, 0, -1)
+    await handed.release()
+    assert_clean(server)
+
+
+async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock(
+    face: Face, server: Server
+) -> None:
+    """A lease that was exported is held by a token that its exporter does not know any more."""
+    holder, far, third = (face.connect(server.url) for _ in range(3))
+    lease = await holder.lock("a").acquire()
+    (waits,) = await joined(face, server, far.lock("a").acquire())
+    await lease.release()
+    handed = await waits.result()
+    text = await handed.export()
+    (other,) = await joined(face, server, far.lock("a").acquire())  # so that `far` listens
+    line = far._session.line(far.lock("a")._spec.keys)
+    line.forget(handed.token)
+    token = handed.token
+    message = f"A:0:0:{len(token)}:{token}{KEY}"
+    called = commands_processed(server).get("evalsha", 0)
+    assert server.command("PUBLISH", f"holdfast:push:{token.split(':')[1]}", message) == 1
+
+    async def answered() -> bool:
+        return commands_processed(server).get("evalsha", 0) > called
+
+    await face.eventually(answered, within=30)
+    assert server.command("GET", KEY).decode() == token
+    adopted = await third.adopt(text)
+    await adopted.release()
+    await (await other.result()).release()
+    assert_clean(server)

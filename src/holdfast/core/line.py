@@ -142,7 +142,12 @@ class Ear:
 class Line:
     """Everybody who waits on one channel: of a client, or of a client for one lock of a cluster."""
 
-    def __init__(self, channel: bytes, hand_back: Callable[[bytes, str, int], None]) -> None:
+    def __init__(
+        self,
+        channel: bytes,
+        hand_back: Callable[[bytes, str, int], None],
+        leave_queue: Callable[[bytes, str, int], None],
+    ) -> None:
         self.channel = channel
         self.sharded = bool(tag_of(channel))
         """It is of a cluster, where the node that grants a lock counts who listens for it there."""
@@ -153,6 +158,7 @@ class Line:
         self.wake_at = NEVER
         self._rouse: Callable[[], None] = _nobody
         self._hand_back = hand_back
+        self._leave_queue = leave_queue
         self._known: dict[str, Waiter] = {}
         self._inbox: deque[tuple[str, Waiter, float, float]] = deque()
         self._timers: dict[bytes, _Timer] = {}
@@ -262,9 +268,13 @@ class Line:
             heard = self.ear.heard_itself if self.ear is not None else None
             if heard is not None:
                 heard.set()
-        elif waiter is not None and kind == b"A":
+        elif waiter is None:
+            # It ended, and the server has it in the queue: leaving failed, or was undone by a
+            # failover. It would get messages that are meant for a waiter.
+            self._leave_queue(key, token, delay)
+        elif kind == b"A":
             waiter.tell_to_ask()
-        elif waiter is not None:
+        else:
             self.hand_in(_WATCHES, waiter, now, px / 1000)
 
     def _ponged(self, payload: bytes) -> None:

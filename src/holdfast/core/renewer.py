@@ -388,9 +388,11 @@ def _request(item: Hold | Cleanup, now: float) -> Request:
     return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))
 
 
-def taking_back_blindly(key: bytes, token: str, delay_ms: int, *, guarded: bool = False) -> Request:
+def taking_back_blindly(
+    key: bytes, token: str, delay_ms: int, tombstone: str = TOMBSTONE_MS, *, guarded: bool = False
+) -> Request:
     """Make the request that ends a token of which only the lock's key and delay are known."""
     owner = token.rpartition(":")[2]
     group = owner if owner.startswith("&") else ""
     settings = settings_of(delay_ms, group, guarded=guarded)
-    return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), TOMBSTONE_MS, settings)
+    return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), tombstone, settings)

@@ -81,7 +81,7 @@ class Session:
         return self.port.line(self._make_line, keys)
 
     def _make_line(self, channel: bytes) -> Line:
-        line = self._lines[channel] = Line(channel, self._hand_back)
+        line = self._lines[channel] = Line(channel, self._hand_back, self._leave_queue)
         return line
 
     def granted(self, message: bytes, asked_at: float) -> None:
@@ -138,6 +138,17 @@ class Session:
         guarded = self.longest_ttl < math.inf
         request = taking_back_blindly(key, token, delay_ms, guarded=guarded)
         self.renewer.clean_up(key.decode(errors="replace"), request)
+
+    def _leave_queue(self, key: bytes, token: str, delay_ms: int) -> None:
+        """Take a token that no attempt here waits with out of the queue.
+
+        Not on a quorum: there a message may arrive when its waiter has won by those of other nodes,
+        and waiters do not rely on messages.
+        """
+        if self.quorum is None:
+            guarded = self.longest_ttl < math.inf
+            request = taking_back_blindly(key, token, delay_ms, "0 leave", guarded=guarded)
+            self.renewer.clean_up(key.decode(errors="replace"), request)
 
     def moved(self, _seat: object) -> None:
         """Look at once whether what is held here is known to the server that took another's place.

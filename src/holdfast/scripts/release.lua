@@ -4,7 +4,7 @@
 -- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
 -- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
 --       the end of a lost lease, and the lock delay begins; with ' quiet', the answer is not to carry
---       a grant  4 settings  5 serial of the request
+--       a grant; with ' leave', the token only leaves the queue, and holds what it may hold  4 settings  5 serial of the request
 --       3 and 4 may be left out together if they are '0' and ''
 --
 -- Returns  1 .. serial  it was ours, and is not any more
@@ -51,7 +51,7 @@ else
   call('ZREM', queue, token, '!' .. token)
   local remaining = call('PTTL', lock)
   local over = is_over(remaining)
-  mine = not over and has_hold(holder, token)
+  mine = not over and how ~= 'leave' and has_hold(holder, token)
   missing = not holder and not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
   local last, left = true, 0
   if mine then
@@ -64,7 +64,7 @@ else
       call('PEXPIRE', lock, delay)
       tell_next(0, 'W', delay)
     end
-  elseif mine or not holder or (over and holder == token) then
+  elseif mine or not holder or (over and holder == token and how ~= 'leave') then
     call('DEL', lock)
     hand_over()
   elseif was_first and remaining > 0 and order ~= 'barge' then
