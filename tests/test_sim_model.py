@@ -490,7 +490,7 @@ WHO = st.sampled_from(["0", "1", "2", "3"])
 TTLS = st.sampled_from(["30000", "30000", "100000", "2000000"])
 PLACES = st.sampled_from(["", "0", "0", "0", "!0", "ticket", "!ticket"])
 TOMBSTONES = st.sampled_from(
-    ["0", "0", "0", "60000", "60000 lost", "60000 quiet", "0 lost", "0 quiet"]
+    ["0", "0", "0", "60000", "60000 lost", "60000 quiet", "0 lost", "0 quiet", "0 leave"]
 )
 USUAL = st.one_of(
     words("acquire", WHO, TTLS, PLACES),
@@ -508,6 +508,7 @@ UNUSUAL = st.one_of(
     words("renew", WHO, st.just("0")),
     words("adopt", WHO, st.just("0"), WHO),
     words("inspect"),
+    words("position", st.sampled_from(["0", "1790000000000000", "9000000000000000"])),
     words("probe", st.sampled_from(["holdfast:push:ann", "holdfast:push:cid"])),
     words("expire", st.sampled_from(KEYS)),
     st.sampled_from(
@@ -601,7 +602,7 @@ class Play:
 
     def _run(self, name: str, *args: str) -> tuple[Any, Any]:
         script = getattr(scripts, name.upper())
-        if name in {"inspect", "probe"}:
+        if name in {"inspect", "position", "probe"}:
             return self._both.shipped(script, *args)
         token, ttl = self._token(args[0]), args[1]
         settings = self._settings_of(token)

@@ -915,8 +915,8 @@ MUTANTS = [
     Mutant(
         "waiting ends with the timeout",
         "core/acquire.py",
-        "left = self._give_up - port.now()",
-        "left = math.inf",
+        "left = self._give_up - now\n",
+        "left = math.inf\n",
         IN_TIME,
         "L4",
     ),

@@ -27,6 +27,7 @@ from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.token import client_in, is_ours, read_holder
+from holdfast.core.wait_report import WaitReport, place_in_queue
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -36,7 +37,7 @@ from holdfast.errors import (
     WouldDeadlock,
 )
 from holdfast.port import Quarantined, Uncopied
-from holdfast.scripts import PROBE, RENEW
+from holdfast.scripts import POSITION, PROBE, RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
@@ -181,6 +182,7 @@ class _Attempt:
         "_in_line",
         "_late",
         "_pause",
+        "_report",
         "_session",
         "_silent",
         "_sits_out",
@@ -215,6 +217,7 @@ class _Attempt:
         self._sits_out = spec.longest_ttl < math.inf and timeout != 0
         """Servers take one another's place here, and the caller has the time to wait for that."""
         self._answered_at = began_at if self._sits_out else -math.inf
+        self._report = WaitReport(session, spec.name, began_at)
         self._failures = self._late = 0
         self._pause = PAUSE_FIRST
         self._ticket = "0"
@@ -245,6 +248,8 @@ class _Attempt:
             self._take_in(reply, now)
             if self._waiter is None or self._waiter.grant is None:
                 pause = self._pause_after(reply, now, port.jitter())
+                if pause is not None and now >= self._report.due:
+                    self._report.send(now, self._why(reply))
                 reply = self.reply = None
                 if pause is not None:
                     await port.sleep(pause)
@@ -412,10 +417,33 @@ class _Attempt:
         """Wait until the line tells something, or until it is no longer worth it."""
         port = self._session.port
         while waiter.grant is None and not waiter.ask:
-            left = self._give_up - port.now()
+            now = port.now()
+            left = self._give_up - now
             if left <= 0:
                 raise self._timed_out()
-            await port.wait(waiter.signal, left)
+            if now >= self._report.due:
+                self._report.send(now, await self._look_at_queue())
+            else:
+                waiter.report_at = self._report.due
+                await port.wait(waiter.signal, left)
+
+    async def _look_at_queue(self) -> str:
+        """Say who holds the lock now, and at which place this attempt waits."""
+        request = POSITION, self._spec.keys, (self._ticket,)
+        try:
+            reply = await self._session.port.call(*request, self._limit())
+        except HoldfastError as error:
+            return self._why(error)
+        token, left_ms, ahead = reply
+        if token:
+            self._held_by = token, left_ms
+        return f"{self._why(reply)}; {place_in_queue(ahead)}"
+
+    def _why(self, reply: Reply | HoldfastError) -> str:
+        """Say why the lock is not ours yet, as far as is known."""
+        if isinstance(reply, HoldfastError):
+            return str(reply)
+        return f"held by {read_holder(*self._held_by)}" if self._held_by else "not granted yet"
 
     def _timed_out(self) -> AcquireTimeout:
         name, holder = self._spec.name, self._held_by and read_holder(*self._held_by)

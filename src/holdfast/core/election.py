@@ -23,6 +23,7 @@ from holdfast.core.hold import Grip, Hold
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.tally import in_one_line
 from holdfast.core.token import read_holder
+from holdfast.core.wait_report import WaitReport
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.core.tally import Tally
+    from holdfast.holder import Holder
     from holdfast.port import Request, Signal
 
 G = TypeVar("G", bound=Grip)
@@ -96,6 +98,7 @@ class _Candidate:
         self._give_up = math.inf if timeout is None else self.asked_at + timeout
         self._end = spec.end_of_waiting(self.asked_at, timeout)
         """When the caller gets its answer, whatever happens."""
+        self._report = WaitReport(session, spec.name, self.asked_at)
         self._pause = PAUSE_FIRST
         self._failures = 0
         self._waiter = ""
@@ -117,6 +120,8 @@ class _Candidate:
                 return fence
             await self._give_back(hurry=quorum.name_one(votes))
             pause = self._pause_after(votes)
+            if port.now() >= self._report.due:
+                self._report.send(port.now(), self._why(votes)[0])
             if quorum.name_one(votes) or (votes.refused and not votes.given):
                 await port.wait(await self._listen(), pause)
             else:
@@ -240,7 +245,14 @@ class _Candidate:
         return NoQuorum(f"{message}{said}: {ADVICE}", lock=self._spec.name, nodes=nodes)
 
     def _timed_out(self, votes: Tally) -> AcquireTimeout:
-        name = self._spec.name
+        name, (why, holder) = self._spec.name, self._why(votes)
+        message = f"{name!r} was not acquired within {self._timeout} s: {why}"
+        return AcquireTimeout(message, lock=name, holder=holder)
+
+    def _why(self, votes: Tally) -> tuple[str, Holder | None]:
+        """Say why a round was not won, and who holds the lock, if that is known."""
+        if self._quorum.lacks_majority(votes):
+            return f"too few nodes answer: {in_one_line(self._quorum.outcomes(votes))}", None
         held = [answer for answer in list(votes.answers.values()) if isinstance(answer, list)]
         holder = None
         if held:
@@ -253,5 +265,4 @@ class _Candidate:
             why = "its nodes answer too late to leave min_validity of its ttl"
         else:
             why = "others asked for it at the same time"
-        message = f"{name!r} was not acquired within {self._timeout} s: {why}"
-        return AcquireTimeout(message, lock=name, holder=holder)
+        return why, holder

@@ -70,11 +70,12 @@ class Grant(NamedTuple):
 class Waiter:
     """One attempt that stands in line. `grant` and `ask` are what it was told, then `signal`."""
 
-    __slots__ = ("ask", "grant", "key", "line", "signal", "since", "token", "waits")
+    __slots__ = ("ask", "grant", "key", "line", "report_at", "signal", "since", "token", "waits")
 
     def __init__(self, line: Line, token: str, key: bytes, signal: Signal, since: float) -> None:
         self.line = line
         self.since = since  # its token was not sent before: no grant to it is older
+        self.report_at = NEVER  # when it is woken to report that it waits
         self.token = token
         self.key = key
         self.signal = signal
@@ -326,11 +327,19 @@ class Line:
                 payload, last = b"%d" % next(self._order), now
                 self._pings.append((payload, now))
                 ping.append((b"PING", payload))
+                self._wake_to_report(now)
             wake_at = last + PING_EVERY
         if self._heap:
             wake_at = min(wake_at, self._heap[0][0])
         self.wake_at = wake_at
         return (ping, now) if self._inbox else (ping, wake_at)
+
+    def _wake_to_report(self, now: float) -> None:
+        """Wake those that have waited for long; a timer for each wait would slow all the others."""
+        for waiter in list(self._known.values()):
+            if now >= waiter.report_at:
+                waiter.report_at = NEVER
+                waiter.signal.set()
 
     @property
     def listening(self) -> bool:

@@ -101,10 +101,13 @@ class Herald:
 
 
 def _log(event: Event) -> None:
-    if event.lock:
-        _LOG.warning("%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+    level = logging.INFO if event.kind == "waiting" else logging.WARNING
+    if event.lock and event.fence:
+        _LOG.log(level, "%s: %r (fence %d): %s", event.kind, event.lock, event.fence, event.detail)
+    elif event.lock:
+        _LOG.log(level, "%s: %r: %s", event.kind, event.lock, event.detail)
     else:
-        _LOG.warning("%s: %s", event.kind, event.detail)
+        _LOG.log(level, "%s: %s", event.kind, event.detail)
 
 
 def _warn(event: Event) -> None:

@@ -4,7 +4,8 @@
 -- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
 -- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
 --       the end of a lost lease, and the lock delay begins; with ' quiet', the answer is not to carry
---       a grant; with ' leave', the token only leaves the queue, and holds what it may hold  4 settings  5 serial of the request
+--       a grant; with ' leave', the token only leaves the queue, and keeps what it may hold
+--       4 settings  5 serial of the request
 --       3 and 4 may be left out together if they are '0' and ''
 --
 -- Returns  1 .. serial  it was ours, and is not any more

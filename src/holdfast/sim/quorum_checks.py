@@ -93,7 +93,7 @@ class QuorumChecks(Checks):
         reply: Any,  # noqa: ANN401 - any answer
     ) -> None:
         """Compare."""
-        if keys[0] != self._key or script.name in {"inspect", "probe"}:
+        if keys[0] != self._key or script.name in {"inspect", "position", "probe"}:
             return
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before

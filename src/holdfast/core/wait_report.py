@@ -1,0 +1,43 @@
+"""Reporting a long wait for a lock: after 10 s, and each time that the wait has doubled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.events import Event
+
+if TYPE_CHECKING:
+    from holdfast.core.session import Session
+
+REPORT_AFTER = 10.0
+"""Seconds of waiting after which the first event is reported; the next ones at 20 s, 40 s, …"""
+
+AHEAD_MOST = 100  # as in position.lua
+"""Waiters that are counted, at most."""
+
+
+class WaitReport:
+    """When one attempt reports its wait."""
+
+    __slots__ = ("_began_at", "_name", "_session", "due")
+
+    def __init__(self, session: Session, name: str, began_at: float) -> None:
+        self._session = session
+        self._name = name
+        self._began_at = began_at
+        self.due = began_at + REPORT_AFTER
+        """When to report next."""
+
+    def send(self, now: float, why: str) -> None:
+        """Report that the attempt still waits, and why."""
+        while self.due <= now:
+            self.due += self.due - self._began_at
+        waited = now - self._began_at
+        self._session.report(Event("waiting", self._name, 0, f"for {waited:.0f} s: {why}"))
+
+
+def place_in_queue(ahead: int) -> str:
+    """Describe the place of a waiter with that many others ahead."""
+    if ahead >= AHEAD_MOST:
+        return f"{AHEAD_MOST} or more waiters are ahead in the queue"
+    return f"place {ahead + 1} in the queue"

@@ -1,0 +1,127 @@
+"""A long wait for a lock is reported: an event, and a line in the log, at doubling intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core import line as core_line
+from holdfast.core import wait_report
+from holdfast.scripts import POSITION
+from holdfast.sim.choices import Choices
+from holdfast.sim.play import play
+from holdfast.sim.settings import CALM
+from kit.contention import joined
+from kit.homes import settle_in
+from kit.servers import Server, programs
+from test_waiting_faults import calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import holdfast
+    from kit.faces import Face
+    from kit.proxy import Proxy
+
+
+@pytest.fixture
+def reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a wait reported after a tenth of a second, instead of 10."""
+    monkeypatch.setattr(wait_report, "REPORT_AFTER", 0.1)
+    monkeypatch.setattr(core_line, "PING_EVERY", 0.1)
+
+
+@pytest.fixture
+def three() -> Iterator[list[Server]]:
+    """Three servers that may vote."""
+    with contextlib.ExitStack() as stack:
+        program = next(iter(programs().values()))
+        servers = [stack.enter_context(Server.start(program)) for _ in range(3)]
+        for server in servers:
+            settle_in(server)
+        yield servers
+
+
+def told(events: list[holdfast.Event], count: int) -> Callable[[], Any]:
+    """Whether that many waits were reported."""
+
+    async def there() -> bool:
+        return len([event for event in events if event.kind == "waiting"]) >= count
+
+    return there
+
+
+@pytest.mark.usefixtures("reported_soon")
+async def test_a_long_wait_reports_the_holder_and_the_place_in_the_queue(
+    face: Face, server: Server, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+    events: list[holdfast.Event] = []
+    holder, first = face.connect(server.url), face.connect(server.url)
+    second = face.connect(proxy.url, on_event=events.append)
+    lease = await holder.lock("a", label="nightly").acquire()
+    waiting = await joined(face, server, first.lock("a").acquire(), second.lock("a").acquire())
+    await face.eventually(told(events, 3), within=30)
+    looked = sum(map(calls(POSITION), proxy.log))
+    assert {event.lock for event in events} == {"a"}
+    assert all("nightly" in event.detail for event in events), events
+    assert all("place 2 in the queue" in event.detail for event in events), events
+    assert looked <= len(events) + 1, "waiting costs one look at the queue for each report"
+    levels = {record.levelno for record in caplog.records if "'a'" in record.getMessage()}
+    assert levels == {logging.INFO}
+    await lease.release()
+    for each in waiting:
+        await (await each.result()).release()
+
+
+@pytest.mark.usefixtures("reported_soon")
+async def test_a_long_wait_that_polls_is_reported(face: Face, server: Server) -> None:
+    events: list[holdfast.Event] = []
+    holder = face.connect(server.url)
+    poller = face.connect(server.url, wait="poll", on_event=events.append)
+    lease = await holder.lock("a", label="nightly").acquire()
+    waiting = face.start(poller.lock("a").acquire())
+    await face.eventually(told(events, 2), within=30)
+    assert "nightly" in events[-1].detail
+    await lease.release()
+    await (await waiting.result()).release()
+
+
+@pytest.mark.usefixtures("reported_soon")
+async def test_a_long_wait_for_a_lock_on_several_servers_is_reported(
+    face: Face, three: list[Server]
+) -> None:
+    events: list[holdfast.Event] = []
+    urls = [server.url for server in three]
+    holder, waiter = face.connect(urls), face.connect(urls, on_event=events.append)
+    lease = await holder.lock("a", label="nightly").acquire()
+    waiting = face.start(waiter.lock("a").acquire())
+    await face.eventually(told(events, 2), within=30)
+    assert "nightly" in events[-1].detail
+    await lease.release()
+    await (await waiting.result()).release()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_waits_are_reported_after_10_s_20_s_40_s_and_so_on(nodes: int) -> None:
+    world = replace(CALM, nodes=nodes, clients=2, turns=1, hold=100.0, drift=0.0)
+    outcome = play(world, Choices())
+    assert not outcome.check
+    asked_at = {note[2]: note[0] for note in outcome.trace if note[1] == "asks"}
+    waits = [
+        (note[0] - asked_at[note[2]]) / 1_000_000
+        for note in outcome.trace
+        if note[1] == "event" and note[3] == "waiting"
+    ]
+    # Waiters look at the clock with each PING, or after each round of a quorum.
+    assert waits == [pytest.approx(after, abs=1.5) for after in (10, 20, 40, 80)]
+
+
+def test_a_wait_that_ends_within_10_s_is_not_reported() -> None:
+    outcome = play(replace(CALM, clients=2, turns=1, hold=9.0, drift=0.0), Choices())
+    assert not outcome.check
+    assert not [note for note in outcome.trace if note[1] == "event"]
