@@ -471,13 +471,13 @@ class _Attempt:
             self._late += 1
             return
         self._asking = False
-        if reply == 0:
-            self._draw_another_token()
-            return
         self._failures, self._answered_at = 0, now
         # Leaving the queue is given as long as the server was seen to take, and once more.
         grace = min(self._spec.command_timeout, 2 * (now - self._asked_at))
         self._end = max(self._end, self._give_up + grace)
+        if reply == 0:
+            self._draw_another_token()
+            return
         if len(reply) < _HELD:
             self._in_line = False
             raise NotNeeded(reply)
