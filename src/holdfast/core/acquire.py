@@ -85,28 +85,10 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         ConfigurationError: the server will never grant it.
         NotNeeded: the script that was to take it said so instead; nothing is held.
     """
-    if spec.keys[0] in session.held or session.co_held:
-        mine = session.mine(spec)
-        if mine is not None and (spec.reentrant or timeout != 0):
-            return _reenter(mine, spec, grip)
-        if timeout != 0 and session.is_blocked_by_waiting(spec):
-            raise WouldDeadlock(
-                f"{spec.name!r} is held by another task of this event loop, which cannot release "
-                "it while this call blocks the loop: use holdfast.AsyncClient in coroutines",
-                lock=spec.name,
-            )
+    if (spec.keys[0] in session.held or session.co_held) and _reenter(session, spec, timeout, grip):
+        return grip
     if session.quorum is not None:
         return await win(session, session.quorum, spec, timeout, grip)
-    try:
-        return await _take(session, spec, timeout, grip)
-    except ConfigurationError as error:
-        if error.lock:
-            raise
-        message = f"{spec.name!r} was not acquired: {error}"
-        raise ConfigurationError(message, lock=spec.name) from None
-
-
-async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
     port, process = session.port, session.process
     actor = port.actor()
     queues = timeout != 0 and not session.polls
@@ -140,30 +122,52 @@ async def _take(session: Session, spec: LockSpec, timeout: float | None, grip: G
             due = attempt.hand_over(hold, grant)
         session.took(hold, due)
     except BaseException as error:
-        if grip._hold is not None:  # interrupted between the grant and its being handed over
-            session.disown(grip._hold)
-        # A refusal is an answer: that request was not carried out.
-        refused = isinstance(error, ConfigurationError) and grip._hold is None
         if attempt is None:
             attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
-        if not isinstance(error, GeneratorExit):
-            await attempt.undo(asking=not refused)
-        elif process == port.process():  # in a forked child, the attempt is its parent's
-            attempt.abandon()
+        await _fail(session, attempt, grip, error, process)
+        if isinstance(error, ConfigurationError) and not error.lock:
+            message = f"{spec.name!r} was not acquired: {error}"
+            raise ConfigurationError(message, lock=spec.name) from None
         raise
     return grip
 
 
-def _reenter(hold: Hold, spec: LockSpec, grip: G) -> G:
-    if spec.reentrant:
+async def _fail(
+    session: Session, attempt: _Attempt, grip: Grip, error: BaseException, process: int
+) -> None:
+    """Leave nothing behind when an attempt ends with `error`."""
+    if grip._hold is not None:  # interrupted between the grant and its being handed over
+        session.disown(grip._hold)
+    # A refusal is an answer: that request was not carried out.
+    refused = isinstance(error, ConfigurationError) and grip._hold is None
+    if not isinstance(error, GeneratorExit):
+        await attempt.undo(asking=not refused)
+    elif process == session.port.process():  # in a forked child, the attempt is its parent's
+        attempt.abandon()
+
+
+def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> bool:
+    """Take again what the caller holds, if it may; refuse to wait for what could never come."""
+    hold = session.mine(spec)
+    if hold is not None and spec.reentrant:
         grip._hold = hold
         hold.grips.add(ref(grip))
-        return grip
-    raise WouldDeadlock(
-        f"{spec.name!r} is held by this very thread or task, which would wait for itself: "
-        "give the lock reentrant=True, or release it first",
-        lock=spec.name,
-    )
+        return True
+    if timeout == 0:
+        return False
+    if hold is not None:
+        raise WouldDeadlock(
+            f"{spec.name!r} is held by this very thread or task, which would wait for itself: "
+            "give the lock reentrant=True, or release it first",
+            lock=spec.name,
+        )
+    if session.is_blocked_by_waiting(spec):
+        raise WouldDeadlock(
+            f"{spec.name!r} is held by another task of this event loop, which cannot release it "
+            "while this call blocks the loop: use holdfast.AsyncClient in coroutines",
+            lock=spec.name,
+        )
+    return False
 
 
 class _Attempt:

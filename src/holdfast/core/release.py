@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.port import Reply
 
+_TRIES_LEFT = tuple(reversed(range(TRIES)))
+
 
 def check(session: Session, grip: Grip) -> Hold:
     """Return the hold that the grip is on, if it may be believed in.
@@ -78,7 +80,7 @@ async def release(session: Session, grip: Grip) -> None:
             else (hold.token, spec.ttl_ms)
         )
         asked_at = session.port.now()
-        for left in reversed(range(TRIES)):
+        for left in _TRIES_LEFT:
             try:
                 reply = await session.port.call(RELEASE, spec.keys, args, spec.command_timeout)
                 break

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
@@ -408,8 +408,10 @@ class AsyncLock(LockFacts):
     async def __aenter__(self) -> AsyncLease:
         lease = AsyncLease(self._client)
         await acquire(self._session, self._spec, self._spec.timeout, lease)
-        lease._body = _Body(lease._held)  # noqa: SLF001 - one face, one file
-        lease._entered_by = asyncio.current_task()  # noqa: SLF001 - one face, one file
+        hold = lease._held  # noqa: SLF001 - one face, one file
+        task = cast("asyncio.Task[Any]", hold.actor)
+        lease._body = _Body(hold, task)  # noqa: SLF001 - one face, one file
+        lease._entered_by = task  # noqa: SLF001 - one face, one file
         self._entered.append(lease)
         return lease
 
@@ -419,9 +421,8 @@ class AsyncLock(LockFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Coroutine[Any, Any, None]:
-        actor = asyncio.current_task()
-        lease = last_of(self._entered, actor, self._spec.name)
-        leave(self._entered, lease, actor)
+        lease = last_of(self._entered, asyncio.current_task, self._spec.name)
+        leave(self._entered, lease, asyncio.current_task)
         return lease.__aexit__(kind, error, traceback)
 
     def __call__(
@@ -521,7 +522,7 @@ class AsyncLease(LeaseFacts):
         return release(self._session, self)
 
     async def __aenter__(self) -> Self:
-        self._body = _Body(self._held)
+        self._body = _Body(self._held, asyncio.current_task())
         return self
 
     async def __aexit__(
@@ -545,8 +546,7 @@ class _Body:
 
     __slots__ = ("_cancelled", "_cancelling", "_hold", "_left", "_loop", "_task")
 
-    def __init__(self, hold: Hold) -> None:
-        task = asyncio.current_task()
+    def __init__(self, hold: Hold, task: asyncio.Task[Any] | None) -> None:
         if task is None:
             raise RuntimeError("'async with' a lease belongs in a task")
         self._task = task

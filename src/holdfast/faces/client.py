@@ -426,13 +426,13 @@ class Lock(LockFacts):
             lease = self._being_left()
             if not isinstance(failure, HoldfastError):
                 lease._abandon()  # noqa: SLF001 - one face, one file
-            leave(self._entered, lease, actor())
+            leave(self._entered, lease, actor)
             raise
         # Forgotten last of all: until here it can be found again, whatever strikes.
-        leave(self._entered, lease, actor())
+        leave(self._entered, lease, actor)
 
     def _being_left(self) -> Lease:
-        return last_of(self._entered, actor(), self._spec.name)
+        return last_of(self._entered, actor, self._spec.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.

@@ -7,15 +7,18 @@ plain list because a lock is often made for one block, and this is the cheapest 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import NotHeld
 from holdfast.faces.facts import LeaseFacts
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 L = TypeVar("L", bound=LeaseFacts)
 
 
-def last_of(entered: list[L], actor: object, name: str) -> L:
+def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
     """Return the one that this thread or task entered last.
 
     A block may be left by another one than entered it, as generators driven by a thread pool
@@ -25,10 +28,13 @@ def last_of(entered: list[L], actor: object, name: str) -> L:
         NotHeld: there is none, or it cannot be told which.
     """
     leases = list(entered)
+    if len(leases) == 1:
+        return leases[0]
+    here = actor()
     for lease in reversed(leases):
-        if lease._entered_by is actor:  # noqa: SLF001 - within the faces
+        if lease._entered_by is here:  # noqa: SLF001 - within the faces
             return lease
-    others = [lease for lease in leases if lease.held] or leases
+    others = [lease for lease in leases if lease.held]
     if len(others) == 1:
         return others[0]
     raise NotHeld(
@@ -38,11 +44,11 @@ def last_of(entered: list[L], actor: object, name: str) -> L:
     )
 
 
-def leave(entered: list[L], lease: L, actor: object) -> None:
+def leave(entered: list[L], lease: L, actor: Callable[[], object]) -> None:
     """Forget a lease whose block was left, and any of this actor's that an interrupt left."""
     forget(entered, lease)
     for other in list(entered) if entered else ():
-        if other._entered_by is actor and not other._gripping:  # noqa: SLF001 - within the faces
+        if other._entered_by is actor() and not other._gripping:  # noqa: SLF001 - within the faces
             forget(entered, other)
 
 
