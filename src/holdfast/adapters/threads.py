@@ -50,7 +50,8 @@ def run(operation: Coroutine[Any, Any, T]) -> T:
     try:
         operation.send(None)
     except StopIteration as done:
-        return cast("T", done.value)
+        value: T = done.value
+        return value
     operation.close()
     raise RuntimeError("an operation over threads suspended: the core awaited outside its port")
 

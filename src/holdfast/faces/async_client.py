@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
@@ -409,9 +409,8 @@ class AsyncLock(LockFacts):
         lease = AsyncLease(self._client)
         await acquire(self._session, self._spec, self._spec.timeout, lease)
         hold = lease._held  # noqa: SLF001 - one face, one file
-        task = cast("asyncio.Task[Any]", hold.actor)
-        lease._body = _Body(hold, task)  # noqa: SLF001 - one face, one file
-        lease._entered_by = task  # noqa: SLF001 - one face, one file
+        lease._body = _Body(hold, hold.actor)  # noqa: SLF001 - one face, one file
+        lease._entered_by = hold.actor  # noqa: SLF001 - one face, one file
         self._entered.append(lease)
         return lease
 
@@ -546,7 +545,7 @@ class _Body:
 
     __slots__ = ("_cancelled", "_cancelling", "_hold", "_left", "_loop", "_task")
 
-    def __init__(self, hold: Hold, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, hold: Hold, task: Any) -> None:  # noqa: ANN401 - the core knows no tasks
         if task is None:
             raise RuntimeError("'async with' a lease belongs in a task")
         self._task = task
