@@ -47,11 +47,12 @@ BARS = {
     (TASK, REUSED): 0.9,
     (TASKS, REUSED): 0.9,
 }
-"""What part of each other's speed `OURS` must have."""
+"""The least speed of `OURS`, relative to that of each other way."""
 
 WORKERS = 64
 NEAR_THE_FLOOR = 0.85
-"""With 64 tasks the server may be the limit: so much of the floor also meets the bar of `PEER`."""
+"""With 64 tasks the server may be the limit: that part of the floor also meets the bar for
+`PEER`."""
 
 Rates = dict[str, dict[str, list[float]]]
 

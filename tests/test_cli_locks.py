@@ -135,7 +135,7 @@ def test_it_lists_what_is_asked_for_and_in_that_order(
         lease.release()
     server.command("DEL", "holdfast:{c}:queue")
     assert run(server, "ls") == (0, "", f"holdfast: no locks on {server.url}\n")
-    assert run(server, "ls", "x*") == (0, "", f"holdfast: no locks like this on {server.url}\n")
+    assert run(server, "ls", "x*") == (0, "", f"holdfast: no matching locks on {server.url}\n")
 
 
 def test_it_sees_locks_that_were_given_their_keys(server: Server, client: holdfast.Client) -> None:

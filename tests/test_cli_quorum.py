@@ -133,7 +133,7 @@ def test_a_server_that_does_not_answer_is_named_and_nothing_is_changed(
     assert marks([three[0], three[2]]) == [None, None]
 
 
-def test_servers_that_are_not_alike_are_warned_of(three: list[Server]) -> None:
+def test_servers_with_different_settings_give_a_warning(three: list[Server]) -> None:
     three[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     told = run(*urls(three), "--yes")
     assert told.status == 0
@@ -164,7 +164,7 @@ def test_it_asks_on_a_terminal(three: list[Server]) -> None:
     assert all(marks(three))
 
 
-def test_a_server_that_restarts_while_it_is_asked_about_stays_in_quarantine(
+def test_a_server_that_restarts_before_the_confirmation_stays_in_quarantine(
     three: list[Server],
 ) -> None:
     plan = quorum_init.examine(urls(three), 60.0)

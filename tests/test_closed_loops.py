@@ -74,7 +74,7 @@ sys.stdin.readline()
 
 
 def on_a_loop(target: Any, text: str) -> Process:
-    """Begin a process whose loop is closed amid an operation, when it is told so."""
+    """Start a process whose loop is closed amid an operation, on command."""
     text = SETTING.replace("client._client_target", repr(target)) + text + END
     return Process(SimpleNamespace(url=target), text)  # type: ignore[arg-type]  # has what it needs
 

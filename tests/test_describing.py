@@ -93,7 +93,7 @@ def test_a_name_of_another_kind_of_string_is_the_same_lock() -> None:
         assert spec_of(client, name).keys[0] == b"holdfast:{a}"
 
 
-def test_what_is_remembered_of_locks_is_bounded() -> None:
+def test_the_cache_of_specs_is_bounded() -> None:
     client = holdfast.Client(NOWHERE)
     for number in range(2 * SPECS_MAX):
         client.lock(f"invoice:{number}")

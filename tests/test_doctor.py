@@ -951,7 +951,7 @@ def test_people_are_told_what_why_and_what_mends_it(
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert "\x1b" not in done.stdout
-    assert "mend     CONFIG SET maxmemory-policy noeviction\n" in done.stdout
+    assert "fix      CONFIG SET maxmemory-policy noeviction\n" in done.stdout
     words = " ".join(done.stdout.split())
     assert "when memory is short, it throws away locks that are held" in words
     wrapped = [

@@ -165,7 +165,7 @@ def test_a_forked_child_waits_for_no_mutex_that_a_thread_of_the_parent_had(serve
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how to fork behind Python's back differs")
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_child_that_was_forked_behind_pythons_back_takes_no_lock(server: Server) -> None:
+def test_a_child_forked_without_pythons_fork_handlers_takes_no_lock(server: Server) -> None:
     # As uWSGI forks its workers unless told otherwise. They would all draw the same tokens.
     text = """
         import asyncio, ctypes

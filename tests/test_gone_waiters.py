@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 DEAD = "hf1:dead:1:me@here:7:t:"
-"""The token of a waiter whose client nobody is."""
+"""The token of a waiter whose client does not exist."""
 
 WAIT = """
 with client.lock("a", label={label!r}, ttl=60):
@@ -80,7 +80,7 @@ def test_a_waiter_that_was_killed_is_shown_as_gone_and_not_counted(server: Serve
             assert waiters(server) == 2, "inspection changes nothing"
 
 
-def test_a_lock_that_only_gone_waiters_are_queued_for_is_not_listed(server: Server) -> None:
+def test_a_free_lock_with_only_gone_waiters_is_not_listed(server: Server) -> None:
     server.command("ZADD", QUEUE, "1700000000000000", DEAD)
     assert json.loads(told(server.url, "ls", "--json"))["locks"] == []
     server.command("SET", KEY, "somebody")
@@ -102,7 +102,7 @@ def test_a_user_without_the_right_to_ask_sees_waiters_of_unknown_liveness(server
         server.command("ACL", "DELUSER", "op")
 
 
-def test_a_waiter_that_listens_on_another_server_is_of_unknown_liveness(server: Server) -> None:
+def test_the_liveness_of_a_waiter_that_listens_on_another_server_is_unknown(server: Server) -> None:
     server.command("ZADD", QUEUE, "1700000000000000", f"!{DEAD}")
     lock = seen(server.url)
     assert (lock.waiting, lock.gone, lock.waiters[0].listening) == (1, 0, None)

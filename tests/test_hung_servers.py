@@ -1,4 +1,4 @@
-"""A server that hangs ends no timeout late: it is stopped, keeps connections, and answers nothing.
+"""A timeout ends in time even if the server hangs: it keeps its connections and answers nothing.
 
 The command timeout of these clients is far longer than the timeouts of their callers, so that the
 two cannot be confused.
@@ -124,7 +124,7 @@ async def test_no_timeout_is_too_short_for_a_free_lock(face: Face, servers: list
 async def test_a_caller_that_does_not_wait_has_a_command_timeout_for_its_try(
     face: Face, one: list[Server]
 ) -> None:
-    """The server answers later than a short timeout would allow, and the lock is had."""
+    """The server answers later than a short timeout would allow, and the lock is acquired."""
     server = one[0]
     client = connect(face, one)
     async with client.lock("other"):

@@ -44,7 +44,7 @@ def test_two_namespaces_share_no_key_and_each_key_tells_its_lock(
         assert not set(keys) & set(keys_of(lock_key_of(other, namespace=other_namespace)))
 
 
-def test_without_a_namespace_the_keys_are_as_ever() -> None:
+def test_without_a_namespace_the_keys_are_unchanged() -> None:
     client = holdfast.Client("redis://127.0.0.1:1", namespace="shop")
     assert spec_of(holdfast.Client("redis://127.0.0.1:1")).keys[0] == b"holdfast:{a}"
     assert spec_of(client).keys == (

@@ -81,7 +81,7 @@ async def test_a_majority_that_may_vote_is_enough(
         assert [in_quarantine(server) for server in servers] == [False, False, True]
 
 
-async def test_a_caller_without_time_is_told_once_for_how_long_nodes_may_not_vote(
+async def test_an_error_says_once_for_how_long_nodes_may_not_vote(
     face: Face, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
@@ -137,7 +137,7 @@ async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
         await lease.release()
 
 
-async def test_a_caller_whose_nodes_stay_away_is_told_of_each_when_its_timeout_ends(
+async def test_when_the_timeout_ends_the_error_names_each_absent_node(
     face: Face, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()

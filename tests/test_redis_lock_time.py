@@ -33,7 +33,7 @@ def user(face: Face, server: Server) -> User:
 
 @pytest.fixture
 def afar(face: Face, proxy: Proxy) -> User:
-    """Somebody behind the proxy."""
+    """A user whose connections go through the proxy."""
     return User(face, proxy.url)
 
 

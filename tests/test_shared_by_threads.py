@@ -1,4 +1,4 @@
-"""What one thread goes through while others add to it, at whichever line that happens."""
+"""Collections that one thread iterates over while others add to them, at any line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers() -> Iterator[int]:
 
 @pytest.mark.parametrize("within", [session, weakref], ids=["here", "in the library"])
 @pytest.mark.parametrize("where", ["redis+cluster://127.0.0.1:1", NOWHERE], ids=["cluster", "some"])
-def test_waiters_are_told_to_ask_while_other_threads_begin_to_wait(
+def test_waiters_are_woken_while_other_threads_begin_to_wait(
     where: str | list[str], numbers: Iterator[int], within: ModuleType
 ) -> None:
     with holdfast.Client(where) as client:
@@ -68,7 +68,7 @@ def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
     interleaved(lambda: first.connect(30), another_is_connected, within=target).disconnect()
 
 
-def test_nodes_of_a_cluster_are_doubted_while_it_is_asked_for_its_map(
+def test_nodes_of_a_cluster_are_suspected_while_its_map_is_requested(
     numbers: Iterator[int],
 ) -> None:
     asked = cluster.Cluster(target.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
@@ -95,7 +95,7 @@ def test_event_loops_begin_and_end_while_another_one_begins() -> None:
     interleaved(begin, begin, within=tasks)
 
 
-def test_event_loops_have_something_done_beside_while_another_one_has() -> None:
+def test_event_loops_start_background_work_at_the_same_time() -> None:
     aside = tasks.AsideTasks()
     loops: list[asyncio.AbstractEventLoop] = []
 

@@ -69,7 +69,7 @@ def test_timeouts_hold_although_signals_arrive_more_often(
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_an_interrupted_process_ends_by_itself_and_leaves_nothing_locked(server: Server) -> None:
-    # The first argument of EVALSHA is a number: hiredis must not be the one who converts it.
+    # The first argument of EVALSHA is a number: hiredis must not convert it.
     ended = python(
         """
         import itertools, random, signal, sys, time

@@ -250,7 +250,7 @@ async def test_a_burst_of_first_waits_that_dies_is_passed_over_at_once(
 def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
     server: Server,
 ) -> None:
-    """Else the last waiter learns of the missed grant when the first holder's ttl is over."""
+    """Otherwise the last waiter asks again only when the first holder's ttl is over."""
 
     async def leave_and_wait() -> None:
         async with (

@@ -41,7 +41,7 @@ class Blocking:
 
 
 class User:
-    """Somebody who uses redis-py, in one of its faces; or valkey-py."""
+    """A user of redis-py, blocking or asyncio, or of valkey-py."""
 
     def __init__(self, face: Face, url: str, library: Any = redis, **settings: Any) -> None:
         self._blocks = face.name == "threads"

@@ -42,7 +42,7 @@ DEPLOYMENTS: dict[tuple[Kind, ...], str] = {
     ("sentinel",): "servers behind Sentinels",
     ("cluster",): "a cluster",
 }
-"""For which deployments checks are, and how `--list` calls these."""
+"""The deployments that checks are for, and their headings in `--list`."""
 
 WIDE = 100
 """Columns from which on a table of servers has room for all that is known of them."""
@@ -210,8 +210,8 @@ def _tell_finding(console: Console, finding: Finding, nodes: Sequence[str], *, a
         for line in textwrap.wrap(words, max(LEAST, console.width - LABEL)):
             console.print(Text.assemble((f"{label:<{LABEL}}", style), (line, words_style)))
             label = ""  # noqa: PLW2901 - it stands before the first line only
-    for label, line in zip_longest(["mend"], finding.fix.splitlines(), fillvalue=""):
-        # In one piece: it is to be copied.
+    for label, line in zip_longest(["fix"], finding.fix.splitlines(), fillvalue=""):
+        # Not wrapped, so that it can be copied.
         console.print(Text.assemble((f"{label:<{LABEL}}", "dim"), (line, "green")), soft_wrap=True)
     console.print()
 

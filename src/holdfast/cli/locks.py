@@ -85,15 +85,15 @@ def ls(
     Example: `holdfast ls 'invoice:*' --waiting --sort wait`
 
     Keys are found by SCAN, so that the server serves others meanwhile. A lock that was given its
-    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it. One
-    in a namespace is shown with that before its name, as in `shop: invoice:7`; PATTERN is about the
-    name alone, and `--namespace` about where it is. Without that, the locks of all are listed.
+    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it. A
+    lock in a namespace is shown with its namespace, as in `shop: invoice:7`. PATTERN matches the
+    name alone; `--namespace` limits the list to one namespace.
     With `--json`, text that is not UTF-8 has a lone surrogate for each byte, and `key_hex` is
     the exact key.
 
     The status is 0, even if there are none; 3 if a server could not be asked, so that locks may be
     missing, or if no URL is given and no embedded server runs. One line on stderr names the
-    servers that were looked at.
+    servers that were queried.
     """
     from holdfast.cli.listing import listed
     from holdfast.overview.looking import ALL
@@ -117,8 +117,8 @@ def ls(
         coloured = console.color_system is not None and not console.no_color
         typer.echo("\n".join(listed(locks, console.width, coloured=coloured)))
     elif survey.complete:
-        like_this = " like this" if pattern or held or waiting or namespace else ""
-        complain(f"no locks{like_this} on {servers}")
+        which = "matching " if pattern or held or waiting or namespace else ""
+        complain(f"no {which}locks on {servers}")
     for node, failure in survey.failures.items():
         complain(failure if node in failure else f"{node}: {failure}")
     raise typer.Exit(0 if survey.complete else UNASKED)
@@ -238,9 +238,9 @@ def _after(lock: LockView) -> str:
 
 
 def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bool]:
-    """Make the test whether the lock with a key has such a name, or was given such a key.
+    """Return a test of lock keys: whether the name, or the key that was given, matches `pattern`.
 
-    With a namespace, only locks in that one.
+    With a namespace, only locks in it match.
     """
     from holdfast.core.spec import name_in, namespace_in
     from holdfast.overview.patterns import matcher
@@ -333,7 +333,7 @@ def _facts(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def waiting_of(lock: LockView) -> str:
-    """How many wait for a lock, and how many entries of its queue are of clients that are gone."""
+    """How many clients wait for a lock, and how many entries of its queue are of gone clients."""
     counts = [str(lock.waiting)] if lock.waiting else []
     return ", ".join([*counts, f"{lock.gone} gone"] if lock.gone else counts)
 
