@@ -19,11 +19,12 @@ LossReason = Literal["expired", "taken", "key_missing", "unreachable"]
 """Why a lease was lost.
 
 - "expired": its time ran out.
-- "taken": another client holds the lock, or an operator broke it (`holdfast break`, `evict`).
-- "key_missing": the server no longer has the lock's key, and no other client got it. The server
-  restarted without its data, failed over to a replica that did not have the key, was flushed, or
-  the key was deleted, or evicted for want of memory (`maxmemory-policy`).
-- "unreachable": the server could not be reached, or refused, to renew it in time.
+- "taken": another client has acquired the lock since, or an operator broke it (`holdfast break`,
+  `evict`).
+- "key_missing": the server no longer has the lock's key. It restarted without its data, failed over
+  to a replica that did not have the key, or was flushed; or the key was deleted, or evicted for
+  lack of memory (`maxmemory-policy`).
+- "unreachable": the server could not be reached in time to renew it, or refused until then.
 """
 
 

@@ -269,7 +269,7 @@ class Background(Protocol):
         """
 
     def rouse(self, job: Job) -> bool:
-        """See that the job runs, and end the rest it may be taking. Called from any thread.
+        """Make sure that the job runs, and wake it if it sleeps. Called from any thread.
 
         False if it cannot run: no thread can be started, as at the end of the interpreter.
         """

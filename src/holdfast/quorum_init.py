@@ -1,12 +1,12 @@
-"""Declaring new servers fit to grant locks, so that nobody has to wait for their quarantine.
+"""Declaring new servers fit to grant locks, so that no client waits for their quarantine.
 
 A server that has just started may have lost locks, and grants none until the longest of them would
 be over (`wire.guard`). Only an operator knows that it has lost nothing, because it is new.
 `examine` looks for signs that this is not so, and changes nothing; `declare` then ends the
 quarantine.
 
-All servers of a quorum are declared at once, and only while none has a lock. A new server in the
-place of one that is in use must wait: a lease may stand on a majority that the old one was part of.
+All servers of a quorum are declared at once, and only while none has a lock. A new server that
+replaces one in use must wait: a lease may rest on a majority that included the old one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ANSWER = 5.0
 """Seconds to wait for one answer."""
 
 LEAST = 3
-"""Servers of a quorum that can do without one."""
+"""How many servers the smallest quorum has that can lose one."""
 
 
 class Examined(NamedTuple):
-    """One server, and what it says of itself."""
+    """One server, and what it reports about itself."""
 
     target: Target
     found: Inspected
@@ -59,16 +59,16 @@ class Examined(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What would be declared fit, what that assumes, and what speaks against it."""
+    """Which servers would be declared fit, what that assumes, and what forbids it."""
 
     servers: list[Examined]
     longest_ttl: float
     assumed: float
-    """Seconds in which no lock may have been granted by these servers."""
+    """Seconds, up to now, in which these servers must not have granted a lock."""
     problems: list[str]
     """Why it must not be done."""
     warnings: list[str]
-    """What an operator should look at first."""
+    """What an operator should check first."""
 
     @property
     def unfit(self) -> list[Examined]:
@@ -100,7 +100,7 @@ def examine(urls: Sequence[str], longest_ttl: float) -> Plan:
 
 
 def declare(plan: Plan) -> None:
-    """End the quarantine of all servers of the plan; may be done again if it fails for some.
+    """End the quarantine of all servers of the plan. Can be repeated if some of them fail.
 
     Raises:
         NodeUnavailable: a server does not answer, or is another one by now.
@@ -141,7 +141,7 @@ def _problems_of(servers: Sequence[Examined]) -> list[str]:
     if all(server.is_fit for server in servers):
         in_use = []
     problems = [
-        f"{server.node} has keys of locks ({server.found.keys}), so that locks may be held: wait "
+        f"{server.node} has keys of locks ({server.found.keys}), so locks may be held: wait "
         "for the end of the quarantine instead"
         for server in in_use
     ]
@@ -158,7 +158,7 @@ def _warnings_of(servers: Sequence[Examined]) -> list[str]:
     warnings = []
     if len(servers) > 1 and len(servers) % 2 == 0:
         size = len(servers)
-        warnings.append(f"{size} servers can do without no more of them than {size - 1} can")
+        warnings.append(f"{size} servers tolerate no more failures than {size - 1} do")
     for name in guard.SETTINGS:
         groups = _grouped(servers, [each.found.settings.get(name, "?") for each in servers])
         if len(groups) > 1:

@@ -83,7 +83,10 @@ def tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
 
 
 def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Call `callback` on the loop in its next turn, from any thread: it may raise what it wants."""
+    """Call `callback` on the loop in its next iteration, from any thread.
+
+    What it raises goes to the loop, and not to the caller.
+    """
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
@@ -95,7 +98,7 @@ def actor() -> asyncio.Task[Any]:
     """The calling task.
 
     Raises:
-        ConfigurationError: this is no task of asyncio.
+        ConfigurationError: no asyncio event loop runs here.
     """
     try:
         return current_task()  # type: ignore[return-value]  # what is awaited is in a task

@@ -111,7 +111,7 @@ class Threads:
         return False
 
     def blocks(self, actor: Actor) -> bool:
-        """Whether that actor is a task of this thread's event loop, or what runs around it."""
+        """Whether that actor is a task of this thread's event loop, or the thread itself."""
         loop = _get_running_loop()
         if loop is None:
             return False

@@ -1,4 +1,4 @@
-"""`holdfast quorum`: servers that are to grant locks together."""
+"""`holdfast quorum`: prepare the servers of a quorum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ quorum = typer.Typer(
 
 @quorum.callback()
 def _family() -> None:
-    """Keep `init` a command of its own: one that is alone would take the place of the family."""
+    """Keep `init` a subcommand: without a callback, Typer merges a single command into `quorum`."""
 
 
 @quorum.command()
@@ -45,12 +45,12 @@ def init(
     *,
     url: Annotated[
         list[str] | None,
-        typer.Option("--url", "-u", metavar="URL", help="The same, by an option."),
+        typer.Option("--url", "-u", metavar="URL", help="The same, as an option."),
     ] = None,
     longest_ttl: LongestTtl = 60.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Declare new servers fit to grant locks at once. Looks at them first, and asks.
+    """Declare new servers fit to grant locks at once. Checks them first, and asks.
 
     A server that has just started may have lost locks, and grants none for `--longest-ttl`. New
     servers have lost nothing, but only you know that they are new: this assumes that none of them
@@ -98,12 +98,12 @@ def _ask(plan: Plan, *, yes: bool) -> None:
         complain(f"warning: {warning}")
     complain(
         f"this assumes: no lock was granted in the last {plan.assumed:g} s, neither by these "
-        "servers nor by others in their place. Otherwise two clients could hold it at once"
+        "servers nor by others in their place. Otherwise two clients could hold a lock at once"
     )
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        complain("there is no terminal to ask on: give --yes if that is so")
+        complain("there is no terminal to ask on: give --yes if the assumption holds")
         raise typer.Exit(2)
     if not typer.confirm(f"Declare {_counted(plan)} fit to grant locks now?", err=True):
         complain("nothing was changed")

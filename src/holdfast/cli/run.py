@@ -143,7 +143,7 @@ def run(
 
 
 def _server(urls: Sequence[str] | None, *, local: bool) -> object:
-    """Say what the client is given, and warn if nobody chose the embedded server."""
+    """Return what to give the client, and warn if the embedded server was not chosen."""
     server = given(urls, local=local)
     if server is not None or os.environ.get("HOLDFAST_URL"):
         return server
@@ -212,7 +212,7 @@ def _status(wanted: Wanted, child: Child, busy: int) -> int:
             return _hold_and_run(wanted, child, switch, Signals())
         except AcquireTimeout as error:
             if _is_followed(wanted):
-                say(f"{wanted.shown} is locked: {error.holder or 'others are before us'}")
+                say(f"{wanted.shown} is locked: {error.holder or 'others are ahead of us'}")
             return busy
         except HoldfastError as error:
             _tell(wanted, error)
@@ -306,7 +306,7 @@ def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
         while not over.wait(pause):
             try:
                 holder = lock.holder()
-                who, text = holder and holder.token, str(holder or "others are before us")
+                who, text = holder and holder.token, str(holder or "others are ahead of us")
             except HoldfastError as error:
                 who = text = str(error.__context__ or error)
             if who != told and not over.is_set():
@@ -319,7 +319,7 @@ def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
 
 
 def _is_followed(wanted: Wanted) -> bool:
-    """Whether a person reads what is said, or asked for it."""
+    """Whether stderr is a terminal, or `--verbose` asks for messages."""
     return wanted.verbose or (sys.stderr is not None and sys.stderr.isatty())
 
 

@@ -27,7 +27,7 @@ TOLD = 5
 
 server = typer.Typer(
     add_completion=False,
-    help="See and end the embedded server, which starts by itself where no URL is given, or for "
+    help="Inspect and end the embedded server, which starts by itself if no URL is given, or for "
     '`Client("local")` and `--local`.\n\nExample: `holdfast server status`',
     no_args_is_help=True,
     rich_markup_mode="markdown",

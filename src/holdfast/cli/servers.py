@@ -67,7 +67,7 @@ LongestTtl = Annotated[
 
 
 def given(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
-    """Say what a client is given for these options; spaces separate URLs, as in HOLDFAST_URL."""
+    """Return what to give a client for these options; spaces separate URLs, as in HOLDFAST_URL."""
     each = " ".join(urls or ()).split()
     if local and each:
         raise typer.BadParameter("give --url or --local, not both")

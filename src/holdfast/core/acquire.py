@@ -4,7 +4,7 @@ What an attempt keeps to:
 
 - One token for the whole attempt. A request without an answer is sent again under it, and the
   server answers as it did, or would have done, the first time. Only an attempt whose grant was
-  evicted before it knew of it draws another one, and keeps its place in the queue.
+  evicted before it arrived draws another one, and keeps its place in the queue.
 - The deadline counts from the first of the sendings that were not answered.
 - Who waits stands in a queue on the server, and is told when it is their turn (`core.line`). It
   asks again only when told to, and keeps its place by the ticket it got. Where the server cannot
@@ -219,7 +219,7 @@ class _Attempt:
         self._asked_at = began_at
         self._counts_anew = False
         self._sits_out = spec.longest_ttl < math.inf and timeout != 0
-        """Servers take one another's place here, and the caller has the time to wait for that."""
+        """Behind Sentinels another server may take over, and the caller has time to wait for it."""
         self._answered_at = began_at if self._sits_out else -math.inf
         self._report = WaitReport(session, spec.name, began_at)
         self._failures = self._late = 0
@@ -290,7 +290,7 @@ class _Attempt:
             self._waiter.forget()
 
     def abandon(self) -> None:
-        """Have the background leave nothing behind: the server is silent, or nothing can wait."""
+        """Clean up in the background: the server is silent, or nothing can be awaited."""
         session, spec = self._session, self._spec
         session.rally(spec)
         session.see_to(spec, self.token)
@@ -432,7 +432,7 @@ class _Attempt:
                 await port.wait(waiter.signal, left)
 
     async def _look_at_queue(self) -> str:
-        """Say who holds the lock now, and at which place this attempt waits."""
+        """Say who holds the lock now, and the place of this attempt in the queue."""
         request = POSITION, self._spec.keys, (self._ticket,)
         try:
             reply = await self._session.port.call(*request, self._limit())
@@ -476,7 +476,7 @@ class _Attempt:
             return
         self._asking = False
         self._failures, self._answered_at = 0, now
-        # Leaving the queue is given as long as the server was seen to take, and once more.
+        # Leaving the queue may take twice as long as this reply took.
         grace = min(self._spec.command_timeout, 2 * (now - self._asked_at))
         self._end = max(self._end, self._give_up + grace)
         if reply == 0:
@@ -496,8 +496,9 @@ class _Attempt:
     def _draw_another_token(self) -> None:
         """Go on after an eviction, at the same place in the queue.
 
-        The server granted the lock to the token, and an operator evicted it before this attempt
-        knew. The token is buried there, with all its requests that may still be under way.
+        The server granted the lock to the token, and an operator evicted it before the grant
+        arrived here. The server has a tombstone for the token, and so refuses all its requests that
+        may still be under way.
         """
         if self._waiter is not None:
             self._waiter.leave()
@@ -530,9 +531,9 @@ class _Attempt:
         return None
 
     def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        # Those in the queue wait out an outage for as long as what they know is fresh. Where
-        # servers take one another's place, every caller does until its timeout; but while replicas
-        # are missing the token keeps others from the lock, so that is limited too.
+        # A waiter in the queue waits through an outage for up to its ttl after the last reply.
+        # Behind Sentinels every caller does, until its timeout; but not while replicas are missing:
+        # its token may have the lock then, and keeps others from it.
         fresh = now <= self._answered_at + self._spec.ttl
         waits = fresh or (self._sits_out and self._uncopied is None)
         given_up = self._failures >= TRIES and not waits

@@ -109,7 +109,7 @@ class Steps:
         return _StepKeys((name,) if once is None else (name, self._record(name, once)))
 
     def _record(self, key: bytes, once: str | int) -> bytes:
-        """The key of what is known of an id."""
+        """The key under which the answer to an id is kept."""
         return siblings_of(key) + self._once + _id(once)
 
     # Counting
@@ -336,13 +336,13 @@ class _StepKeys(Keys):
 
 
 def _id(once: str | int) -> bytes:
-    """Write an id: a number is the same one as its digits."""
+    """Encode an id: a number is the same id as its digits."""
     if isinstance(once, int) and not isinstance(once, bool):
         once = int.__repr__(once)
     if not isinstance(once, str) or not 0 < len(once) <= ID_MAX:
         raise ConfigurationError(
             f"once={once!r}: give a number, or a string of 1 to {ID_MAX} characters, that is the "
-            "same for each retry, and another for all else, e.g. the number of an order"
+            "same for each retry, and different for everything else, e.g. the number of an order"
         )
     return _encoded("once", once)
 

@@ -108,7 +108,7 @@ class Cache:
         self.begin()
 
     def begin(self) -> None:
-        """Know of no value under way: in a new client, and in each forked child of its process."""
+        """Have no value under way: in a new client, and in each forked child of its process."""
         self.moments = count(1)
         """What came before what, in this process."""
         self.flights: dict[str, Flight] = {}

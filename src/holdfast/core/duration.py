@@ -13,5 +13,5 @@ def in_seconds(given: Duration) -> float: ...
 @overload
 def in_seconds(given: Duration | None) -> float | None: ...
 def in_seconds(given: Duration | None) -> float | None:
-    """Seconds. What is no timedelta is left as it is, for the caller to check."""
+    """Convert to seconds. What is no timedelta is returned as it is, for the caller to check."""
     return given.total_seconds() if isinstance(given, timedelta) else given

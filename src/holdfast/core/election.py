@@ -9,8 +9,8 @@ What an attempt keeps to:
   it is, and asks again when told that it is free there, or after a while. Who had a part of it that
   nobody has a majority of waits at random before asking again: of those who took it from each other
   one will be first.
-- While too few nodes can be asked, because they are away or may not vote yet, it is tried again
-  until the timeout: servers and their clients may be started at the same moment.
+- While too few nodes can vote, because they are away or in quarantine, it retries until the
+  timeout: servers and their clients may be started at the same moment.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound=Grip)
 
 PAUSE_FIRST, PAUSE_LONGEST, TOLD_LONGEST = 0.004, 0.25, 1.0
-"""Seconds between two rounds, at random up to that, doubled up to the longest: for who has to ask
-again by itself; and for who will be told, or waits for nodes that are away."""
+"""Seconds between two rounds, at random up to that, doubled up to the longest: for a client that
+polls; and for one that will be notified, or waits for nodes that are away."""
 
 TRIES = 3
-"""Rounds in which too few nodes answer before that is said, even if the timeout is over."""
+"""Rounds in which too few nodes answer before NoQuorum is raised, even if the timeout is over."""
 
 
 async def win(
@@ -155,7 +155,7 @@ class _Candidate:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Have the background leave nothing behind."""
+        """Clean up in the background, where nothing can be awaited."""
         for waiter in self._waiters:
             waiter.forget()
         for token in (self.token, self._waiter):
@@ -198,7 +198,7 @@ class _Candidate:
         too_few = self._quorum.lacks_majority(votes)
         if not too_few:
             self._failures = 0
-            # What is left to do is given as long as the nodes were seen to take, and once more.
+            # Cleaning up may take twice as long as this round took.
             grace = min(self._spec.command_timeout, 2 * (now - self.asked_at))
             self._end = max(self._end, self._give_up + grace)
         elif not self._quorum.was_interrupted(votes):
@@ -233,12 +233,12 @@ class _Candidate:
     def _too_young(
         self, votes: Tally, quarantine: Quarantined, nodes: dict[str, str]
     ) -> HoldfastError:
-        """Say once, of all nodes in quarantine, when a majority may vote."""
+        """Say when a majority may vote, once for all nodes in quarantine."""
         failures = list(votes.failed.values())
         others = [error for error in failures if not isinstance(error, Quarantined)]
         message = (
             f"{self._spec.name!r} was not acquired: {len(failures) - len(others)} of {len(nodes)} "
-            "nodes have started or were promoted, and may have lost locks that are still held; "
+            "nodes have just started or were promoted, and may have lost locks that are held; "
             f"a majority may not vote for another {math.ceil(quarantine.seconds)} s"
         )
         said = "".join(f"; {error}" for error in others)

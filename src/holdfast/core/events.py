@@ -29,10 +29,10 @@ class Event:
     (a renewal was not answered and will be tried again), "cleanup_failed" (what an interrupted
     operation left on the server could not be taken back and will expire by itself), "not_released"
     (the lease was garbage-collected without being released; it is still held), "closed_while_held"
-    (the client was closed; the detail names the leases that it still held), "polling"
-    (the server cannot speak to us, so that waiting costs commands, and has no order), "waiting" (a
-    lock was waited for during 10 s, and again each time that this has doubled; the detail says who
-    holds it, and the place in the queue; logged at INFO, all others at WARNING), "node_failed"
+    (the client was closed; the detail names the leases that it still held), "polling" (the server
+    cannot notify this client, so that waiting costs commands, and has no order), "waiting" (the
+    client has waited for the lock for 10 s, and again after 20 s, 40 s and so on; the detail names
+    the holder and the place in the queue; logged at INFO, all others at WARNING), "node_failed"
     (of several nodes one does not work, and the detail says which and why) or "node_back". Of a
     cached value, whose name is in `lock`: "uncached" (the server is away, so that values are
     computed and not kept) or "refresh_failed" (computing it anew in the background failed).

@@ -17,9 +17,9 @@ written was confirmed by the server, so they may be written in any order. A grip
 one looks whether it was the last, so that of two at once at least one sees that it was, and it does
 no harm if both do. Watchers are taken off a list by `pop`, which gives each to exactly one thread.
 
-A loss is made known in this order: the state, `lease.lost` and the cancellation of an async body,
-the event and the clean-up on the server, and only then the callbacks of the user. What one of them
-raises keeps no other from being called.
+A loss is reported in this order: the state; `lease.lost` and the cancellation of an async body; the
+event and the clean-up on the server; and only then the callbacks of the user. An exception in one
+callback does not keep the others from being called.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Hold:
         grip: Grip,
     ) -> None:
         self.grips = {ref(grip)}
-        """Weak, so that a lease which the program dropped can be noticed, by `is_dropped`. There is
-        no finalizer: Python swallows a Ctrl-C that strikes in one."""
+        """Weak, so that `is_dropped` can detect a lease that the program dropped. There is no
+        finalizer: Python swallows a Ctrl-C that arrives in one."""
         self.spec = spec
         self.token = token
         self.fence = fence
@@ -190,7 +190,7 @@ class Hold:
         return "unreachable" if self.unanswered else "expired"
 
     def refusal(self, reply: Reply, now: float) -> LossReason:
-        """Why it is lost when the server answers a renewal or a release with a no."""
+        """Why it is lost when the server refuses a renewal or a release."""
         if now >= self.deadline:
             return self.overdue()
         return "key_missing" if reply == [] else "taken"
@@ -209,7 +209,7 @@ class Hold:
 
     def unwatch(self, watcher: Callable[[Hold], object]) -> None:
         """Do not call `watcher` any more."""
-        try:  # noqa: SIM105 - faster, and on the way of every `async with`
+        try:  # noqa: SIM105 - faster, and every `async with` runs it
             self._watchers.remove(watcher)
         except ValueError:
             pass

@@ -13,7 +13,7 @@ counts from a moment we do not know. But pushes and answers come down one connec
 grant that arrives after the answer to a PING was made after that PING was sent. It was also made
 after its waiter first asked for a place in the queue. So every grant is handed on with the later of
 these two moments, and its deadline counts from there. A process that slept for a minute finds a
-deadline that has passed. A grant that comes with the answer to a release of our own was made after
+deadline that has passed. A grant that comes with the answer to one of our releases was made after
 that release was sent.
 
 **What if a push is lost?** For each lock there is one moment at which somebody has to ask again:
@@ -74,7 +74,7 @@ class Waiter:
 
     def __init__(self, line: Line, token: str, key: bytes, signal: Signal, since: float) -> None:
         self.line = line
-        self.since = since  # its token was not sent before: no grant to it is older
+        self.since = since  # its token was not sent before, so no grant to it is older
         self.report_at = NEVER  # when it is woken to report that it waits
         self.token = token
         self.key = key
@@ -270,8 +270,8 @@ class Line:
             if heard is not None:
                 heard.set()
         elif waiter is None:
-            # It ended, and the server has it in the queue: leaving failed, or was undone by a
-            # failover. It would get messages that are meant for a waiter.
+            # The attempt has ended, but the server still has it in the queue: leaving failed, or
+            # was undone by a failover. There it would receive messages that a waiter needs.
             self._leave_queue(key, token, delay)
         elif kind == b"A":
             waiter.tell_to_ask()
@@ -335,7 +335,7 @@ class Line:
         return (ping, now) if self._inbox else (ping, wake_at)
 
     def _wake_to_report(self, now: float) -> None:
-        """Wake those that have waited for long; a timer for each wait would slow all the others."""
+        """Wake waiters whose report is due. One timer per waiter would make every wait slower."""
         for waiter in list(self._known.values()):
             if now >= waiter.report_at:
                 waiter.report_at = NEVER

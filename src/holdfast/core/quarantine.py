@@ -1,8 +1,8 @@
 """Waiting for servers that grant no lock yet, because they may have lost locks that are held.
 
-Such a server says for how long (`port.Quarantined`). A caller that has the time asks again when
-that is over, and every second before: an operator may declare the server fit meanwhile
-(`holdfast quorum init`), or the client may be closed.
+Such a server says for how long (`port.Quarantined`). A caller whose timeout is not over retries at
+the end of that time, and about every second before it: an operator may declare the server fit
+meanwhile (`holdfast quorum init`), or the client may be closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.port import Quarantined
 
 EXPIRY = 0.002
-"""Seconds after which a key whose time is up is gone for sure."""
+"""Seconds after its expiry when a key is certainly gone."""
 
 LONGEST_PAUSE = 1.0
 """Seconds between two requests, at most."""

@@ -354,14 +354,14 @@ class Quorum:
         return len(tally.failed) > self._spare
 
     def refuses_for_good(self, tally: Tally) -> bool:
-        """Whether so many nodes will never do it that no majority is left."""
+        """Whether too many nodes refuse for good, so that no majority is left."""
         failures = list(tally.failed.values())
         return sum(isinstance(each, ConfigurationError) for each in failures) > self._spare
 
     def quarantine(self, tally: Tally) -> Quarantined | None:
-        """Return what is left of the quarantine that keeps a majority from voting.
+        """Return the quarantine at whose end a majority may vote.
 
-        None if it is not only that: if nodes would still be missing when it is over.
+        None if no quarantine prevents a majority, or if nodes would still be missing at its end.
         """
         failures = list(tally.failed.values())
         ends = [error for error in failures if isinstance(error, Quarantined)]

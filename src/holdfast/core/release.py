@@ -63,7 +63,7 @@ async def release(session: Session, grip: Grip) -> None:
         LeaseLost: it was no longer ours.
         NotHeld: it belongs to the process this one was forked from.
         OutcomeUnknown, NodeUnavailable: the server was not heard. It is tried again in the
-            background, and may be tried again by the caller. Or the client is closed.
+            background, and may be tried again by the caller. Or the client is closed: then not.
     """
     hold = grip._hold
     if hold is None:
@@ -153,7 +153,7 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
 
 
 def _is_closed(hold: Hold) -> HoldfastError:
-    """Say that nothing releases the lock, now or in the background."""
+    """Make the error for a closed client: nothing releases the lock, not even the background."""
     if hold.waiter is not None:
         hold.waiter.forget()
     seconds = hold.longest_ttl + hold.spec.lock_delay
@@ -179,7 +179,7 @@ async def _interrupted(session: Session, hold: Hold, grip: Grip, by: BaseExcepti
 
 
 def abandon(session: Session, grip: Grip) -> None:
-    """Have the background release it, where nothing can be awaited: the event loop is closed."""
+    """Release it in the background, because nothing can be awaited: the event loop is closed."""
     hold = grip._hold
     if hold is not None and _is_to_end(session, hold, grip):
         session.rally(hold.spec)

@@ -129,7 +129,7 @@ class Renewer:
         self._looks_again = False
 
     def watch(self, hold: Hold, due: float) -> bool:
-        """Care for the hold from now on, or look again at one whose next due time has changed.
+        """Watch the hold from now on, or look again at one whose next due time has changed.
 
         False if nothing can be done in the background.
         """
@@ -169,7 +169,7 @@ class Renewer:
         self._background.rouse(self)
 
     def later(self, seconds: float, do: Callable[[], None]) -> Errand | None:
-        """Have it done in so many seconds, whether the client is closed by then or not.
+        """Call `do` after that many seconds, even if the client is closed by then.
 
         None if nothing can be done in the background.
         """

@@ -65,9 +65,9 @@ class Session:
         self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report)
         self.held: dict[bytes, Hold] = {}
-        """The newest hold of each key, without owners. Exclusion lets no older one be alive."""
+        """The newest hold of each key without an owner. By exclusion, no older one is alive."""
         self.co_held: dict[tuple[bytes, Any], list[Hold]] = {}
-        """The holds of owners, of which a key may have several, by key and actor."""
+        """The holds with an owner, of which a key may have several, by key and actor."""
         self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
         """Those of all loops, by their channel; the port keeps them."""
         if self.quorum is not None:
@@ -140,10 +140,10 @@ class Session:
         self.renewer.clean_up(key.decode(errors="replace"), request)
 
     def _leave_queue(self, key: bytes, token: str, delay_ms: int) -> None:
-        """Take a token that no attempt here waits with out of the queue.
+        """Remove from the queue a token with which no attempt here waits.
 
-        Not on a quorum: there a message may arrive when its waiter has won by those of other nodes,
-        and waiters do not rely on messages.
+        Not on a quorum: there a message of one node may arrive after its waiter was granted the
+        lock by other nodes, and waiters do not depend on messages.
         """
         if self.quorum is None:
             guarded = self.longest_ttl < math.inf
@@ -201,7 +201,7 @@ class Session:
         return None if quorum is None else partial(quorum.whereabouts.forget, token)
 
     def close(self) -> None:
-        """Renew nothing from now on; who waits is told to stop. Report what is still held."""
+        """Renew nothing from now on, notify waiters to stop, and report what is still held."""
         if not self.closed:
             self._report_held()
         self.closed = True
@@ -218,7 +218,7 @@ class Session:
         names = [f"{hold.spec.name!r} (fence {hold.fence})" for hold in held[:NAMED]]
         if len(held) > NAMED:
             names.append(f"{len(held) - NAMED} more")
-        detail = f"the client was closed while it held {', '.join(names)}: not renewed any more"
+        detail = f"the client was closed while it held {', '.join(names)}: no longer renewed"
         self.report(Event("closed_while_held", "", 0, detail))
 
     def mine(self, spec: LockSpec) -> Hold | None:
@@ -229,7 +229,7 @@ class Session:
         holds += self.co_held.get((key, actor), [])
         for hold in holds:
             if spec.owner is not None and hold.spec.owner == spec.owner:
-                return None  # the server knows how often
+                return None  # the server counts the holds of an owner
             if hold.alive(self.port.now(), self.process):
                 return hold
         return None
@@ -250,7 +250,7 @@ class Session:
         )
 
     def took(self, hold: Hold, due: float) -> None:
-        """Keep in mind, and alive, what was just granted; it is `due` to be looked at then.
+        """Remember and renew what was just granted; the renewer looks at it when it is `due`.
 
         Raises:
             ConfigurationError: it is to be renewed, and cannot be.
@@ -282,9 +282,9 @@ class Session:
             self.held.pop(hold.spec.keys[0], None)
 
     def _forget_co_hold(self, hold: Hold) -> None:
-        # If another thread releases the actor's only hold at the moment that the actor takes the
-        # next, that one may be forgotten too. It is held all the same; but then the actor is not
-        # warned before it waits for itself.
+        # If another thread releases the actor's only hold at the moment when the actor takes the
+        # next, that one may be forgotten too. It stays held, but no WouldDeadlock is raised if the
+        # actor then waits for itself.
         place = hold.spec.keys[0], hold.actor
         holds = self.co_held.get(place, [])
         if hold in holds:

@@ -55,8 +55,8 @@ _NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
 
 
 GRACE = 0.1
-"""Seconds after its timeout that a caller waits for a reply at most: for the server's clean-up, or
-for an answer that is on its way. More where the server was seen to take longer."""
+"""Seconds after its timeout for which a caller still waits: for a reply that is on its way, or for
+leaving the queue. More if the server's replies took longer."""
 
 LEAST_WAIT = 0.25
 """Seconds that a request is given at least, however short the caller's timeout: a server that
@@ -79,7 +79,7 @@ class LockSpec:
     replicas: int
     label: str | None
 
-    prefix: bytes  # of its own key, by the namespace
+    prefix: bytes  # of its key, from the namespace
     keys: Keys  # of every script: lock, fence, queue, and an owner's holds
     suffix: str  # the end of every token: the label, the lock delay, and the owner
     settings: str  # what few locks have, as the scripts read it
@@ -97,7 +97,7 @@ class LockSpec:
         """The lock with another name and the same settings, which are not checked again.
 
         Raises:
-            ConfigurationError: it is no name.
+            ConfigurationError: no lock can have this name.
         """
         lock_key = self.prefix + b"{" + _name("name", name) + b"}"
         keys = keys_of(lock_key, holds=self.owner is not None)
@@ -113,8 +113,8 @@ class LockSpec:
     def end_of_waiting(self, began_at: float, timeout: float | None) -> float:
         """When a caller that waits for `timeout` has its answer, even if no server replies.
 
-        Until then a request that is under way may be answered. A caller that does not wait at all
-        has a whole command timeout for its one request.
+        Until then the reply to a request under way is awaited. With a timeout of 0 the one request
+        has a whole command timeout.
         """
         if timeout is None:
             return math.inf
@@ -245,7 +245,7 @@ def checked_namespace(namespace: object) -> str:
     """Return a namespace, "" for none.
 
     Raises:
-        ConfigurationError: it is no namespace, saying what to give instead.
+        ConfigurationError: it cannot be a namespace; the message says what to give instead.
     """
     if namespace is None:
         return ""

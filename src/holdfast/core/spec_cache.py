@@ -1,9 +1,8 @@
 """The specs of the locks that a client described last, so that describing one again is a look-up.
 
-`with client.lock(name):` in a loop is how locks are used. Checking the settings of a lock, and
-computing what follows from them, would take as much time as the rest of a cycle allows for. So a
-spec is kept under everything that it was described by. A new name with known settings costs just
-the making of its keys.
+Locks are mostly used as `with client.lock(name):` in a loop. To check the settings of a lock each
+time, and to compute what follows from them, would make the loop slower. So a spec is kept under
+all the arguments that describe it. For a new name with known settings only its keys are made.
 
 The types of the numbers are part of the key: True, 1 and 1.0 are equal, but True is no ttl.
 
@@ -25,7 +24,7 @@ Given: TypeAlias = tuple[Any, ...]
 """The name and the settings of a lock in the order of `SpecCache.describe`, then the types of its
 numbers."""
 
-_KEY = 10  # its place among them
+_KEY = 10  # the index of `key` in `Given`
 
 
 class SpecCache(dict[Given, LockSpec]):
@@ -58,7 +57,7 @@ class SpecCache(dict[Given, LockSpec]):
             spec = known.named(given[0])
         else:
             spec = self.describe(given)
-            if given[_KEY] is None:  # which would not follow the name
+            if given[_KEY] is None:  # otherwise the key does not follow from the name
                 if len(self._by_settings) >= SETTINGS_MAX:
                     self._by_settings.clear()
                 self._by_settings[settings] = spec

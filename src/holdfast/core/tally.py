@@ -113,12 +113,12 @@ def is_yes(answer: Reply | HoldfastError) -> bool:
 
 
 def in_one_line(nodes: Mapping[str, str]) -> str:
-    """List what came of asking each node; none is named twice."""
+    """List the outcome of each node; no node is named twice."""
     return "; ".join(what if name in what else f"{name}: {what}" for name, what in nodes.items())
 
 
 def is_no(answer: Reply | HoldfastError) -> bool:
-    """Whether a node said no: it is not the token's there, or there is no such key."""
+    """Whether a node refused: the lock is not the token's there, or its key is missing."""
     return answer in (0, [])
 
 

@@ -13,7 +13,7 @@ REPORT_AFTER = 10.0
 """Seconds of waiting after which the first event is reported; the next ones at 20 s, 40 s, …"""
 
 AHEAD_MOST = 100  # as in position.lua
-"""Waiters that are counted, at most."""
+"""How many waiters the server counts, at most."""
 
 
 class WaitReport:

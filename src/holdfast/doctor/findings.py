@@ -19,7 +19,7 @@ class Finding:
     what: str
     why: str
     fix: str
-    """Commands are one a line, in forms that Redis 6.2 knows: CONFIG SET sets one thing there."""
+    """One command per line, in a form that Redis 6.2 accepts: its CONFIG SET takes one setting."""
     node: str = ""
     """Where; "" for all servers together."""
     check: str = ""

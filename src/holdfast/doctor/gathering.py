@@ -247,7 +247,7 @@ def _engines(questions: Questions) -> frozenset[str] | None:
 
 
 def _gives_all_channels(node: Node) -> bool:
-    """Say whether a new user may use every channel: so before Redis 7.0, and by a setting."""
+    """Whether a new user may use every channel: always in Redis 6, later by a setting."""
     said = node.config.get("acl-pubsub-default")
     return said == "allchannels" if said else node.version.startswith("redis 6.")
 
@@ -257,7 +257,7 @@ def _access(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Find out which commands the server does not know, and which rules the user lacks.
 
-    A user with `all_channels` cannot be given one: the server refuses the whole rule.
+    A user with `all_channels` cannot be given a single channel: the server refuses the whole rule.
     """
     needed: list[Command] = [*probes(KEYS), *further_probes(kind)]
     user = questions.target.user

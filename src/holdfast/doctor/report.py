@@ -25,7 +25,7 @@ class Report:
     deployment: Deployment
     findings: tuple[Finding, ...]
     checks: tuple[str, ...]
-    """The names of those that ran and were not skipped."""
+    """The names of the checks that ran and were not skipped."""
 
     def status(self, *, strict: bool = False) -> int:
         """0 if locks can be kept here, 1 if something is to be mended, 3 if a server is not there.

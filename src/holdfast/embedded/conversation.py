@@ -38,7 +38,7 @@ class Conversation:
         return int(facts["connected_clients"]) - 1, int(facts["total_connections_received"])
 
     def may_hold_locks(self) -> bool:
-        """Whether a lock may be held, by a holder that may only be cut off for a while."""
+        """Whether a lock may be held: its holder may be disconnected only for a while."""
         return next(self.kept(), None) is not None
 
     def kept(self) -> Iterator[bytes]:

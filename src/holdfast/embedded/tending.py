@@ -61,7 +61,7 @@ def status() -> Status | None:
 
 
 def kept() -> list[bytes]:
-    """Name the keys that are lost when the server ends, but for those of no further use.
+    """Name the keys that are lost when the server ends, except those that no client needs.
 
     Raises:
         ConfigurationError, NodeUnavailable: as `status`.
@@ -76,7 +76,7 @@ def kept() -> list[bytes]:
 def stop(*, even_if_used: bool) -> bool:
     """End the server; False if it is in use, and that is reason enough to leave it alone.
 
-    In use is one with a connection of others, or with a key as `kept` names them. True even if
+    A server is in use if others are connected to it, or if `kept` names a key. True even if
     none runs. Interrupted, it leaves the server as it was, or ended.
 
     Raises:

@@ -60,7 +60,7 @@ R = TypeVar("R")
 
 if sys.version_info >= (3, 11):
     _cancelling, _uncancel = asyncio.Task.cancelling, asyncio.Task.uncancel
-else:  # where one cancellation cannot be told from two
+else:  # Python 3.10 does not count cancellations
 
     def _cancelling(_: asyncio.Task[Any]) -> int:
         return 0
@@ -75,8 +75,8 @@ class AsyncClient:
     redis-py or valkey-py client whose connection settings are taken over, a list of three or more
     of these servers, each by itself, or "local": the embedded server, which starts by itself, and
     whose locks exclude processes of this user on this machine only. Without a target HOLDFAST_URL
-    is used, else the embedded server, with a warning. Making a client talks to nobody. It may be
-    shared by all tasks, and survives a fork: the child connects again and holds nothing.
+    is used, else the embedded server, with a warning. Making a client opens no connection. A client
+    may be shared by all tasks, and survives a fork: the child connects again and holds nothing.
 
     Every length of time is in seconds, or a `datetime.timedelta`.
 
@@ -87,9 +87,9 @@ class AsyncClient:
         min_validity: seconds of its time that a lease must have left when it is given.
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
-        namespace: the application that these locks are of. Clients with different namespaces, or
-            without one, never exclude one another, and share no cached values and no ids of
-            `once=`. A lock that is given its `key` has that key, and so have atomic operations.
+        namespace: the application that these locks belong to. Clients with different namespaces,
+            or with and without one, never exclude one another, and share no cached values and no
+            ids of `once=`. Locks with `key=`, and atomic operations, use their key as it is given.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
             Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more; of
             several servers, one that may have lost its data has no vote for so long.
@@ -154,8 +154,7 @@ class AsyncClient:
             name: what is locked. All who give this name exclude one another.
             ttl: seconds the server keeps the lock without news of its holder.
             timeout: seconds that acquiring waits; None for ever, 0 not at all. On several servers,
-                and behind Sentinels, it waits for servers too: while too few of them answer, or may
-                grant locks after their start.
+                and behind Sentinels, it also waits while too few servers answer or may grant locks.
             renew: keep the lease alive until it is released; not possible in atexit handlers.
             max_hold: seconds after which it is renewed no more, with an event and a warning.
             reentrant: the task that holds it may take it again.
@@ -169,7 +168,7 @@ class AsyncClient:
                 counted, none of them left out; and nobody gets the lock while one is away.
             key: the exact key on the server, to exclude other lock clients that use it.
             label: shown to whoever asks who holds the lock.
-            **unknown: nothing; for arguments of other lock clients the error says what to write.
+            **unknown: refused; for an argument of other lock clients the error says what to write.
 
         Raises:
             ConfigurationError: a setting cannot work, and the message says what to write.
@@ -197,7 +196,7 @@ class AsyncClient:
         )
         try:
             spec = self._specs[given]
-        except TypeError:  # it cannot be hashed
+        except TypeError:  # a setting cannot be hashed
             spec = self._specs.describe(given)
         return AsyncLock(self, spec)
 
@@ -288,9 +287,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections and stop renewing.
 
-        A lease that is still held is not released: it runs out, and is reported lost. One event,
-        `closed_while_held`, names all of them. What a server
-        could not be told to forget yet runs out too. Cached values that are being computed in the
+        A lease that is still held is not released: it expires, and is reported lost. One event,
+        `closed_while_held`, names all such leases. What could not be cleaned up on a server yet
+        expires too. Cached values that are being computed in the
         background are given up.
         """
         if "_caching" in self.__dict__:
@@ -302,7 +301,7 @@ class AsyncClient:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a client cannot be pickled or copied: its connections and its leases are of this "
+            "a client cannot be pickled or copied: its connections and leases belong to this "
             "process. Pass on the URL, and make a client in each process"
         )
 
@@ -335,11 +334,11 @@ class AsyncLock(LockFacts):
         Cancelled at any moment, it leaves nothing held.
 
         Args:
-            timeout: seconds to wait instead of the lock's own `timeout`. It limits the wait for
-                those who hold the lock: a single server that is absent is reported at once, one
+            timeout: seconds to wait instead of the lock's own `timeout`. It limits the wait
+                while others hold the lock: a single server that is absent is reported at once, one
                 that hangs after three command timeouts, or 0.1 s after `timeout` if that is
                 sooner. With 0 the server has one command timeout to answer.
-            **unknown: nothing; for arguments of other lock clients the error says what to write.
+            **unknown: refused; for an argument of other lock clients the error says what to write.
 
         Raises:
             AcquireTimeout: others held it all the while; the error says who.
@@ -570,7 +569,7 @@ class _Body:
         return self._cancelled
 
     async def is_ours(self, error: BaseException | None) -> bool:
-        """Whether `error` is our own cancellation and nobody else's."""
+        """Whether `error` is only our own cancellation."""
         if not isinstance(error, asyncio.CancelledError):
             # Our cancellation has not been delivered: it must not strike after the body.
             with contextlib.suppress(asyncio.CancelledError):

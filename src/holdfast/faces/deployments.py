@@ -37,7 +37,7 @@ class Deployment(NamedTuple):
 
 
 def _located(given: object, longest_ttl: float) -> tuple[Where | None, list[Target]]:
-    """Find the servers, and warn, once per process, if nobody chose the embedded one.
+    """Find the servers; warn, once per process, if the embedded server is used by default.
 
     Raises:
         ConfigurationError: `given` is no server.

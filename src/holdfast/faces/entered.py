@@ -1,8 +1,8 @@
-"""Which lease a `with lock` is about to leave: a lock is shared, and each remembers its own.
+"""Which lease a `with lock` block is about to leave, if threads or tasks share the lock.
 
 A lock has a list of the leases that are within a `with` block; each of them knows the thread or
-task that entered it. Threads share the list: every change is a single operation of it. It is a
-plain list because a lock is often made for one block, and this is the cheapest thing to make.
+task that entered it. Threads share the list: every change is a single operation on it. It is a
+plain list because a lock is often made for one block, and a list is cheap to make.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ L = TypeVar("L", bound=LeaseFacts)
 
 
 def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
-    """Return the one that this thread or task entered last.
+    """Return the lease that this thread or task entered last.
 
-    A block may be left by another one than entered it, as generators driven by a thread pool
-    are. Then it is the only one there is: a lock has one holder.
+    A block may be left by another thread than the one that entered it, as with generators that a
+    thread pool runs. Then it is the only lease in the list: a lock has one holder.
 
     Raises:
-        NotHeld: there is none, or it cannot be told which.
+        NotHeld: there is none, or it is not clear which.
     """
     leases = list(entered)
     if len(leases) == 1:
@@ -45,7 +45,7 @@ def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
 
 
 def leave(entered: list[L], lease: L, actor: Callable[[], object]) -> None:
-    """Forget a lease whose block was left, and any of this actor's that an interrupt left."""
+    """Forget a lease whose block was left, and leases of this actor that an interrupt ended."""
     forget(entered, lease)
     for other in list(entered) if entered else ():
         if other._entered_by is actor() and not other._gripping:  # noqa: SLF001 - within the faces
@@ -54,7 +54,7 @@ def leave(entered: list[L], lease: L, actor: Callable[[], object]) -> None:
 
 def forget(entered: list[L], lease: L) -> None:
     """Take a lease out, if it is there."""
-    try:  # noqa: SIM105 - faster, and on the way of every block
+    try:  # noqa: SIM105 - faster, and every block runs it
         entered.remove(lease)
     except ValueError:
         pass

@@ -1,7 +1,7 @@
 """Events go to the log and to the client's listener, and lost leases to the user's callbacks.
 
 A log handler, a listener or a callback may block, and the renewer must not. So events are
-delivered, one after the other, by a daemon thread that exists only while there are any. Each
+delivered, one after the other, by a daemon thread that exists only while events are queued. Each
 callback gets a thread. When that cannot be started, the thread for events runs the callback. When
 that thread cannot be started either, nothing is dropped: the renewer, which has a thread already,
 tries to start it again every second.
@@ -37,7 +37,7 @@ class Herald:
     def __init__(self, listener: Callable[[Event], object] | None) -> None:
         self._listener = listener
         self.session: Session | None = None
-        """The client's, whose renewer tries again to start a thread."""
+        """The client's session, whose renewer tries again to start a thread."""
         self._begin()
         reset_after_fork(self._begin)
 
@@ -116,10 +116,10 @@ def _warn(event: Event) -> None:
 
 
 def guarded(callback: Callable[[], object]) -> None:
-    """Run a user's callback in a thread; what it raises is logged, and stops no other."""
+    """Run a user's callback in a thread; what it raises is logged, and stops no other callback."""
     try:
         callback()
-    except BaseException:  # noqa: BLE001 - SystemExit would end the thread, and what waits behind
+    except BaseException:  # noqa: BLE001 - SystemExit would end the thread, and drop the rest
         _LOG.exception("a callback given to holdfast failed")
 
 

@@ -93,7 +93,7 @@ def refuse(method: str, unknown: Mapping[str, object]) -> NoReturn:
     """
     name, value = next(iter(unknown.items()))
     advice = {
-        "blocking": "write nothing to wait" if value else "write timeout=0, or lock.try_acquire()",
+        "blocking": "leave it out to wait" if value else "write timeout=0, or lock.try_acquire()",
         "blocking_timeout": f"write timeout={value!r}, the seconds that acquiring waits; how long "
         "the server keeps the lock without news of its holder is ttl=",
         "expire": f"write ttl={value!r}",
@@ -106,7 +106,7 @@ def refuse(method: str, unknown: Mapping[str, object]) -> NoReturn:
 
 
 class OfTheLease:
-    """A method that locks of other clients have: here it is one of the lease."""
+    """A method that locks of other clients have, and that here belongs to the lease."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -202,7 +202,7 @@ class LeaseFacts(Grip):
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a lease cannot be pickled or copied: pass on the text that lease.export() returns, "
-            "and take it up with client.adopt(text)"
+            "and call client.adopt(text) with it"
         )
 
     def __repr__(self) -> str:
@@ -222,12 +222,14 @@ class LockFacts:
         """The name of the lock."""
         return self._spec.name
 
-    if not TYPE_CHECKING:  # which shall know nothing of them
+    if not TYPE_CHECKING:  # type checkers must not see these
         release = OfTheLease(
             "release the lease: write 'with lock:', or lease = lock.acquire() and lease.release()"
         )
         extend = OfTheLease("write lease = lock.acquire() and lease.extend(seconds)")
-        reacquire = OfTheLease("a lease is renewed by itself; lease.extend(seconds) sets its time")
+        reacquire = OfTheLease(
+            "a lease is renewed automatically; lease.extend(seconds) sets its time"
+        )
         owned = OfTheLease("write lease = lock.acquire() and lease.held")
 
     def __reduce__(self) -> NoReturn:

@@ -101,7 +101,7 @@ class Home:
             self._check(hold, *await self._insist(ADOPT, spec, args))
 
     def abandon(self, spec: LockSpec, taking: Taking) -> None:
-        """Have the background do what `undo` does, where nothing can be awaited."""
+        """As `undo`, but in the background, because nothing can be awaited."""
         hold = taking._hold  # noqa: SLF001 - its own
         if hold is not None and hold.process == self.session.port.process():
             self.session.disown(hold)

@@ -4,8 +4,8 @@ What is redis-py's stays as it is: the constructor, `local.token`, `owned`, `loc
 `reacquire`, the context manager, the errors, and that a lock is never renewed. Only taking, waiting
 and releasing are holdfast's. They use connections of holdfast's own, made with the settings of the
 redis-py client, and so none of its hidden retries. `extend` and `reacquire` differ in two points:
-they raise where the reply arrives after the lock's time is over, and they refuse to leave a lock no
-time, which in redis-py deletes it and returns True.
+they raise if the reply arrives after the lock's time is over; and they refuse to leave a lock no
+time, where redis-py deletes the lock and returns True.
 
 Who takes a lock here is known by the token in its key, as in redis-py, and by nothing else: it may
 be released by another lock object, in another thread, in another process. So the core's hold is let
@@ -210,7 +210,7 @@ class _Shared:
         return _named(LockNotOwnedError(message), self.name)
 
     def _timeout_ms(self, verb: str) -> int:
-        """The lock's timeout, which prolonging it needs: redis-py's own only refuses None."""
+        """The lock's timeout, without which it cannot be prolonged. redis-py only refuses None."""
         timeout_ms = int(self.timeout * 1000)
         if timeout_ms < 1:
             raise _named(LockError(f"Cannot {verb} a lock with no timeout"), self.name)
@@ -219,7 +219,7 @@ class _Shared:
     def _prolonged(self, verb: str, asked_at: float, left_ms: int) -> Literal[True]:
         """Return True if a lock that had `left_ms` at `asked_at`, or later, is held now."""
         if left_ms < 0:
-            message = "Cannot extend a lock to have no time left: release() gives it back"
+            message = "Cannot extend a lock to have no time left: call release() instead"
             raise _named(LockError(message), self.name)
         if now() >= asked_at + left_ms / 1000:
             raise self._not_owned(verb)

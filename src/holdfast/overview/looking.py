@@ -54,7 +54,7 @@ _NO_LOCK = ("WRONGTYPE", *_ELSEWHERE)
 """Signs that there is no lock to be seen under a key, here and now."""
 
 _LISTENING = {1: True, 0: False, -1: None}
-"""What `overview.lua` answers of a waiter's client."""
+"""What `overview.lua` returns about a waiter's client."""
 
 
 class Lookout:
@@ -66,7 +66,7 @@ class Lookout:
         self._link: Link | None = None
 
     def check(self) -> None:
-        """Make sure that there is a server: the embedded one may not run, and is not started.
+        """Make sure that the embedded server runs, if this looks at it. It is not started.
 
         Raises:
             NodeUnavailable: it does not run, or hangs.

@@ -90,7 +90,7 @@ class LockView:
 
     @property
     def namespace(self) -> str:
-        """The `namespace=` of those who use it, "" for none."""
+        """The `namespace=` of the clients that use it, "" for none."""
         return namespace_in(self.key)
 
     @property
@@ -202,9 +202,10 @@ def _holders(sight: Sight) -> tuple[Holder, ...]:
 
 
 def _waiters(sights: Sequence[Sight]) -> tuple[WaiterView, ...]:
-    """All of them, once each, by how long they have waited.
+    """All waiters, once each, by how long they have waited.
 
-    One that listens on any of several servers is there, and it is gone only if it listens on none.
+    A waiter that listens on any of several servers is there. It is gone only if all
+    servers report that it does not listen.
     """
     ages: dict[bytes, float] = {}
     heard: dict[bytes, set[bool | None]] = {}

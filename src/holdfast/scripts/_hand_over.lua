@@ -4,8 +4,8 @@
 --:include _tell
 
 -- How long a grant is valid until its client is heard from (ms). A stopped process costs the waiters
--- behind it that long. A process that was only busy, and missed it, has its place in the queue by its
--- ticket, and so the next turn.
+-- behind it that long. A process that was only busy, and missed it, keeps its place in the queue by its
+-- ticket, and gets the lock next.
 local window = math.max(250, math.min(ttl, 1000))
 
 -- Tells the waiter at `index`, and says whether there is one. Those whose client is gone are dropped

@@ -8,9 +8,9 @@
 -- Returns  1 .. serial  it was theirs, and is not any more
 --          0 .. serial  it was not theirs, and nothing was changed
 --
--- The counter of fences is raised in any case: so the holder can tell that the lock was taken from it,
--- and not lost by the server (see renew). All holds of an owner end. A lock delay begins, as for any holder that was lost; where it has begun
--- already, it ends. The token is buried: nothing of it that may still be under way takes the lock again.
+-- The fence counter is raised in any case: from this the holder sees that the lock was taken from it,
+-- and not lost by the server (see renew). All holds of an owner end. A lock delay begins, as for any
+-- holder that was lost; where it has begun already, it ends. The token is buried: nothing of it that may still be under way takes the lock again.
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]

@@ -1,8 +1,8 @@
 -- overview: all there is to see of a lock, for people. Changes nothing.
 --
 -- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
--- ARGV  1 how many waiters to return, those that listen, first come first; -1 for all, whether they
---       listen or not  2 serial of the request
+-- ARGV  1 how many of the waiters that may listen to return, in the order of the queue; -1 for all
+--       waiters  2 serial of the request
 --
 -- Returns  {holder's token or '', left (ms), last fence or '', time (µs), holds, waiting, gone,
 --          waiters, serial}

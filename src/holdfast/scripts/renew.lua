@@ -6,8 +6,8 @@
 --
 -- Returns  fence .. serial  kept
 --          0 .. serial      it is another's, or was taken from us; nothing was changed
---          {serial}         there is no such key, although it was taken from us by no script: the
---                           server lost its data, or the key was deleted or evicted
+--          {serial}         there is no such key, and no script took it from us: the server lost its
+--                           data, or the key was deleted or evicted
 --          or the error QUARANTINE <left, ms>: it is ours, and may not be kept until then
 --
 -- Expiry only grows, so that a request that arrives late cannot shorten what a newer one asked for.

@@ -34,11 +34,11 @@ class WatchCheck:
         self._just_informed.add(read_message(message)[4])
 
     def replied(self, token: str) -> None:
-        """A waiter was told who holds the lock, and for how long."""
+        """A waiter received a reply that names the holder, and how long it has the lock."""
         self._just_informed.add(token)
 
     def changed_hands(self, *, handed_over: bool) -> None:
-        """The script gave the lock to another holder; handed over: not to the one that asked."""
+        """The script gave the lock to another holder; handed over: not to its own caller."""
         self._handed_over = handed_over
         self._informed.clear()
 

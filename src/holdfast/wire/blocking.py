@@ -58,7 +58,7 @@ class Link:
     """One connection of one thread.
 
     Its socket never blocks: a thread waits in `poll`, whose deadline Python keeps when signal
-    handlers run meanwhile. The kernel's own timeout of a socket begins again after each of them.
+    handlers run meanwhile. The kernel's timeout of a socket would begin again after each of them.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Link:
             ready = None
             try:
                 size = sock.recv_into(self._buffer)
-            except _NOT_NOW:  # of TLS, something that is no data
+            except _NOT_NOW:  # TLS received something other than data
                 continue
             if size == 0:
                 raise ConnectionResetError(_HUNG_UP)

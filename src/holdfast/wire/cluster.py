@@ -202,7 +202,7 @@ class Cluster:
 
         Raises:
             NodeUnavailable: it does not serve now.
-            ConfigurationError: it is no node of a cluster, or does not let us ask.
+            ConfigurationError: it is no node of a cluster, or denies the command.
         """
         yield from node.hello()
         answer = yield "CLUSTER", "SLOTS"
@@ -216,7 +216,7 @@ class Cluster:
         return answer
 
     def unreachable(self, failures: Sequence[NodeUnavailable]) -> NodeUnavailable:
-        """Say that no node gives the map, and of those that were asked why."""
+        """Make the error that no node gives the map, with the reason of each that was asked."""
         said = "; ".join(map(str, failures))
         message = f"no node of the cluster serves: {said}"
         if not failures:

@@ -1,6 +1,6 @@
-"""Why there is no connection, or no reply, in words: what happened, and what to do about it.
+"""Why there is no connection, or no reply: what happened, and what to do about it.
 
-What `why_unreachable` says does not name the server: whoever raises the error does, once.
+The text of `why_unreachable` does not name the server: the caller that raises the error does, once.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _CLOSED = (
     "its log"
 )
 _CLOSED_TLS = (
-    f"it closed the connection amid TLS. {_NO_TLS}, or give ssl_certfile= and ssl_keyfile= if it "
-    "asks for a client certificate"
+    f"it closed the connection during the TLS handshake. {_NO_TLS}, or give ssl_certfile= and "
+    "ssl_keyfile= if it asks for a client certificate"
 )
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL says of an answer that is not TLS; another one in each of its versions."""
+"""How OpenSSL reports an answer that is not TLS; different versions use different names."""
 _HUNG_UP = ("Connection closed by server", "EOF occurred", "UNEXPECTED_EOF")
 
 
 def too_slow(*, tls: bool) -> str:
-    """Say that a connection could not be made ready in time, without knowing where it got stuck."""
+    """Say that a connection was not ready in time, without knowing which step hung."""
     return f"{NO_REPLY}. {_NO_TLS}" if tls else NO_REPLY
 
 
 def unanswered(node: str, error: object) -> OutcomeUnknown:
-    """Say that a request was sent, and may have been carried out, or not."""
+    """Make the error for a request that was sent, and may have been carried out or not."""
     if isinstance(error, (BlockingIOError, TimeoutError)):
         error = NO_REPLY
     return OutcomeUnknown(f"{node} did not answer: {error}", node=node)
@@ -86,7 +86,7 @@ def _of_system(cause: BaseException) -> str:
     if isinstance(cause, FileNotFoundError):
         return "there is no such socket: start the server, or correct the path"
     if isinstance(cause, PermissionError):
-        return f"{cause.strerror}: let this user connect"
+        return f"{cause.strerror}: give this user permission to connect"
     return ""
 
 
@@ -95,7 +95,7 @@ def _of_tls(cause: ssl.SSLError) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({cause.verify_message}): give ssl_ca_certs=, the "
-            "file with the certificate of who signed it"
+            "file with the certificate of the CA that signed it"
         )
     if any(sign in text for sign in _NOT_TLS):
         return "what answers there does not speak TLS: write redis://, or give the TLS port"

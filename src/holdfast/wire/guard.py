@@ -71,22 +71,22 @@ def watch(
 
 
 class Inspected(NamedTuple):
-    """What a server says of itself to an operator."""
+    """What a server reports about itself to an operator."""
 
     process: str
-    """Another one for each server, and after each of its starts."""
+    """Different for each server, and after each of its starts."""
     mark: str
-    """By which it would know itself."""
+    """Identifies the server since its last start or promotion; see `_mark`."""
     home: str
-    """By which it does; "" if no client of a quorum, or behind Sentinels, has ever used it."""
+    """The mark in its key `holdfast:home`: another one if it restarted since; "" if it is new."""
     longest_ttl: float
-    """The longest that any client there was given, in seconds."""
+    """The greatest `longest_ttl` of the clients that used it, in seconds."""
     left: float
-    """Seconds of a quarantine that has begun."""
+    """Seconds that are left of a quarantine that has begun."""
     keys: int
     """How many keys of locks it has, counting those that outlive their lock by an hour."""
     settings: dict[str, str]
-    """Those of `SETTINGS` that it tells."""
+    """Those of `SETTINGS` that it reports."""
 
 
 SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy")
@@ -100,7 +100,7 @@ def inspect(node: str, user: str) -> Greeting[Inspected]:
 
     Raises:
         NodeUnavailable: it is not a primary; or does not answer as it should.
-        ConfigurationError: no lock may live there, or it does not let us find out.
+        ConfigurationError: no lock can be kept there, or it denies a command.
     """
     judge = misplaced((yield ("HELLO",)), node)
     if judge is not None:
@@ -162,8 +162,8 @@ def _ask_facts(node: str, user: str) -> Greeting[dict[str, str]]:
 def _mark(facts: dict[str, str]) -> str:
     """Make the mark of a server.
 
-    Another one after each start; and the second part, where it was a replica, after each
-    promotion. The id of its replication alone would do, but changes without need as well.
+    The first part changes with each start; the second part, if it was a replica, with each
+    promotion. The replication id alone would do, but it also changes without need.
     """
     return f"{facts['run_id']}:{facts.get('master_replid2', _NEVER)}"
 

@@ -100,7 +100,7 @@ class Multiplexer(asyncio.Protocol):
         return bool(self.unanswered)
 
     async def open(self, timeout: float) -> float:
-        """Connect, once for all who wait for it; a caller that gives up does not stop it.
+        """Connect, once for all callers that wait for it; one that gives up does not stop it.
 
         Returns when `timeout` is over. Starting the embedded server takes none of that time.
         """

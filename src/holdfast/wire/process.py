@@ -1,7 +1,7 @@
 """Which process this is, what a forked child must not keep of its parent, and which threads live.
 
-A generation and not a pid: a pid may come back in a grandchild, which would then take itself for
-the holder of leases of a process long gone.
+A process is known by a generation and not by its pid: a grandchild may have the same pid as a
+process that has ended, and would then consider itself the holder of its leases.
 
 All that belongs to one process (token factories, locks, threads, connections) is replaced in a
 forked child before the first line of the child's code runs. The child has one thread at that time,
@@ -47,11 +47,11 @@ def close_after_fork(connection: socket.socket | StreamWriter) -> None:
 
 
 def _close_inherited() -> None:
-    """Let go of the parent's connections, without a word to the server.
+    """Close the parent's connections here, without sending anything to the server.
 
-    Each descriptor is made to lead nowhere, and stays taken: whatever still has it (a socket, TLS,
-    an event loop) may use and close it without touching the parent's connection, a later file of
-    this process, or what the parent's event loop watches.
+    Each descriptor is replaced by one of /dev/null, and stays in use: whatever still has it (a
+    socket, TLS, an event loop) may use and close it without touching the parent's connection, a
+    later file of this process, or what the parent's event loop watches.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for connection in list(_connections):
@@ -84,7 +84,7 @@ def _begin_in_child() -> None:
 
 
 def unnoticed_fork() -> ConfigurationError:
-    """Say that this process was forked without `os.register_at_fork` having any effect."""
+    """Make the error for a process that was forked without Python's fork handlers."""
     return ConfigurationError(
         "this process was forked without Python's fork handlers, so its locks would be those of "
         "its parent: with uWSGI, set py-call-osafterfork = true or lazy-apps = true; elsewhere, "

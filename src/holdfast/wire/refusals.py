@@ -91,14 +91,14 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
 def quarantined(node: str, seconds: float) -> Quarantined:
     """Say that a server grants no lock for `seconds` more, and why."""
     message = (
-        f"{node} has started or was promoted, and may have lost locks that are still held: "
+        f"{node} has just started or was promoted, and may have lost locks that are still held: "
         f"it grants none for another {math.ceil(seconds)} s"
     )
     return Quarantined(message, node=node, seconds=seconds)
 
 
 def is_turned_away(text: str) -> bool:
-    """Whether the server takes no connection of ours, whatever is said on it."""
+    """Whether the server refuses the connection, and not only a command on it."""
     return text.startswith("DENIED") or "max number of clients" in text
 
 

@@ -55,7 +55,8 @@ _TAKEN_OVER = {
     "socket_type",
 }
 LEAST_TIMEOUT = 0.001
-"""Seconds that a step of connecting is given, even if the deadline has passed: 0 means no limit."""
+"""Seconds that a step of connecting is given, even if the deadline has passed: redis-py may take 0
+as no limit."""
 
 _ALWAYS = object()
 _LEFT_OUT = {
@@ -289,7 +290,7 @@ class Server:
 
 
 class _Deadline:
-    """A connection of redis-py of which all steps of connecting end by `end`.
+    """A connection of redis-py whose steps of connecting all end by `end`.
 
     redis-py gives its whole timeout to each address of the host, to TLS, and to each reply.
     """
@@ -300,13 +301,13 @@ class _Deadline:
         return max(LEAST_TIMEOUT, self.end - now())
 
     def _keep_deadline(self, timeout: float) -> None:
-        """Let redis-py set its timeouts, which do not matter."""
+        """Ignore the timeouts that redis-py sets."""
 
     socket_timeout = socket_connect_timeout = property(_left, _keep_deadline)
 
 
 class _BlockingDeadline(_Deadline):
-    """The same, blocking: there redis-py sets the timeout of the socket once for all replies."""
+    """The same for threads, where redis-py sets the socket's timeout once for all replies."""
 
     _sock: Any
 
@@ -322,7 +323,7 @@ class _BlockingDeadline(_Deadline):
         return super().read_response(*args, **settings)  # type: ignore[misc]  # a mixin
 
     def release_deadline(self, timeout: float) -> None:
-        """The connection is ready: from now on its socket has `timeout` for each operation."""
+        """Give each operation of the socket `timeout` from now on: the connection is ready."""
         self._sock.settimeout(timeout)
 
 

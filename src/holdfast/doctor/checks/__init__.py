@@ -1,8 +1,8 @@
 """All checks, by the names that a report gives them.
 
 A check is a generator: facts in, findings out, nothing else. Those of `OF_A_SERVER` are asked about
-each server that could be examined, those of `OF_ALL` once. The docstring says what it makes
-sure of.
+each server that could be examined, those of `OF_ALL` once. The first line of its
+docstring says what it makes sure of: `holdfast doctor --list` shows it.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def memory(node: Node, _: Deployment) -> Iterator[Finding]:
 
 
 def persistence(node: Node, deployment: Deployment) -> Iterator[Finding]:
-    """The server knows after a restart who held what."""
+    """The server still has its locks after a restart."""
     if node.keeps_a_log is None:
         return
     fix = "CONFIG SET appendonly yes\nCONFIG SET appendfsync always"

@@ -22,7 +22,7 @@ HASTY = 1000
 
 
 def sentinels_know(deployment: Deployment) -> Iterator[Finding]:
-    """Each sentinel is one, and knows the service."""
+    """Each address is that of a sentinel, which knows the service."""
     for each in deployment.sentinels:
         if each.failure or each.primary:
             continue
