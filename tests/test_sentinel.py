@@ -392,7 +392,7 @@ async def test_a_lease_that_was_lost_with_its_server_is_reported_before_its_time
         second.thaw()
         await face.eventually(lambda: _answered(client.lock("another", ttl=60)), within=20)
         assert await face.wait(lease.lost, 5)
-        with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
+        with pytest.raises(holdfast.LeaseLost, match="no longer has the lock"):
             lease.check()
         with pytest.raises(holdfast.NodeUnavailable, match="took another server's place"):
             await _until_it_answers(face, other.lock("a", ttl=60))

@@ -69,7 +69,7 @@ def _ask(work: dict[str, Any]) -> Found:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=300,
     )
     assert child.returncode == 0, child.stderr
     return Found(**json.loads(child.stdout))
