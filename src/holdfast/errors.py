@@ -23,7 +23,8 @@ LossReason = Literal["expired", "taken", "key_missing", "unreachable"]
   `evict`).
 - "key_missing": the server no longer has the lock's key. It restarted without its data, failed over
   to a replica that did not have the key, or was flushed; or the key was deleted, or evicted for
-  lack of memory (`maxmemory-policy`).
+  lack of memory (`maxmemory-policy`). If a release reports it, another client may have acquired
+  and released the lock since.
 - "unreachable": the server could not be reached in time to renew it, or refused until then.
 """
 
