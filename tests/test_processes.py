@@ -224,6 +224,37 @@ def test_the_renewer_does_not_keep_a_process_alive(server: Server) -> None:
     end(child)
 
 
+PROGRAMS = {
+    "threads": """
+        client = holdfast.Client(URL)
+        if USED:
+            with client.lock("a"):
+                pass
+            client.cached(60)(str.upper)("b")
+        """,
+    "asyncio": """
+        client = holdfast.AsyncClient(URL)
+
+        async def main():
+            async with client:
+                async with client.lock("a"):
+                    pass
+
+        if USED:
+            asyncio.run(main())
+        """,
+}
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_whose_client_lives_to_its_end_prints_nothing(
+    server: Server, program: str, *, used: bool
+) -> None:
+    assert not at_exit(server.url, f"USED = {used}\n" + textwrap.dedent(PROGRAMS[program]))
+
+
 def test_garbage_collection_releases_nothing(server: Server) -> None:
     client = holdfast.Client(server.url)
     client.lock("a", ttl=30).acquire()

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigurationError
 
@@ -29,13 +29,18 @@ generation: Callable[[], int] = _forks.__len__
 """How many forks lie between this process and the one that began Python."""
 
 
-_resets: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_resets: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+"""Per object its method. A WeakMethod would print a traceback at the end of the interpreter."""
 _connections: weakref.WeakSet[socket.socket | StreamWriter] = weakref.WeakSet()
 
 
 def reset_after_fork(reset: Callable[[], None]) -> None:
-    """Have a method called in each forked child, for as long as its object lives."""
-    _resets.add(weakref.WeakMethod(reset, _resets.discard))
+    """Have a method called in each forked child, for as long as its object lives.
+
+    One method per object, which must be equal to no other object. The entry is made in one step: a
+    fork in another thread finds all of it or nothing.
+    """
+    _resets[reset.__self__] = reset.__func__  # type: ignore[attr-defined]  # a bound method
 
 
 def close_after_fork(connection: socket.socket | StreamWriter) -> None:
@@ -74,10 +79,8 @@ def _descriptor(connection: socket.socket | StreamWriter) -> int:
 def _begin_in_child() -> None:
     _forks.append(None)
     with contextlib.ExitStack() as everything:  # all of it, even if some of it fails
-        for method in list(_resets):
-            reset = method()
-            if reset is not None:
-                everything.callback(reset)
+        for owner, reset in list(_resets.items()):
+            everything.callback(reset, owner)
         # Pushed last, done first: a reset drops connections, and an asyncio transport that is
         # dropped stops watching its descriptor, in the epoll instance that the parent uses too.
         everything.callback(_close_inherited)
