@@ -99,18 +99,22 @@ def own_script(text: object) -> OwnScript:
 class Steps:
     """The operations of one client; each is given the exact key."""
 
-    def __init__(self, port: StepPort, timeout: float, namespace: str = "") -> None:
+    def __init__(self, port: StepPort, timeout: float) -> None:
         self._port = port
-        self._once = b":once-in:%b:" % namespace.encode() if namespace else b":once:"
         self._timeout = timeout
 
     def _keys(self, key: object, once: str | int | None) -> Keys:
         name = _encoded("key", key)
         return _StepKeys((name,) if once is None else (name, self._record(name, once)))
 
-    def _record(self, key: bytes, once: str | int) -> bytes:
-        """The key under which the answer to an id is kept."""
-        return siblings_of(key) + self._once + _id(once)
+    @staticmethod
+    def _record(key: bytes, once: str | int) -> bytes:
+        """The key under which the answer to an id is kept.
+
+        It depends on nothing else. Clients in different namespaces use the same key, and so must
+        find the same record: otherwise the id would count once per namespace.
+        """
+        return siblings_of(key) + b":once:" + _id(once)
 
     # Counting
 

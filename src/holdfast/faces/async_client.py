@@ -88,8 +88,9 @@ class AsyncClient:
         wait: "push" to be told when it is one's turn, first come, first served; "poll" to ask
             again and again, without order, where the server may not speak to its clients.
         namespace: the application that these locks belong to. Clients with different namespaces,
-            or with and without one, never exclude one another, and share no cached values and no
-            ids of `once=`. Locks with `key=`, and atomic operations, use their key as it is given.
+            or with and without one, never exclude one another, and share no cached values. Locks
+            with `key=` and atomic operations use their key as it is given. An id of `once=` belongs
+            to that key, and is the same in all namespaces.
         longest_ttl: the longest ttl that anybody gives a lock on these servers, in seconds. Behind
             Sentinels, after a change of primary, nobody gets a lock for so long and 11 s more; of
             several servers, one that may have lost its data has no vote for so long.
@@ -216,9 +217,7 @@ class AsyncClient:
         """
         from holdfast.faces.async_atomic import AsyncAtomic  # noqa: PLC0415 - who only locks pays nothing
 
-        return AsyncAtomic(
-            checked_port(self._deployment.port), self._command_timeout, self._namespace
-        )
+        return AsyncAtomic(checked_port(self._deployment.port), self._command_timeout)
 
     def cached(  # noqa: PLR0913 - the settings of a cached function, all but one optional
         self,

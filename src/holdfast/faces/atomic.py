@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 class Atomic:
     """Operations that are one step on the server, so that no lock is needed: `client.atomic`.
 
-    Keys are used exactly as they are given, text as UTF-8. What changes something takes `once`, an
-    id: whoever asks again with the same one, on the same key, within an hour, is given the first
-    answer, and nothing is done twice. An id is a text or a number: 1 is the same id as "1". With an
-    id a lost answer is asked for again by itself. Without one it is raised as `OutcomeUnknown`.
+    Keys are used exactly as they are given, text as UTF-8. The client's namespace is part neither
+    of the key nor of the id. What changes something takes `once`, an id: a call with the same id on
+    the same key, within an hour, returns the first answer, and nothing is done twice. An id is a
+    text or a number: 1 is the same id as "1". With an id, a lost answer is requested again
+    automatically. Without one it is raised as `OutcomeUnknown`.
     Interrupted, an operation may have been carried out, or not.
 
     All of them raise
@@ -37,8 +38,8 @@ class Atomic:
     - ConfigurationError: an argument cannot work, or an id was used for something else before.
     """
 
-    def __init__(self, port: StepPort, timeout: float, namespace: str) -> None:
-        self._steps = Steps(port, timeout, namespace)
+    def __init__(self, port: StepPort, timeout: float) -> None:
+        self._steps = Steps(port, timeout)
 
     def incr(
         self,
