@@ -14,27 +14,43 @@ import pytest
 import holdfast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kit.servers import Server
 
 NOWHERE = "redis://127.0.0.1:1"
-CLIENTS = [holdfast.Client, holdfast.AsyncClient]
+CLIENTS: dict[str, Any] = {"threads": holdfast.Client, "asyncio": holdfast.AsyncClient}
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("release", r"lease\.release\(\)"),
-        ("extend", r"lease\.extend\("),
-        ("reacquire", r"lease\.extend\("),
-        ("owned", r"lease\.held"),
-    ],
-)
-def test_methods_of_the_lease_are_not_found_on_the_lock(kind: Any, name: str, advice: str) -> None:
-    lock = kind(NOWHERE).lock("a")
-    with pytest.raises(AttributeError, match=advice) as caught:
+RELEASE = {
+    "threads": "release the lease: write 'with lock:', or lease = lock.acquire() and "
+    "lease.release()",
+    "asyncio": "release the lease: write 'async with lock:', or lease = await lock.acquire() and "
+    "await lease.release()",
+}
+EXTEND = {
+    "threads": "write lease = lock.acquire() and lease.extend(seconds)",
+    "asyncio": "write lease = await lock.acquire() and await lease.extend(seconds)",
+}
+REACQUIRE = {
+    "threads": "a lease is renewed automatically; lease.extend(seconds) sets its time",
+    "asyncio": "a lease is renewed automatically; await lease.extend(seconds) sets its time",
+}
+OWNED = {
+    "threads": "write lease = lock.acquire() and lease.held",
+    "asyncio": "write lease = await lock.acquire() and lease.held",
+}
+OF_THE_LEASE = {"release": RELEASE, "extend": EXTEND, "reacquire": REACQUIRE, "owned": OWNED}
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+@pytest.mark.parametrize("name", OF_THE_LEASE)
+def test_methods_of_the_lease_are_not_found_on_the_lock(by: str, name: str) -> None:
+    lock = CLIENTS[by](NOWHERE).lock("a")
+    with pytest.raises(AttributeError) as caught:
         getattr(lock, name)
-    assert f"{type(lock).__name__!r} object has no attribute {name!r}" in str(caught.value)
+    missing = f"{type(lock).__name__!r} object has no attribute {name!r}"
+    assert str(caught.value) == f"{missing}: {OF_THE_LEASE[name][by]}"
     assert not hasattr(lock, name)
 
 
@@ -45,27 +61,65 @@ def test_type_checkers_know_no_release_of_a_lock() -> None:
         holdfast.AsyncClient(NOWHERE).lock("a").release()  # type: ignore[attr-defined]
 
 
-def test_arguments_of_other_clients_are_refused_with_what_to_write() -> None:
-    client, aio = holdfast.Client(NOWHERE), holdfast.AsyncClient(NOWHERE)
-    with pytest.raises(TypeError, match=r"lock\(\) .*'blocking_timeout': write timeout=5"):
-        client.lock("a", blocking_timeout=5)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"lock\(\) .*'blocking': write timeout=0, or lock\.try_acq"
+WAITING = (
+    "write timeout={}, the seconds that acquiring waits; how long the server keeps the lock "
+    "without news of its holder is ttl="
+)
+TRY = {
+    "threads": "write timeout=0, or lock.try_acquire()",
+    "asyncio": "write timeout=0, or await lock.try_acquire()",
+}
+BY_NAME: list[tuple[dict[str, Any], str, str]] = [
+    ({"blocking": True}, "leave it out to wait", "leave it out to wait"),
+    ({"blocking_timeout": 5}, WAITING.format(5), WAITING.format(5)),
+    ({"expire": 4}, "write ttl=4", "give client.lock() ttl=4"),
+    ({"auto_renewal": False}, "write renew=False", "give client.lock() renew=False"),
+]
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_arguments_of_other_clients_are_refused_with_what_to_write(by: str) -> None:
+    client = CLIENTS[by](NOWHERE)
+    lock = client.lock("a")
+    for given, of_lock, of_acquire in [*BY_NAME, ({"blocking": False}, TRY[by], TRY[by])]:
+        unexpected = f"got an unexpected keyword argument {next(iter(given))!r}"
+        assert said(client.lock, "a", **given) == f"lock() {unexpected}: {of_lock}"
+        assert said(lock.acquire, **given) == f"acquire() {unexpected}: {of_acquire}"
+    unexpected = "got an unexpected keyword argument 'nonsense'"
+    assert said(client.lock, "a", nonsense=1) == f"lock() {unexpected}"
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_positional_arguments_of_acquire_are_refused_with_what_to_write(by: str) -> None:
+    lock = CLIENTS[by](NOWHERE).lock("a")
+    refused = "acquire() takes no positional arguments"
+    for given, advice in (
+        ((False,), TRY[by]),
+        ((True,), "leave it out to wait"),
+        ((True, 5), WAITING.format(5)),
+        ((5,), WAITING.format(5)),
     ):
-        client.lock("a", blocking=False)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"acquire\(\) .*'blocking': write timeout=0"):
-        client.lock("a").acquire(blocking=False)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"acquire\(\) .*'blocking_timeout': write timeout=2"):
-        client.lock("a").acquire(blocking_timeout=2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"lock\(\) .*'blocking_timeout': write timeout=5"):
-        aio.lock("a", blocking_timeout=5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"acquire\(\) .*'blocking': write timeout=0"):
-        _ = aio.lock("a").acquire(blocking=False)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'$"):
-        client.lock("a", nonsense=1)  # type: ignore[arg-type]
+        assert said(lock.acquire, *given) == f"{refused}: {advice}"
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
+def said(method: Callable[..., object], *args: object, **given: object) -> str:
+    with pytest.raises(TypeError) as caught:
+        method(*args, **given)
+    return str(caught.value)
+
+
+def test_type_checkers_know_no_arguments_of_other_clients() -> None:
+    with pytest.raises(TypeError):
+        holdfast.Client(NOWHERE).lock("a", blocking_timeout=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        holdfast.AsyncClient(NOWHERE).lock("a", blocking_timeout=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        holdfast.Client(NOWHERE).lock("a").acquire(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        _ = holdfast.AsyncClient(NOWHERE).lock("a").acquire(blocking=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", CLIENTS.values())
 def test_pickling_a_client_or_a_lock_says_what_to_pass_on_instead(kind: Any) -> None:
     client = kind(NOWHERE)
     for wanted, thing in (("Pass on the URL", client), (r"client\.lock\(name\)", client.lock("a"))):

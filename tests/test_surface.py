@@ -167,14 +167,18 @@ def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
     def generator() -> Any:
         yield
 
+    async def async_generator() -> Any:
+        yield
+
     def plain() -> None: ...
 
     with pytest.raises(holdfast.ConfigurationError, match="AsyncClient"):
         sync(coroutine)
-    with pytest.raises(holdfast.ConfigurationError, match="with lock"):
-        sync(generator)
-    with pytest.raises(holdfast.ConfigurationError, match="with lock"):
-        aio(generator)
+    for lock in (sync, aio):
+        with pytest.raises(holdfast.ConfigurationError, match=r" 'with lock:'.*holdfast\.Client$"):
+            lock(generator)
+        with pytest.raises(holdfast.ConfigurationError, match=r"'async with lock:'.*AsyncClient$"):
+            lock(async_generator)
     with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.Client"):
         aio(plain)
 

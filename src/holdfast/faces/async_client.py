@@ -175,7 +175,7 @@ class AsyncClient:
             ConfigurationError: a setting cannot work, and the message says what to write.
         """
         if unknown:
-            refuse("lock", unknown)
+            refuse("lock", unknown, wait="await ")
         given = (
             name,
             ttl,
@@ -319,6 +319,8 @@ class AsyncLock(LockFacts):
 
     __slots__ = ("_client", "_entered", "_session")
 
+    _wait = "await "
+
     def __init__(self, client: AsyncClient, spec: LockSpec) -> None:
         self._client = client
         self._session = client._session  # noqa: SLF001 - one face, one file
@@ -326,7 +328,10 @@ class AsyncLock(LockFacts):
         self._entered: list[AsyncLease] = []
 
     def acquire(
-        self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn
+        self,
+        *positional: NoReturn,
+        timeout: Duration | Unset | None = UNSET,
+        **unknown: NoReturn,
     ) -> Coroutine[Any, Any, AsyncLease]:
         """Take the lock and return the lease.
 
@@ -337,6 +342,7 @@ class AsyncLock(LockFacts):
                 while others hold the lock: a single server that is absent is reported at once, one
                 that hangs after three command timeouts, or 0.1 s after `timeout` if that is
                 sooner. With 0 the server has one command timeout to answer.
+            *positional: refused; the error says what to write.
             **unknown: refused; for an argument of other lock clients the error says what to write.
 
         Raises:
@@ -345,8 +351,8 @@ class AsyncLock(LockFacts):
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the server will never grant it.
         """
-        if unknown:
-            refuse("acquire", unknown)
+        if positional or unknown:
+            refuse("acquire", unknown, positional, self._wait)
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:
@@ -432,7 +438,7 @@ class AsyncLock(LockFacts):
                 function).
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function.__name__), lock=self.name)
+            raise ConfigurationError(generator_advice(function), lock=self.name)
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"{getattr(function, '__name__', function)} is not a coroutine function: decorate "

@@ -318,7 +318,12 @@ class Lock(LockFacts):
         self._spec = spec
         self._entered: list[Lease] = []
 
-    def acquire(self, *, timeout: Duration | Unset | None = UNSET, **unknown: NoReturn) -> Lease:
+    def acquire(
+        self,
+        *positional: NoReturn,
+        timeout: Duration | Unset | None = UNSET,
+        **unknown: NoReturn,
+    ) -> Lease:
         """Take the lock and return the lease.
 
         Interrupted at any moment, it leaves nothing held.
@@ -328,6 +333,7 @@ class Lock(LockFacts):
                 while others hold the lock: a single server that is absent is reported at once, one
                 that hangs after three command timeouts, or 0.1 s after `timeout` if that is
                 sooner. With 0 the server has one command timeout to answer.
+            *positional: refused; the error says what to write.
             **unknown: refused; for an argument of other lock clients the error says what to write.
 
         Raises:
@@ -336,8 +342,8 @@ class Lock(LockFacts):
             NodeUnavailable: the server does not answer, or refuses to work.
             ConfigurationError: the server will never grant it.
         """
-        if unknown:
-            refuse("acquire", unknown)
+        if positional or unknown:
+            refuse("acquire", unknown, positional, self._wait)
         if timeout is UNSET:
             timeout = self._spec.timeout
         else:
@@ -447,7 +453,7 @@ class Lock(LockFacts):
                 lock=self.name,
             )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function.__name__), lock=self.name)
+            raise ConfigurationError(generator_advice(function), lock=self.name)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
@@ -13,7 +14,7 @@ from holdfast.core.spec import TTL_MAX
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -79,34 +80,49 @@ def checked_port(port: StepPort | None) -> StepPort:
     )
 
 
-def generator_advice(name: str) -> str:
+def generator_advice(function: Callable[..., object]) -> str:
     """Say why a generator function cannot be decorated."""
-    why = f"{name} is a generator function, whose body runs after the call"
-    return f"{why}: write 'with lock:' inside it"
+    why = f"{function.__name__} is a generator function, whose body runs after the call"
+    if inspect.isasyncgenfunction(function):
+        return f"{why}: write 'async with lock:' inside it, with a lock of holdfast.AsyncClient"
+    return f"{why}: write 'with lock:' inside it, with a lock of holdfast.Client"
 
 
-def refuse(method: str, unknown: Mapping[str, object]) -> NoReturn:
-    """Say what to write instead of an argument that other lock clients have.
+def refuse(
+    method: str, unknown: Mapping[str, object], positional: tuple[object, ...] = (), wait: str = ""
+) -> NoReturn:
+    """Say what to write instead of arguments that other lock clients have; `wait`: "await ".
 
     Raises:
         TypeError: always, as Python itself does.
     """
-    name, value = next(iter(unknown.items()))
+    if positional:  # as of threading.Lock: blocking, timeout
+        value = positional[1] if positional[0] is True and positional[1:] else positional[0]
+        name = "blocking" if isinstance(value, bool) else "blocking_timeout"
+        message = f"{method}() takes no positional arguments"
+    else:
+        name, value = next(iter(unknown.items()))
+        message = f"{method}() got an unexpected keyword argument {name!r}"
+    setting = "write {}" if method == "lock" else "give client.lock() {}"
     advice = {
-        "blocking": "leave it out to wait" if value else "write timeout=0, or lock.try_acquire()",
+        "blocking": "leave it out to wait"
+        if value
+        else f"write timeout=0, or {wait}lock.try_acquire()",
         "blocking_timeout": f"write timeout={value!r}, the seconds that acquiring waits; how long "
         "the server keeps the lock without news of its holder is ttl=",
-        "expire": f"write ttl={value!r}",
-        "auto_renewal": f"write renew={value!r}",
+        "expire": setting.format(f"ttl={value!r}"),
+        "auto_renewal": setting.format(f"renew={value!r}"),
         "sleep": "leave it out: a waiting client is notified, and does not poll",
         "thread_local": "leave it out: each lease is an object, and acquire() returns it",
     }.get(name)
-    message = f"{method}() got an unexpected keyword argument {name!r}"
     raise TypeError(f"{message}: {advice}" if advice else message)
 
 
 class OfTheLease:
-    """A method that locks of other clients have, and that here belongs to the lease."""
+    """A method that locks of other clients have, and that here belongs to the lease.
+
+    The advice has `{with_}` and `{wait}` where the client for asyncio needs `async` and `await`.
+    """
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -114,12 +130,12 @@ class OfTheLease:
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, lock: object, kind: type) -> Self:
+    def __get__(self, lock: LockFacts | None, kind: type) -> Self:
         if lock is None:
             return self
-        raise AttributeError(
-            f"{kind.__name__!r} object has no attribute {self._name!r}: {self._advice}"
-        )
+        wait = lock._wait  # noqa: SLF001 - within the faces
+        advice = self._advice.format(with_="async with" if wait else "with", wait=wait)
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}: {advice}")
 
 
 class HasSession(Protocol):
@@ -216,6 +232,8 @@ class LockFacts:
     __slots__ = ("_spec",)
 
     _spec: LockSpec
+    _wait = ""
+    """What stands before a call that talks to the server."""
 
     @property
     def name(self) -> str:
@@ -224,13 +242,14 @@ class LockFacts:
 
     if not TYPE_CHECKING:  # type checkers must not see these
         release = OfTheLease(
-            "release the lease: write 'with lock:', or lease = lock.acquire() and lease.release()"
+            "release the lease: write '{with_} lock:', or lease = {wait}lock.acquire() and "
+            "{wait}lease.release()"
         )
-        extend = OfTheLease("write lease = lock.acquire() and lease.extend(seconds)")
+        extend = OfTheLease("write lease = {wait}lock.acquire() and {wait}lease.extend(seconds)")
         reacquire = OfTheLease(
-            "a lease is renewed automatically; lease.extend(seconds) sets its time"
+            "a lease is renewed automatically; {wait}lease.extend(seconds) sets its time"
         )
-        owned = OfTheLease("write lease = lock.acquire() and lease.held")
+        owned = OfTheLease("write lease = {wait}lock.acquire() and lease.held")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
