@@ -93,6 +93,19 @@ async def test_a_timeout_ends_in_time_although_the_server_hangs(
     eventually(lambda: is_clean(servers), within=PATIENCE, what="nothing is left behind")
 
 
+async def test_a_server_that_hangs_is_reported_after_three_to_five_command_timeouts(
+    face: Face, one: list[Server]
+) -> None:
+    """Three requests, and up to two attempts to subscribe, get no reply."""
+    limit = 0.5
+    client = face.connect(one[0].url, command_timeout=limit)
+    with frozen(one):
+        began = now()
+        with pytest.raises(holdfast.NodeUnavailable):
+            await client.lock("a", ttl=TTL, timeout=None).acquire()
+        assert 3 * limit <= now() - began < 5 * limit + IN_TIME
+
+
 async def test_a_waiter_times_out_in_time_although_the_server_hangs(
     face: Face, one: list[Server]
 ) -> None:

@@ -340,8 +340,8 @@ class AsyncLock(LockFacts):
         Args:
             timeout: seconds to wait instead of the lock's own `timeout`. It limits the wait
                 while others hold the lock: a single server that is absent is reported at once, one
-                that hangs after three command timeouts, or 0.1 s after `timeout` if that is
-                sooner. With 0 the server has one command timeout to answer.
+                that hangs after three to five command timeouts, or 0.1 s after `timeout` if that
+                is sooner. With 0 the server has one command timeout to answer.
             *positional: refused; the error says what to write.
             **unknown: refused; for an argument of other lock clients the error says what to write.
 
