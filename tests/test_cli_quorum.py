@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +13,7 @@ import holdfast
 from holdfast import quorum_init
 from holdfast.cli.app import app
 from holdfast.wire import guard
+from holdfast.wire.at_once import at_once
 from kit.sentinels import Sentinels
 from kit.servers import Server, programs
 from kit.terminal import HOLDFAST, Terminal
@@ -182,3 +183,18 @@ def test_a_new_primary_behind_sentinels_can_be_declared_fit() -> None:
         assert told.status == 0, told
         assert "in the last 71 s" in told.err
         client.lock("a").acquire(timeout=0).release()
+
+
+def test_a_failure_that_was_not_foreseen_ends_the_command(
+    three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OverflowError("not foreseen")
+
+    monkeypatch.setattr(guard, "declare_fit", fail)
+    with pytest.raises(OverflowError, match="not foreseen"):
+        quorum_init.declare(quorum_init.examine(urls(three), 60.0))
+
+
+def test_requests_in_parallel_return_one_result_each_even_if_it_is_none() -> None:
+    assert at_once([lambda: None, lambda: 1]) == [None, 1]
