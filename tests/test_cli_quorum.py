@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import holdfast
 from holdfast import quorum_init
 from holdfast.cli.app import app
+from holdfast.scripts import DECLARE_FIT
 from holdfast.wire import guard
 from holdfast.wire.at_once import at_once
 from kit.sentinels import Sentinels
@@ -185,6 +186,16 @@ def test_a_new_primary_behind_sentinels_can_be_declared_fit() -> None:
         client.lock("a").acquire(timeout=0).release()
 
 
+@pytest.mark.parametrize("longest", ["inf", "1e12"])
+def test_a_longest_ttl_that_no_client_can_have_is_refused(
+    three: list[Server], longest: str
+) -> None:
+    told = run(*urls(three), "--yes", "--longest-ttl", longest)
+    assert (told.status, told.out) == (2, "")
+    assert "longest_ttl=" in told.err
+    assert marks(three) == [None, None, None]
+
+
 def test_a_failure_that_was_not_foreseen_ends_the_command(
     three: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,3 +209,9 @@ def test_a_failure_that_was_not_foreseen_ends_the_command(
 
 def test_requests_in_parallel_return_one_result_each_even_if_it_is_none() -> None:
     assert at_once([lambda: None, lambda: 1]) == [None, 1]
+
+
+def test_a_long_ttl_is_written_in_full(three: list[Server]) -> None:
+    keys = guard.HOME, guard.QUARANTINE
+    three[0].command("EVAL", DECLARE_FIT.text, 2, *keys, "mark", "1000000000000000", "000")
+    assert marks(three[:1]) == [b"mark 1000000000000000"]

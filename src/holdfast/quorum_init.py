@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import hiredis
 
+from holdfast.core.spec import checked_longest_ttl
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire import guard
 from holdfast.wire.at_once import at_once
@@ -80,9 +81,11 @@ def examine(urls: Sequence[str], longest_ttl: float) -> Plan:
     """Look at the nodes of a quorum, or at the primary behind Sentinels; change nothing.
 
     Raises:
-        ConfigurationError: these are not the URLs of such servers.
+        ConfigurationError: these are not the URLs of such servers, or no client can have this
+            `longest_ttl`.
         NodeUnavailable: one of them does not answer.
     """
+    longest_ttl = checked_longest_ttl(longest_ttl)
     targets = _targets_of(urls, longest_ttl)
     found = at_once([partial(_converse, target, _inspecting) for target in targets])
     problems = [str(each) for each in found if isinstance(each, ConfigurationError)]

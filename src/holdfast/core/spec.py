@@ -263,6 +263,20 @@ def checked_namespace(namespace: object) -> str:
     )
 
 
+def checked_longest_ttl(given: Duration) -> float:
+    """Return a client's `longest_ttl` in seconds.
+
+    Raises:
+        ConfigurationError: no lock can have such a ttl.
+    """
+    seconds = in_seconds(given)
+    if isinstance(seconds, (int, float)) and 0 < seconds <= TTL_MAX:
+        return float(seconds)
+    raise ConfigurationError(
+        f"longest_ttl={seconds!r}: give seconds above 0, up to {TTL_MAX:.0f}, e.g. 60.0"
+    )
+
+
 def lock_key_of(name: str, key: str | None = None, namespace: str = "") -> bytes:
     """The key of the lock with this name in its namespace, unless it is given its `key`.
 

@@ -16,7 +16,7 @@ from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.spec import check_timeout, checked_namespace
+from holdfast.core.spec import check_timeout, checked_longest_ttl, checked_namespace
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
@@ -29,7 +29,6 @@ from holdfast.faces.facts import (
     LockFacts,
     Unset,
     checked_command_timeout,
-    checked_longest_ttl,
     checked_port,
     checked_seconds,
     checked_wait,

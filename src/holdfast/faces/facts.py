@@ -10,7 +10,6 @@ from weakref import ref
 from holdfast.core.duration import in_seconds
 from holdfast.core.hold import Grip
 from holdfast.core.release import check
-from holdfast.core.spec import TTL_MAX
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
@@ -43,16 +42,6 @@ def checked_command_timeout(given: Duration) -> float:
     if isinstance(seconds, (int, float)) and 0 < seconds < float("inf"):
         return float(seconds)
     raise ConfigurationError(f"command_timeout={seconds!r}: give seconds above 0, e.g. 1.0")
-
-
-def checked_longest_ttl(given: Duration) -> float:
-    """Refuse a longest ttl that is no length of time."""
-    seconds = in_seconds(given)
-    if isinstance(seconds, (int, float)) and 0 < seconds <= TTL_MAX:
-        return float(seconds)
-    raise ConfigurationError(
-        f"longest_ttl={seconds!r}: give seconds above 0, up to {TTL_MAX:.0f}, e.g. 60.0"
-    )
 
 
 def checked_seconds(what: str, given: Duration) -> float:

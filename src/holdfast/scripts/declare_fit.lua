@@ -10,6 +10,7 @@
 
 local call = redis.call
 local before = string.match(call('GET', KEYS[1]) or '', '^%S+ (%d+)$')
-call('SET', KEYS[1], ARGV[1] .. ' ' .. math.max(tonumber(ARGV[2]), tonumber(before or 0)))
+local longest = math.max(tonumber(ARGV[2]), tonumber(before or 0))
+call('SET', KEYS[1], ARGV[1] .. ' ' .. string.format('%.0f', longest))  -- `..` writes 1e15 as 1e+15
 call('DEL', KEYS[2])
 return '1' .. ARGV[3]
