@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import holdfast
 from holdfast.cli.app import app
 from holdfast.core.line import channel_of
 from holdfast.core.spec import LockSpec, keys_of, lock_key_in, lock_key_of, name_in, namespace_in
+from kit.terminal import HOLDFAST, PATIENCE, environment
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -88,17 +90,17 @@ async def test_an_exported_lease_is_adopted_in_its_namespace(face: Face, server:
     assert not await shop.lock("a").locked()
 
 
-def test_cached_values_are_those_of_the_namespace(server: Server) -> None:
+async def test_cached_values_are_those_of_the_namespace(face: Face, server: Server) -> None:
     computed = []
+
+    async def price() -> int:
+        computed.append(1)
+        return len(computed)
+
     for namespace in ("shop", "bank", None):
-        with holdfast.Client(server.url, namespace=namespace) as client:
-
-            @client.cached(60, key="price")
-            def price() -> int:
-                computed.append(1)
-                return len(computed)
-
-            assert price() == price() == len(computed)
+        client = face.connect(server.url, namespace=namespace)
+        cached = client.cached(60, key="price")(price)
+        assert await cached() == await cached() == len(computed)
     assert computed == [1, 1, 1]
     assert all(key.startswith(b"holdfast:") for key in server.command("KEYS", "*"))
 
@@ -112,6 +114,27 @@ async def test_an_id_counts_once_on_its_key_whatever_the_namespace(
         assert await atomic.incr("stock", once="order 7") == 1
         assert await atomic.script(count)(keys=["runs"], once="order 7") == 1
     assert server.command("MGET", "stock", "runs") == [b"1", b"1"]
+
+
+def status_of_run(server: Server, *words: str) -> tuple[int, str]:
+    told = subprocess.run(
+        [*HOLDFAST, "run", "--no-wait", *words, "true"],
+        env=environment(HOLDFAST_URL=server.url),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    return told.returncode, told.stderr
+
+
+def test_run_excludes_clients_of_its_namespace_only(server: Server) -> None:
+    with holdfast.Client(server.url, namespace="shop") as shop, shop.lock("nightly"):
+        status, told = status_of_run(server, "-v", "-N", "shop", "nightly")
+        assert status == 1
+        assert "'shop: nightly' is locked" in told
+        assert status_of_run(server, "--namespace", "bank", "nightly") == (0, "")
+        assert status_of_run(server, "nightly") == (0, "")
 
 
 def output_of(server: Server, *words: str) -> Any:
@@ -139,9 +162,16 @@ def test_operators_see_and_choose_the_namespace(server: Server) -> None:
             shown = output_of(server, "show", "invoice", "-N", "shop")
             assert shown.exit_code == 0
             assert "shop: invoice" in shown.stdout
-            assert output_of(server, "show", "x", "-N", "a:b").exit_code == 2
+            for words in (("show", "x"), ("break", "x", "--yes"), ("ls",)):
+                for bad in ("a:b", ""):
+                    refused = output_of(server, *words, "-N", bad)
+                    assert (refused.exit_code, words) == (2, words)
+                    assert "namespace=" in refused.stderr
         lease = shop.lock("invoice", renew=False).acquire()
         assert output_of(server, "break", "invoice", "--yes", "-N", "shop").exit_code == 0
         assert not shop.lock("invoice").locked()
+        again = output_of(server, "break", "invoice", "--yes", "-N", "shop")
+        assert again.exit_code == 1
+        assert "shop: invoice is held by nobody" in again.stderr
         with pytest.raises(holdfast.LeaseLost):
             lease.release()

@@ -180,7 +180,8 @@ def break_(
     with overview_of(urls, local=local) as overview:
         lock = overview.look(lock_key)
         if not lock.holders:
-            complain(f"{name} is held by {_NOBODY[lock.state]} ({', '.join(overview.servers)})")
+            servers = ", ".join(overview.servers)
+            complain(f"{lock.shown} is held by {_NOBODY[lock.state]} ({servers})")
             raise typer.Exit(NOBODY)
         _tell(console, lock, overview.servers)
         if not yes:
@@ -198,7 +199,7 @@ def break_(
             )
             broken = target.evict(replace(lock.holders[0], token=lock.token))
         if not broken:
-            complain(f"{name} has changed hands meanwhile: nothing was done")
+            complain(f"{lock.shown} has changed hands meanwhile: nothing was done")
             raise typer.Exit(NOBODY)
         console.print(_after(overview.look(lock_key)), soft_wrap=True)
 
@@ -241,10 +242,18 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
     """Return a test of lock keys: whether the name, or the key that was given, matches `pattern`.
 
     With a namespace, only locks in it match.
+
+    Raises:
+        typer.BadParameter: it cannot be a namespace.
     """
-    from holdfast.core.spec import name_in, namespace_in
+    from holdfast.core.spec import checked_namespace, name_in, namespace_in
+    from holdfast.errors import ConfigurationError
     from holdfast.overview.patterns import matcher
 
+    try:
+        checked_namespace(namespace)
+    except ConfigurationError as error:
+        raise typer.BadParameter(plain(str(error))) from None
     matches = matcher("*" if pattern is None else pattern)
 
     def wanted(key: bytes) -> bool:

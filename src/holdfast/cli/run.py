@@ -173,8 +173,9 @@ class Wanted(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name, in a message."""
-        return f"'{plain(self.name, NAME_MOST)}'"
+        """The namespace and the name, in a message."""
+        name = plain(self.name, NAME_MOST)
+        return f"'{plain(self.namespace, NAME_MOST)}: {name}'" if self.namespace else f"'{name}'"
 
 
 def _leave(status: int) -> NoReturn:
