@@ -5,18 +5,22 @@ These tests replace the parent of the default folder: the default itself belongs
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 import holdfast
 from holdfast import embedded
-from holdfast.embedded import folder
+from holdfast.cli.app import app
+from holdfast.embedded import folder, tending
 from holdfast.errors import ConfigurationError, NodeUnavailable
 from holdfast.faces import deployments
 from kit.runtimes import runtime_folder
@@ -32,6 +36,9 @@ HOLDFAST_BELOW = (
     "import sys; from pathlib import Path; from holdfast.embedded import folder;"
     "folder.PARENT = Path(sys.argv.pop(1)); from holdfast.cli import main; main()"
 )
+NOBODY = 65534
+"""The id of a user that owns nothing."""
+
 VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR", "HOME", "USER", "LOGNAME")
 
 
@@ -172,3 +179,82 @@ def test_an_error_names_the_folder_of_the_embedded_server(
     monkeypatch.setenv("HOLDFAST_SERVER", "false")
     with holdfast.Client("local") as client, pytest.raises(NodeUnavailable, match=str(parent)):
         client.lock("a").acquire()
+
+
+COMMANDS = (
+    ("ls",),
+    ("show", "a"),
+    ("break", "a"),
+    ("doctor", "--local"),
+    ("server", "status"),
+    ("server", "stop"),
+    ("demo",),
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("kind", ["below a file", "a file", "a link", "not searchable"])
+def test_commands_say_what_to_do_about_a_folder_that_cannot_be_used(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kind: str
+) -> None:
+    chosen = parent / "chosen"
+    if kind == "a link":
+        chosen.symlink_to(parent)
+    elif kind == "not searchable":
+        chosen.mkdir(mode=0o600)
+    else:
+        chosen.touch()
+    path = chosen / "below" if kind == "below a file" else chosen
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(path))
+    ended = CliRunner().invoke(app, words)
+    assert isinstance(ended.exception, SystemExit), ended.exception
+    assert ended.exit_code == 3
+    told = " ".join(ended.stderr.split())
+    assert str(path) in told
+    assert "set HOLDFAST_SERVER_DIR to" in told
+    assert ("another user could" in told) == (kind == "a link")
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Run as another user if this is root, whom permissions do not stop."""
+    before = os.geteuid()
+    os.seteuid(before or NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_folder_or_a_socket_without_permission_is_a_wrong_setting(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above, chosen = parent / "above", parent / "above" / "chosen"
+    chosen.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOLDFAST_SERVER_DIR", str(chosen))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(embedded.socket_path())
+        listening.listen()
+        (chosen / "server.sock").chmod(0)
+        parent.chmod(0o755)
+        if os.geteuid() == 0:
+            os.chown(chosen, NOBODY, -1)
+        for mode in (0o755, 0o000):
+            above.chmod(mode)
+            with ordinary_user():
+                for use in (embedded.answers, embedded.ensure, tending.status):
+                    with pytest.raises(ConfigurationError, match=r"Permission denied.*0700"):
+                        use()
+        above.chmod(0o755)
+
+
+@pytest.mark.usefixtures("parent")
+def test_a_server_whose_lock_file_cannot_be_opened_is_not_stopped() -> None:
+    lock = folder.locate().lock
+    embedded.ensure()
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(ConfigurationError, match="Is a directory"):
+        tending.stop(even_if_used=True)
+    lock.rmdir()
+    assert tending.stop(even_if_used=True)

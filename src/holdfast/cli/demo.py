@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
 from holdfast.cli.demo_parts import SALES, SELLERS, TTL, Account, stock_key
+from holdfast.cli.servers import unasked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +34,11 @@ def demo() -> None:
     """
     from holdfast import embedded
 
+    with unasked():
+        url = f"unix://{embedded.ensure()}"
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)  # so that no process stays, least of all a paused one
-    stage = _Stage(open_console(), f"unix://{embedded.ensure()}")
+    stage = _Stage(open_console(), url)
     stage.title("Processes share one thing. What goes wrong, and what a lock does about it.")
     with stage.cast("sell", SELLERS) as sellers:
         _lost_update(stage, sellers)

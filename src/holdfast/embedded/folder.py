@@ -5,8 +5,9 @@ the same server, or their locks do not exclude each other: so XDG_RUNTIME_DIR, T
 which differ between them, have no influence. HOLDFAST_SERVER_DIR overrides it.
 
 The folder is used only if it belongs to this user and no other user can write to it: else another
-user could run a server under our name. Only `prepare` and `check` touch the disk. Errors of the
-disk pass through as they are, since only `ensure` knows what was being tried.
+user could run a server under our name. Only `prepare` and `check` touch the disk. A folder that
+cannot be looked at is a wrong setting; other errors of the disk pass through as they are, since
+only `ensure` knows what was being tried.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ PARENT = Path("/tmp")  # noqa: S108 - the folder below it is checked
 
 # The kernel's limit is 108 bytes on Linux and 104 on macOS, with the closing zero.
 LONGEST_SOCKET_PATH = 100
+
+_ELSEWHERE = (
+    f"set {VARIABLE} to a private folder (the same for all processes that share locks), or set "
+    "HOLDFAST_URL to the URL of a server"
+)
 
 
 class Files(NamedTuple):
@@ -97,21 +103,30 @@ def check(folder: Path) -> bool:
     """Say whether the folder exists, and make sure that no other user controls what is in it.
 
     Raises:
-        ConfigurationError: it exists, but another user could run a server in it.
+        ConfigurationError: it exists, but another user could run a server in it, or this user
+            cannot; or it cannot be looked at.
     """
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise unusable(folder, error) from error
     fault = _fault(found)
     if fault:
         raise ConfigurationError(
-            f"the folder of the embedded server, {folder}, {fault}, so another user could run a "
-            f"server under its name: remove it or make it yours with mode 0700, or set {VARIABLE} "
-            f"to a private folder (the same for all processes that share locks), or set "
-            f"HOLDFAST_URL to the URL of a server"
+            f"the folder of the embedded server, {folder}, {fault}: remove it or make it yours "
+            f"with mode 0700, or {_ELSEWHERE}"
         )
     return True
+
+
+def unusable(folder: Path, error: OSError) -> ConfigurationError:
+    """Make the error for a folder in which the system refuses to look."""
+    return ConfigurationError(
+        f"the folder of the embedded server, {folder}, cannot be used "
+        f"({error.strerror or error}): make it yours with mode 0700, or {_ELSEWHERE}"
+    )
 
 
 def _folder() -> Path:
@@ -127,12 +142,16 @@ def _folder() -> Path:
 
 
 def _fault(found: os.stat_result) -> str:
+    danger = "so another user could run a server under its name"
+    mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISLNK(found.st_mode):
-        return "is a symbolic link"
+        return f"is a symbolic link, {danger}"
     if not stat.S_ISDIR(found.st_mode):
         return "is not a folder"
     if found.st_uid != os.geteuid():
-        return f"belongs to the user with id {found.st_uid}"
-    if found.st_mode & 0o077:
-        return f"is open to others (mode {stat.S_IMODE(found.st_mode):04o})"
+        return f"belongs to the user with id {found.st_uid}, {danger}"
+    if mode & 0o077:
+        return f"is open to others (mode {mode:04o}), {danger}"
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        return f"may not be used by its owner (mode {mode:04o})"
     return ""

@@ -69,6 +69,7 @@ def look(files: Files) -> Standing:
     """Ask whoever listens on the socket for a PONG.
 
     Raises:
+        ConfigurationError: the system refuses a connection.
         NodeUnavailable: somebody is there and stays silent, or answers something else.
     """
     reply = b""
@@ -86,6 +87,8 @@ def look(files: Files) -> Standing:
         return Standing.NOBODY
     except (ConnectionError, BlockingIOError):
         return Standing.UNCLEAR
+    except PermissionError as error:
+        raise folder.unusable(files.folder, error) from error
     if reply.startswith(b"+PONG"):
         return Standing.ANSWERS
     if not reply:

@@ -86,7 +86,10 @@ def stop(*, even_if_used: bool) -> bool:
     files = folder.locate()
     if not folder.check(files.folder) or starting.look(files) is Standing.NOBODY:
         return True
-    lock = _eventually(lambda: flock.take(files.lock))
+    try:
+        lock = _eventually(lambda: flock.take(files.lock))
+    except OSError as error:
+        raise folder.unusable(files.folder, error) from error
     if lock is None:
         message = f"somebody keeps {files.lock} locked: see who (lsof {files.lock}), or wait"
         raise NodeUnavailable(message, node=str(files.socket))
