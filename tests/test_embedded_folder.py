@@ -258,3 +258,41 @@ def test_a_server_whose_lock_file_cannot_be_opened_is_not_stopped() -> None:
         tending.stop(even_if_used=True)
     lock.rmdir()
     assert tending.stop(even_if_used=True)
+
+
+@pytest.mark.usefixtures("parent")
+@pytest.mark.parametrize(
+    "words",
+    [("ls",), ("show", "a"), ("break", "a"), ("doctor",), ("run", "a", "true")],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("blank", ["", " "])
+def test_an_empty_url_is_refused_because_a_variable_may_be_unset(
+    words: tuple[str, ...], blank: str
+) -> None:
+    ended = CliRunner().invoke(
+        app, [words[0], "-u", blank, *words[1:]], env={"HOLDFAST_URL": "local"}
+    )
+    assert ended.exit_code == 2
+    assert "URL or --url is empty" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.usefixtures("parent")
+def test_an_empty_url_among_others_is_refused() -> None:
+    three = ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"]
+    for words in (
+        ["quorum", "init", *three, ""],
+        ["doctor", *three, ""],
+        ["quorum", "init", "-u", ""],
+    ):
+        ended = CliRunner().invoke(app, words, env={"HOLDFAST_URL": " ".join(three)})
+        assert (ended.exit_code, words) == (2, words)
+        assert "is empty" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.usefixtures("parent")
+def test_a_variable_of_only_spaces_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", " ")
+    for make in (holdfast.Client, holdfast.AsyncClient):
+        with pytest.raises(ConfigurationError, match=r"HOLDFAST_URL .*only spaces.*unset it"):
+            make()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console, plain
-from holdfast.cli.servers import LongestTtl, complain, unasked
+from holdfast.cli.servers import LongestTtl, complain, separated, unasked
 
 if TYPE_CHECKING:
     from holdfast.quorum_init import Examined, Plan
@@ -64,8 +64,8 @@ def init(
     from holdfast.errors import ConfigurationError
     from holdfast.quorum_init import declare, examine
 
-    words = [*(urls or ()), *(url or ())] or [os.environ.get("HOLDFAST_URL", "")]
-    given = " ".join(words).split()
+    named = separated([*(urls or ()), *(url or ())])
+    given = named or os.environ.get("HOLDFAST_URL", "").split()
     if not given:
         raise typer.BadParameter("give the URL of each server, e.g. redis://localhost:6379/0")
     with unasked():

@@ -68,12 +68,26 @@ LongestTtl = Annotated[
 
 def given(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
     """Return what to give a client for these options; spaces separate URLs, as in HOLDFAST_URL."""
-    each = " ".join(urls or ()).split()
+    each = separated(urls or ())
     if local and each:
         raise typer.BadParameter("give --url or --local, not both")
     if local:
         return LOCAL
     return each[0] if len(each) == 1 else each or None
+
+
+def separated(urls: Sequence[str]) -> list[str]:
+    """Return each URL of these options and arguments.
+
+    Raises:
+        typer.BadParameter: one is empty. Without it, the command would use other servers.
+    """
+    if not all(map(str.strip, urls)):
+        raise typer.BadParameter(
+            "the URL or --url is empty, perhaps from a variable that is not set: give the URL of a "
+            "server, or leave it out"
+        )
+    return " ".join(urls).split()
 
 
 @contextlib.contextmanager

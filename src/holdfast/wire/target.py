@@ -401,6 +401,11 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
         return [_embedded()]
     if given is None:
         given = os.environ["HOLDFAST_URL"].split()
+        if not given:
+            raise ConfigurationError(
+                f"HOLDFAST_URL contains only spaces: write {SCHEMES}, or unset it to use the "
+                "embedded server"
+            )
     if not isinstance(given, (list, tuple)):
         return [target_of(given, longest_ttl)]
     targets = [target_of(each, longest_ttl) for each in given]
