@@ -113,7 +113,10 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     if hold.state is RELEASED or (hold.state is HELD and ref(grip) not in hold.grips):
         return False
     if hold.state is RELEASING:
-        hold.unsure = True  # an earlier try failed, or another thread's is under way
+        # Another thread's request may be under way. A closed client sends none, and a request
+        # that was under way when it was closed sets this by itself.
+        if not session.closed:
+            hold.unsure = True
         return True
     check(session, grip)
     hold.grips.discard(ref(grip))
@@ -138,11 +141,12 @@ def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int
     if tries_left and not refused:
         return
     session.clean_up_after(hold)
+    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
+    hold.unsure = True  # from now on the background may release it
     if hold.waiter is not None:
         hold.waiter.forget()
     if refused:
         raise error
-    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
     seconds = hold.longest_ttl + hold.spec.lock_delay
     raise kind(
         f"{hold.spec.name!r} may stay locked for up to {seconds:.12g} s: {error}; releasing it "
