@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
+from holdfast.wire.clock import now
 from kit.gate import Gate
 from kit.servers import Server, programs
 from kit.tls_front import TlsFront
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 PROGRAM = next(iter(programs().values()))
+PATIENCE = 30.0
 HOST = "127.0.0.1"
 NOT_LOCAL = "127.0.0.2"
 """An address of this machine that protected mode does not take for it."""
@@ -78,12 +80,6 @@ def another_protocol() -> AbstractContextManager[str]:
 
 
 @contextlib.contextmanager
-def tls_to_a_plain_port() -> Iterator[str]:
-    with Server.start(PROGRAM) as server:
-        yield f"rediss://{HOST}:{server.port}"
-
-
-@contextlib.contextmanager
 def tls_to_a_talkative_port() -> Iterator[str]:
     with http_server() as url:
         yield url.replace("redis://", "rediss://")
@@ -106,6 +102,12 @@ def hung_server() -> Iterator[str]:
     with Server.start(PROGRAM) as server:
         server.freeze()
         yield server.url
+
+
+@contextlib.contextmanager
+def tls_to_a_hung_server() -> Iterator[str]:
+    with hung_server() as url:
+        yield url.replace("redis://", "rediss://")
 
 
 @contextlib.contextmanager
@@ -157,7 +159,7 @@ SITUATIONS: list[tuple[Callable[[], AbstractContextManager[str]], str]] = [
     (no_such_socket, "no such socket.*start the server, or correct the path"),
     (http_server, "HTTP server.*give the port of Redis"),
     (another_protocol, "does not speak the protocol of Redis"),
-    (tls_to_a_plain_port, "no reply in time.*Write redis:// if it does not use TLS"),
+    (tls_to_a_hung_server, "Write redis:// if it does not use TLS.*hangs"),
     (tls_to_a_talkative_port, "does not speak TLS.*write redis://"),
     (plain_to_a_tls_port, "write rediss://"),
     (untrusted_certificate, "certificate is not trusted.*ssl_ca_certs"),
@@ -195,6 +197,22 @@ def check(error: BaseException, url: str, words: str) -> None:
     assert repr("a") in message
     assert error.__cause__ is None
     assert error.__suppress_context__ or error.__context__ is None
+
+
+async def test_tls_to_a_plain_port_is_recognised(face: Face, server: Server) -> None:
+    """Neither Redis nor Valkey answers a TLS handshake; both answer a PING without TLS.
+
+    The time to answer it is short. So a busy machine may need several attempts.
+    """
+    url = f"rediss://{HOST}:{server.port}"
+    client = face.connect(url, command_timeout=0.4)
+    end = now() + PATIENCE
+    while True:
+        with pytest.raises(holdfast.NodeUnavailable) as caught:
+            await client.lock("a").acquire()
+        if "no reply in time" not in str(caught.value) or now() > end:
+            break
+    check(caught.value, url, "does not speak TLS: write redis://")
 
 
 @pytest.mark.parametrize("timeout", [None, 3600])

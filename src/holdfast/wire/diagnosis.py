@@ -5,6 +5,8 @@ The text of `why_unreachable` does not name the server: the caller that raises t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -13,14 +15,13 @@ from typing import TYPE_CHECKING
 import redis
 
 from holdfast.errors import OutcomeUnknown
+from holdfast.wire.clock import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NO_REPLY = (
-    "no reply in time: it hangs (it is stopped, swaps, or runs a long command), or the network is "
-    "down"
-)
+_HANGS = "it hangs (it is stopped, swaps, or runs a long command), or the network is down"
+NO_REPLY = f"no reply in time: {_HANGS}"
 
 _REFUSED = "connection refused: start the server, or correct the address"
 _NO_TLS = "Write redis:// if it does not use TLS"
@@ -34,12 +35,48 @@ _CLOSED_TLS = (
 )
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """How OpenSSL reports an answer that is not TLS; different versions use different names."""
+_PING, _TO_PING = b"PING\r\n", (b"+", b"-")
 _HUNG_UP = ("Connection closed by server", "EOF occurred", "UNEXPECTED_EOF")
 
 
 def too_slow(*, tls: bool) -> str:
     """Say that a connection was not ready in time, without knowing which step hung."""
-    return f"{NO_REPLY}. {_NO_TLS}" if tls else NO_REPLY
+    return f"no reply in time. {_NO_TLS}; otherwise {_HANGS}" if tls else NO_REPLY
+
+
+def plain_reply(host: str, port: int, timeout: float) -> ssl.SSLError | None:
+    """Find out whether a server that did not answer a TLS handshake answers without TLS.
+
+    Redis and Valkey wait for the end of a line, which a handshake need not contain. So they do not
+    answer it, as if they hung.
+    """
+    end = now() + timeout
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout) as plain:
+        plain.sendall(_PING)
+        plain.settimeout(max(0.001, end - now()))
+        return _judge(plain.recv(1))
+    return None
+
+
+async def plain_reply_async(host: str, port: int, timeout: float) -> ssl.SSLError | None:
+    """Find out the same on the running event loop."""
+
+    async def first_byte() -> bytes:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(_PING)
+            return await reader.read(1)
+        finally:
+            writer.close()
+
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        return _judge(await asyncio.wait_for(first_byte(), timeout))
+    return None
+
+
+def _judge(reply: bytes) -> ssl.SSLError | None:
+    """Make OpenSSL's error for a reply that is not TLS. An alert of TLS begins with 0x15."""
+    return ssl.SSLError(f"{_NOT_TLS[0]}: it answers without TLS") if reply in _TO_PING else None
 
 
 def unanswered(node: str, error: object) -> OutcomeUnknown:

@@ -7,6 +7,7 @@ timeouts, retries, decoding and protocol version do not matter here.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
@@ -23,7 +24,7 @@ from redis.retry import Retry
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
-from holdfast.wire.diagnosis import too_slow, why_unreachable
+from holdfast.wire.diagnosis import plain_reply, plain_reply_async, too_slow, why_unreachable
 from holdfast.wire.packing import CommandPacker
 from holdfast.wire.process import close_after_fork
 from holdfast.wire.refusals import is_turned_away, misplaced, quarantined, refusal
@@ -57,6 +58,10 @@ _TAKEN_OVER = {
 LEAST_TIMEOUT = 0.001
 """Seconds that a step of connecting is given, even if the deadline has passed: redis-py may take 0
 as no limit."""
+
+PLAIN_REPLY = 0.05
+"""Seconds, of those for connecting, to find out whether a server that does not answer the TLS
+handshake answers without TLS."""
 
 _ALWAYS = object()
 _LEFT_OUT = {
@@ -255,6 +260,8 @@ class Server:
                 f"{self.node} cannot be connected to with these settings: {error}"
             ) from None
         connection.end = now() + timeout
+        if self._is_tls:
+            connection.reserve = min(PLAIN_REPLY, timeout / 4)
         return connection
 
     def misplaced(self, hello: object) -> ConfigurationError | None:
@@ -295,10 +302,14 @@ class _Deadline:
     redis-py gives its whole timeout to each address of the host, to TLS, and to each reply.
     """
 
+    host: str
+    port: int
     end = math.inf
+    reserve = 0.0
+    """Seconds before the end that the TLS handshake must leave to what follows if it fails."""
 
     def _left(self) -> float:
-        return max(LEAST_TIMEOUT, self.end - now())
+        return max(LEAST_TIMEOUT, self.end - self.reserve - now())
 
     def _keep_deadline(self, timeout: float) -> None:
         """Ignore the timeouts that redis-py sets."""
@@ -312,7 +323,12 @@ class _BlockingDeadline(_Deadline):
     _sock: Any
 
     def _connect(self) -> Any:  # noqa: ANN401 - a socket, plain or of TLS
-        sock = super()._connect()  # type: ignore[misc]  # a mixin
+        try:
+            sock = super()._connect()  # type: ignore[misc]  # a mixin
+        except TimeoutError as error:
+            reply = plain_reply(self.host, self.port, self.reserve) if self.reserve else None
+            raise reply or error from None
+        self.reserve = 0.0
         close_after_fork(sock)
         return sock
 
@@ -333,7 +349,13 @@ class _LoopDeadline(_Deadline):
     _writer: Any
 
     async def _connect(self) -> None:
-        await super()._connect()  # type: ignore[misc]  # a mixin
+        try:
+            await super()._connect()  # type: ignore[misc]  # a mixin
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            wanted = self.reserve > 0
+            reply = await plain_reply_async(self.host, self.port, self.reserve) if wanted else None
+            raise reply or error from None
+        self.reserve = 0.0
         close_after_fork(self._writer)
 
 
