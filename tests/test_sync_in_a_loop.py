@@ -12,6 +12,8 @@ import holdfast
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kit.servers import Server
 
 
@@ -136,3 +138,93 @@ def test_a_callback_of_a_loop_may_take_a_lock(server: Server) -> None:
 
     with holdfast.Client(server.url) as client:
         asyncio.run(main())
+
+
+def in_callbacks(*callbacks: Callable[[], object]) -> None:
+    """Run each as a callback of one event loop, in no task, and raise what it raises."""
+
+    async def main() -> None:
+        for callback in callbacks:
+            await called(callback)
+
+    def called(callback: Callable[[], object]) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def call() -> None:
+            try:
+                callback()
+            except BaseException as error:  # noqa: BLE001 - the future raises it
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        loop.call_soon(call)
+        return done
+
+    asyncio.run(main())
+
+
+def test_two_callbacks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Server) -> None:
+    leases: list[holdfast.Lease] = []
+
+    def second() -> None:
+        assert lock.try_acquire() is None
+        with pytest.raises(holdfast.WouldDeadlock, match="AsyncClient"):
+            lock.acquire(timeout=PATIENCE)
+
+    def third() -> None:
+        leases[0].release()
+        assert not leases[0].held
+
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", reentrant=True)
+        in_callbacks(lambda: leases.append(lock.acquire()), second, third)
+        with lock:
+            pass
+
+
+def test_a_task_never_enters_a_reentrant_lock_that_a_callback_holds(server: Server) -> None:
+    async def main() -> None:
+        taken = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: taken.set_result(lock.acquire()))
+        lease = await taken
+        with pytest.raises(holdfast.WouldDeadlock, match="AsyncClient"):
+            lock.acquire(timeout=PATIENCE)
+        lease.release()
+
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", reentrant=True)
+        asyncio.run(main())
+
+
+def test_a_callback_leaves_the_with_block_that_it_entered(server: Server) -> None:
+    async def main() -> None:
+        left = asyncio.get_running_loop().create_future()
+
+        def callback() -> None:
+            with lock as outer, lock as inner:
+                leases.extend([outer, inner])
+            left.set_result([lease.held for lease in leases])
+
+        with lock as lease:  # the list of the lock has leases of a task and of a callback
+            leases.append(lease)
+            asyncio.get_running_loop().call_soon(callback)
+            assert await asyncio.wait_for(left, PATIENCE) == [True, False, False]
+        assert not lease.held
+
+    leases: list[holdfast.Lease] = []
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", owner="us")
+        asyncio.run(main())
+
+
+def test_a_cached_function_that_calls_itself_in_a_callback_is_refused(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+
+        @client.cached(60, key="a")
+        def function() -> int:
+            return function()
+
+        with pytest.raises(holdfast.WouldDeadlock, match="itself"):
+            in_callbacks(function)

@@ -25,7 +25,7 @@ from holdfast.wire.clock import now, wall_clock
 from holdfast.wire.process import Worker, generation, reset_after_fork, unnoticed_fork
 
 if TYPE_CHECKING:
-    from asyncio import Task
+    from asyncio import AbstractEventLoop, Task
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Actor: TypeAlias = "threading.Thread | Task[Any]"
+Actor: TypeAlias = "threading.Thread | Task[Any] | LoopCallback"
 Replies: TypeAlias = "Awaitable[list[Reply | HoldfastError]]"
 CallMany: TypeAlias = "Callable[[Sequence[Request], float, Callable[[], float]], Replies]"
 
@@ -77,14 +77,45 @@ class ThreadSignal:
         return self._mutex.acquire(timeout=-1 if timeout > threading.TIMEOUT_MAX else timeout)
 
 
-def actor() -> Actor:
-    """The calling thread; within an event loop the calling task.
+class LoopCallback:
+    """One call that a callback of an event loop made, outside every task.
 
-    All tasks of a loop are in one thread. If that were the actor, one of them could re-enter the
-    lock that another holds.
+    Nothing identifies the callback itself. So each call has an actor that equals no other one: it
+    never re-enters a lock that another callback, or even the same one, holds.
+    """
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def get_name(self) -> str:
+        """Return what tokens call it, as a task does."""
+        return "callback"
+
+    def get_loop(self) -> AbstractEventLoop:
+        """Return the loop that runs it, as a task does."""
+        return self._loop
+
+
+def actor() -> Actor:
+    """The calling thread; within an event loop the calling task, or this call of a callback.
+
+    All tasks and callbacks of a loop are in one thread. If that were the actor, one of them could
+    re-enter the lock that another holds.
     """
     loop = _get_running_loop()
-    return current_thread() if loop is None else current_task(loop) or current_thread()
+    return current_thread() if loop is None else current_task(loop) or LoopCallback(loop)
+
+
+def context() -> object:
+    """The calling thread; within an event loop the calling task, or the loop in its callbacks.
+
+    This tells whose `with` block it is. A callback leaves its blocks before the next one runs, so
+    all callbacks of a loop count as one.
+    """
+    loop = _get_running_loop()
+    return current_thread() if loop is None else current_task(loop) or loop
 
 
 class Threads:
@@ -111,7 +142,7 @@ class Threads:
         return False
 
     def blocks(self, actor: Actor) -> bool:
-        """Whether that actor is a task of this thread's event loop, or the thread itself."""
+        """Whether that actor is of this thread's event loop, or the thread itself."""
         loop = _get_running_loop()
         if loop is None:
             return False

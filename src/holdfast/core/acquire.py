@@ -163,8 +163,8 @@ def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip
         )
     if session.is_blocked_by_waiting(spec):
         raise WouldDeadlock(
-            f"{spec.name!r} is held by another task of this event loop, which cannot release it "
-            "while this call blocks the loop: use holdfast.AsyncClient in coroutines",
+            f"{spec.name!r} is held by another task or callback of this event loop, which cannot "
+            "release it while this call blocks the loop: use holdfast.AsyncClient in coroutines",
             lock=spec.name,
         )
     return False

@@ -205,7 +205,7 @@ async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever w
                 cache.end(wanted.name, flight)
         finally:
             cache.end(wanted.name, flight)  # an interrupt may have struck as it was about to
-        if other.actor is actor:
+        if other.actor is actor or port.blocks(other.actor):
             raise WouldDeadlock(
                 f"{wanted.name!r} is asked for by its own computation, which would wait for "
                 "itself: give another key, or do not call the cached function there",

@@ -8,7 +8,7 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar
 
-from holdfast.adapters.threads import actor, run
+from holdfast.adapters.threads import context, run
 from holdfast.core.acquire import acquire
 from holdfast.core.duration import in_seconds
 from holdfast.core.evict import evict
@@ -409,7 +409,7 @@ class Lock(LockFacts):
         lease = Lease(self._client)
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            lease._entered_by = actor()  # noqa: SLF001 - one face, one file
+            lease._entered_by = context()  # noqa: SLF001 - one face, one file
             self._entered.append(lease)
             return lease  # noqa: TRY300 - an interrupt may strike here
         except BaseException:
@@ -431,13 +431,13 @@ class Lock(LockFacts):
             lease = self._being_left()
             if not isinstance(failure, HoldfastError):
                 lease._abandon()  # noqa: SLF001 - one face, one file
-            leave(self._entered, lease, actor)
+            leave(self._entered, lease, context)
             raise
         # Forgotten last of all: until here it can be found again, whatever strikes.
-        leave(self._entered, lease, actor)
+        leave(self._entered, lease, context)
 
     def _being_left(self) -> Lease:
-        return last_of(self._entered, actor, self._spec.name)
+        return last_of(self._entered, context, self._spec.name)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Hold the lock whenever `function` runs: `@lock` above it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=LeaseFacts)
 
 
-def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
+def last_of(entered: list[L], context: Callable[[], object], name: str) -> L:
     """Return the lease that this thread or task entered last.
 
     A block may be left by another thread than the one that entered it, as with generators that a
@@ -30,7 +30,7 @@ def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
     leases = list(entered)
     if len(leases) == 1:
         return leases[0]
-    here = actor()
+    here = context()
     for lease in reversed(leases):
         if lease._entered_by is here:  # noqa: SLF001 - within the faces
             return lease
@@ -44,11 +44,11 @@ def last_of(entered: list[L], actor: Callable[[], object], name: str) -> L:
     )
 
 
-def leave(entered: list[L], lease: L, actor: Callable[[], object]) -> None:
-    """Forget a lease whose block was left, and leases of this actor that an interrupt ended."""
+def leave(entered: list[L], lease: L, context: Callable[[], object]) -> None:
+    """Forget a lease whose block was left, and others of this caller that an interrupt ended."""
     forget(entered, lease)
     for other in list(entered) if entered else ():
-        if other._entered_by is actor() and not other._gripping:  # noqa: SLF001 - within the faces
+        if other._entered_by is context() and not other._gripping:  # noqa: SLF001 - within the faces
             forget(entered, other)
 
 
