@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +25,8 @@ from test_redis_lock import queued
 from test_waiting_faults import _came, calls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from kit.faces import Face
     from kit.proxy import Proxy
     from kit.servers import Server
@@ -52,6 +56,15 @@ STOPPED = """
     time.sleep(60)
 """
 """A process that waits, and is stopped while it does."""
+
+STOPPED_PAIR = """
+    import threading
+    print("waiting", flush=True)
+    for _ in range(2):
+        threading.Thread(target=client.lock("a", ttl=60).acquire).start()
+    time.sleep(60)
+"""
+"""The same, with two threads that wait."""
 
 
 # Exclusion
@@ -274,6 +287,54 @@ def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
                 await handed.release()
 
     asyncio.run(leave_and_wait())
+
+
+def released_before_stopped_processes(
+    server: Server, programs: Sequence[str], after: Callable[[list[Process]], None]
+) -> None:
+    """Release a lock that `programs`, then stopped, and one live client wait for, in this order."""
+    with (
+        holdfast.Client(server.url) as holder,
+        holdfast.Client(server.url) as client,
+        ThreadPoolExecutor() as threads,
+        ExitStack() as ended,
+    ):
+        lease = holder.lock("a", ttl=60).acquire()
+        processes, places = list[Process](), 0
+        for program in programs:
+            processes.append(ended.enter_context(Process(server, program)))
+            assert processes[-1].says() == "waiting"
+            places += 2 if program is STOPPED_PAIR else 1
+            eventually(lambda: waiters(server) == places, what="the process is in the queue")  # noqa: B023 - called at once
+        waiting = threads.submit(client.lock("a", ttl=60, timeout=30).acquire)
+        eventually(lambda: waiters(server) == places + 1, what="the client is in the queue")
+        for process in processes:
+            process.stop()
+        lease.release()
+        after(processes)
+        waiting.result(30).release()
+
+
+@pytest.mark.parametrize("stopped", [2, 4])
+def test_stopped_processes_in_the_queue_cost_windows_and_not_a_ttl(
+    server: Server, stopped: int
+) -> None:
+    released_before_stopped_processes(server, [STOPPED] * stopped, lambda _: None)
+
+
+def test_a_process_killed_while_it_watches_a_stopped_one_costs_windows_and_not_a_ttl(
+    server: Server,
+) -> None:
+    def kill_watcher(processes: list[Process]) -> None:
+        processes[1].kill()
+
+    released_before_stopped_processes(server, [STOPPED, STOPPED], kill_watcher)
+
+
+def test_a_stopped_process_with_the_next_two_places_costs_windows_and_not_a_ttl(
+    server: Server,
+) -> None:
+    released_before_stopped_processes(server, [STOPPED_PAIR], lambda _: None)
 
 
 async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(client: Any) -> None:

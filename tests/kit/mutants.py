@@ -888,6 +888,14 @@ MUTANTS = [
         "L2 L3",
     ),
     Mutant(
+        "a second waiter watches, in case the first one is dead or stopped",
+        "scripts/_hand_over.lua",
+        "      if second and (left < 0 or left > window + delay) then",
+        "      if false then",
+        CROWDED,
+        "L3",
+    ),
+    Mutant(
         "a waiter that leaves passes on its duty to watch",
         "scripts/release.lua",
         "  elseif was_first and remaining > 0 and",

@@ -35,12 +35,30 @@ local function grant(who, px)
   end
 end
 
+-- Notifies one more waiter to ask when two windows are over, because `client`, which has the lock now,
+-- and `watching`, the client of the next waiter, may both be dead or stopped. It is one of the last in
+-- the queue: processes of one machine often queue together, and are stopped together.
+-- It is needed only after a hold that had more than a window left. Waiters that queued during a shorter
+-- one know from the reply that it ends soon, and ask then; and the waiter that was notified at the end
+-- of the last long hold asks too, and goes on to do so until the lock is its own.
+local function have_watched(client, watching)
+  local waiters = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 8)
+  for _, waiter in ipairs(waiters) do
+    local who, other = read(waiter)
+    if other ~= client and other ~= watching then
+      if who == token or tell(waiter, 'W', 0, 2 * window) or denied then
+        return
+      end
+      call('ZREM', queue, waiter)
+    end
+  end
+end
+
 -- Gives the lock, which nobody has or wants any more, to the first waiter whose client is there, and
--- returns who that is, and its fence. The next in line is to look after the grant's window whether it
--- was taken up; if it is of the same client, that one looks by itself. A lock without order is left
--- free, and the first is to ask. In a quarantine it is left free too: this may be the second sending of
--- a release that the server before this one carried out, and then somebody else has it from there.
--- Those who wait have all been told when it ends.
+-- returns who that is, and its fence. Other waiters watch whether that one takes it up. A lock without
+-- order is left free, and the first waiter is to ask. In a quarantine it is left free too: this may be
+-- the second sending of a release that the server before this one carried out, and then somebody else
+-- has it from there. Those who wait have all been told when it ends.
 local function hand_over()
   if quarantine() > 0 then
     return nil
@@ -66,10 +84,14 @@ local function hand_over()
       return who, fence
     end
     if tell(waiter, 'G', fence, window) then
+      local left = second and call('PTTL', lock)
       grant(who, window)
-      local _, seconds = read(second or waiter)
-      if seconds ~= client then
-        tell_next(0, 'W', window)
+      local _, watching = read(second or waiter)
+      if watching ~= client then
+        _, watching = read(tell_next(0, 'W', window) or waiter)
+      end
+      if second and (left < 0 or left > window + delay) then
+        have_watched(client, watching)
       end
       return who, fence
     end

@@ -309,7 +309,10 @@ class Checks:
         """A lock that was handed over is watched by the first in the queue."""
         holder = look(server, keys)[0]
         if holder != self._before[0]:
-            self._watch.changed_hands(handed_over=holder != token.encode())
+            soon = 1000 + int(self.settings.lock_delay * 1000)  # the longest window (ms)
+            long_held = isinstance(self._left, int) and self._left > soon
+            handed_over = holder != token.encode()
+            self._watch.changed_hands(handed_over=handed_over, long_held=long_held)
         if isinstance(reply, list):
             self._watch.replied(token)
         waiter = self._watch.uninformed(holder, _line(server, keys))

@@ -4,6 +4,10 @@ A lock that is handed over is its new holder's for a short window. If that clien
 waiter has to ask when the window is over. That is the first one in the queue, so it must know of
 the hand-over: it was notified, or it asked, since then. A waiter of the new holder's own client
 needs no message, because that client knows.
+
+That waiter may be dead or stopped too. So a script that hands over a lock which had more than a
+window left also notifies one of the last waiters, of a client that is neither the new holder's nor
+the first waiter's, if there is one. The waiters queued behind a lock with less time left know that.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from holdfast.core.line import read_message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LAST = 8
+"""Waiters at the end of the queue among which the second one is found."""
+
 
 class WatchCheck:
     """Which waiters know of the last hand-over of one lock."""
 
     def __init__(self) -> None:
-        self._handed_over = False
+        self._handed_over = self._after_long_hold = False
         self._informed: set[str] = set()
         self._just_informed: set[str] = set()
         """The same, by the script that runs now."""
@@ -28,6 +35,7 @@ class WatchCheck:
     def begin(self) -> None:
         """A script is about to run."""
         self._just_informed.clear()
+        self._after_long_hold = False
 
     def published(self, message: bytes) -> None:
         """A script sent a message to a waiter."""
@@ -37,9 +45,13 @@ class WatchCheck:
         """A waiter received a reply that names the holder, and how long it has the lock."""
         self._just_informed.add(token)
 
-    def changed_hands(self, *, handed_over: bool) -> None:
-        """The script gave the lock to another holder; handed over: not to its own caller."""
+    def changed_hands(self, *, handed_over: bool, long_held: bool) -> None:
+        """The script gave the lock to another holder.
+
+        `handed_over`: not to its own caller; `long_held`: before, it had more than a window left.
+        """
         self._handed_over = handed_over
+        self._after_long_hold = handed_over and long_held
         self._informed.clear()
 
     def uninformed(self, holder: bytes | None, queue: Sequence[bytes]) -> str:
@@ -48,5 +60,10 @@ class WatchCheck:
         if not self._handed_over or holder is None or not queue:
             return ""
         first = queue[0].decode()
-        same_client = first.split(":")[1] == holder.split(b":")[1].decode()
-        return "" if same_client or first in self._informed else first
+        clients = {first.split(":")[1], holder.decode().split(":")[1]}
+        if len(clients) > 1 and first not in self._informed:
+            return first
+        others = [waiter.decode() for waiter in queue[1:][-LAST:]]
+        others = [waiter for waiter in others if waiter.split(":")[1] not in clients]
+        missing = self._after_long_hold and others and self._informed.isdisjoint(others)
+        return others[-1] if missing else ""
