@@ -258,7 +258,8 @@ def test_two_who_believe_at_once_are_reported() -> None:
 
 def _hold(client: SimClient, spec: LockSpec, number: int) -> Hold:
     token = f"hf1:{client.machine.name}:1:sim@sim:1:t:"
-    return Hold(spec, token, number + 1, client.now(), None, client.session, Grip())
+    session = client.session
+    return Hold(spec, token, number + 1, client.now(), None, session.process, session, Grip())
 
 
 def test_every_state_that_matters_is_named_once() -> None:

@@ -122,7 +122,8 @@ def _world() -> tuple[Play, QuorumChecks]:
 def _hold(world: Play, client: int, fence: int) -> Hold:
     owner = world.clients[client]
     token = f"hf1:{owner.machine.name}:1:sim@sim:1:t:"
-    return Hold(world.spec, token, fence, owner.now(), None, owner.session, Grip())
+    session = owner.session
+    return Hold(world.spec, token, fence, owner.now(), None, session.process, session, Grip())
 
 
 def test_a_replica_fetches_what_was_lost_on_its_way_while_its_primary_was_down() -> None:

@@ -39,3 +39,8 @@ class Lines:
                 if line is None:
                     line = self._known[place] = make(channel)
         return cast("L", line)
+
+    def rally(self) -> None:
+        """Wake all who wait."""
+        for line in list(self._known.values()):
+            line.rally()

@@ -130,7 +130,12 @@ class Threads:
     def __init__(self, *, sharded: bool = False) -> None:
         self._sharded = sharded
         self._begin()
-        reset_after_fork(self._begin)
+        reset_after_fork(self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        # The thread that forked may be waiting for a grant, which only the parent will receive.
+        self._lines.rally()
+        self._begin()
 
     def _begin(self) -> None:
         self._pid = getpid()

@@ -22,7 +22,7 @@ from weakref import ref
 
 from holdfast.core.election import win
 from holdfast.core.events import Event
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
@@ -84,6 +84,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         NodeUnavailable: the server does not answer; nothing is held.
         ConfigurationError: the server will never grant it.
         NotNeeded: the script that was to take it said so instead; nothing is held.
+        NotHeld: this process was forked meanwhile, as by a signal handler, and is the child.
     """
     if (spec.keys[0] in session.held or session.co_held) and _reenter(session, spec, timeout, grip):
         return grip
@@ -109,21 +110,22 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
         if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
-            grip._hold = hold = Hold(spec, token, reply, asked_at, actor, session, grip)
+            grip._hold = hold = Hold(spec, token, reply, asked_at, actor, process, session, grip)
             hold.waiter = waiter
             due = asked_at + spec.first_due
         else:
-            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
+            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter, process)
             attempt.line = session.line(spec.keys) if queues else None
             attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
             grant = await attempt.run()
             token = attempt.token
-            grip._hold = hold = Hold(spec, token, grant.fence, grant.since, actor, session, grip)
+            fence, since = grant.fence, grant.since
+            grip._hold = hold = Hold(spec, token, fence, since, actor, process, session, grip)
             due = attempt.hand_over(hold, grant)
         session.took(hold, due)
     except BaseException as error:
         if attempt is None:
-            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter)
+            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter, process)
         await _fail(session, attempt, grip, error, process)
         if isinstance(error, ConfigurationError) and not error.lock:
             message = f"{spec.name!r} was not acquired: {error}"
@@ -138,12 +140,14 @@ async def _fail(
     """Leave nothing behind when an attempt ends with `error`."""
     if grip._hold is not None:  # interrupted between the grant and its being handed over
         session.disown(grip._hold)
+    if process != session.port.process():  # a forked child: the attempt is its parent's
+        return
     # A refusal is an answer: that request was not carried out.
     refused = isinstance(error, ConfigurationError) and grip._hold is None
-    if not isinstance(error, GeneratorExit):
-        await attempt.undo(asking=not refused)
-    elif process == session.port.process():  # in a forked child, the attempt is its parent's
+    if isinstance(error, GeneratorExit):
         attempt.abandon()
+    else:
+        await attempt.undo(asking=not refused)
 
 
 def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> bool:
@@ -186,6 +190,7 @@ class _Attempt:
         "_in_line",
         "_late",
         "_pause",
+        "_process",
         "_report",
         "_session",
         "_silent",
@@ -208,10 +213,12 @@ class _Attempt:
         token: str,
         began_at: float,
         waiter: Waiter | None,
+        process: int,
     ) -> None:
         self._session = session
         self._spec = spec
         self._timeout = timeout
+        self._process = process
         self.token = token
         self._give_up = math.inf if timeout is None else began_at + timeout
         self._end = spec.end_of_waiting(began_at, timeout)
@@ -246,6 +253,7 @@ class _Attempt:
         """Wait and ask until the lock is ours."""
         port = self._session.port
         while True:
+            self._check_process()
             now, reply = port.now(), self.reply
             if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.usable:
                 return Grant(reply, self._spec.ttl, self._asked_at)
@@ -259,11 +267,16 @@ class _Attempt:
                     await port.sleep(pause)
                 elif self._waiter is not None:
                     await self._wait_in_line(self._waiter)
+            self._check_process()
             if self._waiter is not None and self._waiter.grant is not None:
                 grant = await self._confirmed(self._waiter.grant)
                 if grant is not None:
                     return grant
             self.reply = await self._ask()
+
+    def _check_process(self) -> None:
+        if self._session.port.process() != self._process:
+            raise forked(self._spec.name)
 
     def hand_over(self, hold: Hold, grant: Grant) -> float:
         """Tell the hold all that is known; return when it is due to be renewed."""
@@ -312,6 +325,7 @@ class _Attempt:
             ear = self.line.ear
             if ear is None or not ear.counted:
                 ear = await self._listen(self.line)
+                self._check_process()
         if self.line is not None and ear is not None:
             if self._waiter is None:
                 signal, now = port.signal(), port.now()

@@ -322,7 +322,8 @@ async def _under_lock(
             if await _store(cache, wanted, hold, payload, cost):
                 flight.as_of = moment
         except (NodeUnavailable, OutcomeUnknown) as error:
-            _abandon(session, hold)
+            if hold.process == session.port.process():  # else a child was forked meanwhile
+                _abandon(session, hold)
             raise Unstored(payload, error) from error
     await _let_go(session, grip)
     return payload
@@ -385,14 +386,14 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
 ) -> Reply:
     """Ask until there is an answer, for so many timeouts; all these scripts may be run twice."""
     port = cache.session.port
-    end = port.now() + timeout * patience
+    end, process = port.now() + timeout * patience, port.process()
     for left in reversed(range(TRIES)):
         try:
             limit = min(timeout, max(0.0, end - port.now()))
             reply = await port.call(script, keys, args, limit)
             break
         except (OutcomeUnknown, NodeUnavailable):
-            if not left or port.now() >= end:
+            if not left or port.now() >= end or port.process() != process:
                 raise
     cache.answered()
     return reply

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.tally import in_one_line
 from holdfast.core.token import read_holder
@@ -62,21 +62,25 @@ async def win(
         AcquireTimeout: it was held by others, or went back and forth, all the while.
         NoQuorum: too few nodes answered, or were allowed to vote, all the while; nothing is held.
         ConfigurationError: a majority of the nodes will never grant it.
+        NotHeld: this process was forked meanwhile, and is the child.
     """
-    candidate, process = _Candidate(session, quorum, spec, timeout), session.process
+    process = session.process
+    candidate = _Candidate(session, quorum, spec, timeout, process)
     try:
         fence = await candidate.run()
         token, asked_at, actor = candidate.token, candidate.asked_at, candidate.actor
-        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
+        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
         session.took(hold, asked_at + spec.first_due)
         await candidate.leave()
     except BaseException as error:
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
-        if not isinstance(error, GeneratorExit):
-            await session.port.shielded(candidate.withdraw())
-        elif process == session.port.process():  # in a forked child, the attempt is its parent's
+        if process != session.port.process():  # a forked child: the attempt is its parent's
+            raise
+        if isinstance(error, GeneratorExit):
             candidate.abandon()
+        else:
+            await session.port.shielded(candidate.withdraw())
         raise
     return grip
 
@@ -85,9 +89,15 @@ class _Candidate:
     """One attempt."""
 
     def __init__(
-        self, session: Session, quorum: Quorum, spec: LockSpec, timeout: float | None
+        self,
+        session: Session,
+        quorum: Quorum,
+        spec: LockSpec,
+        timeout: float | None,
+        process: int,
     ) -> None:
         self._port = session.port
+        self._process = process
         self._session = session
         self._quorum = quorum
         self._spec = spec
@@ -116,6 +126,7 @@ class _Candidate:
             hint = str(port.wall_clock())
             request = VOTE, spec.keys, (self.token, spec.ttl_ms, hint, spec.settings, self._waiter)
             fence, votes = await quorum.elect(request, self._limit(), self._left)
+            self._check_process()
             if fence and self._left() > 0:
                 return fence
             await self._give_back(hurry=quorum.name_one(votes))
@@ -126,6 +137,11 @@ class _Candidate:
                 await port.wait(await self._listen(), pause)
             else:
                 await port.sleep(pause)
+            self._check_process()
+
+    def _check_process(self) -> None:
+        if self._port.process() != self._process:
+            raise forked(self._spec.name)
 
     def _left(self) -> float:
         """What is left of the time in which the round can be won."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.acquire import TRIES, take_back
 from holdfast.core.extend import keep
-from holdfast.core.hold import RELEASED, Grip, Hold
+from holdfast.core.hold import RELEASED, Grip, Hold, forked
 from holdfast.core.release import check
 from holdfast.core.spec import check_ttl, describe
 from holdfast.errors import (
@@ -144,6 +144,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         LeaseLost: it ran out, was broken, or was adopted by somebody else.
         NodeUnavailable: the server does not answer.
         ConfigurationError: `text` was not made by `export`.
+        NotHeld: this process was forked meanwhile, and is the child.
     """
     exported, fence, longest, spec = _read(text, session, command_timeout)
     port, process = session.port, session.process
@@ -157,21 +158,24 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
                 given = await port.call(ADOPT, spec.keys, args, spec.command_timeout)
                 break
             except (OutcomeUnknown, NodeUnavailable) as error:
+                if process != port.process():
+                    raise forked(spec.name) from None
                 abandoned = abandoned or isinstance(error, OutcomeUnknown)
                 if not left:
                     message = f"{spec.name!r} was not adopted: {error}"
                     raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)
-        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, session, grip)
+        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
         hold.tainted, hold.longest_ttl = abandoned, longest
         session.took(hold, asked_at + spec.first_due)
-    except GeneratorExit:
-        if process == port.process():  # in a forked child, the attempt is its parent's
-            session.see_to(spec, token, longest=longest)
-        raise
     except BaseException as error:
         if grip._hold is not None:
             session.disown(grip._hold)
+        if process != port.process():  # a forked child: the attempt is its parent's
+            raise
+        if isinstance(error, GeneratorExit):
+            session.see_to(spec, token, longest=longest)
+            raise
         refused = isinstance(error, HoldfastError) and grip._hold is None
         several = session.quorum is not None  # some of which may have it
         if abandoned or several or not refused:

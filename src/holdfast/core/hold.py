@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from holdfast.core.spec import RENEWALS_A_TTL, to_ms, validity_of
-from holdfast.errors import LeaseLost, LossReason
+from holdfast.errors import LeaseLost, LossReason, NotHeld
 from holdfast.scripts import RENEW
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Hold:
         fence: int,
         asked_at: float,
         actor: object,
+        process: int,
         session: Session,
         grip: Grip,
     ) -> None:
@@ -118,7 +119,8 @@ class Hold:
         self.token = token
         self.fence = fence
         self.actor = actor
-        self.process = session.process
+        self.process = process
+        """Where the attempt began: in a child forked since then this lease is not valid."""
         self.deadline = asked_at + spec.validity
         self.renew_at = asked_at + spec.renew_after
         self.renew_until = asked_at + spec.max_hold
@@ -241,3 +243,16 @@ class Hold:
         """Make the request that keeps it for `ttl` more."""
         args = self.token, to_ms(ttl), self.spec.settings, str(self.fence)
         return RENEW, self.spec.kept_keys, args
+
+
+def forked(name: str, verb: str = "acquire") -> NotHeld:
+    """Make the error for a child that was forked, as by a signal handler, amid an operation.
+
+    The operation goes on in the parent, under the parent's token. So the child sends nothing more:
+    the server would take it for a retry, and parent and child would both hold the lock.
+    """
+    message = (
+        f"this process was forked in the middle of {verb}() of {name!r}, which goes on in its "
+        "parent: acquire the lock here"
+    )
+    return NotHeld(message, lock=name)

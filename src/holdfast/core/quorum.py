@@ -60,6 +60,7 @@ class Quorum:
         self._nodes = nodes
         self._background = background
         self._report = report
+        self.whereabouts = Whereabouts(self._all, nothing, nothing, to_ms(TTL_MAX))
         self.begin(nothing, nothing, TTL_MAX)
 
     def begin(
@@ -69,6 +70,7 @@ class Quorum:
         longest_ttl: float,
     ) -> None:
         """Know of no token: in a forked child, none is ours. All is for `Whereabouts`."""
+        self.whereabouts.disconnect()  # a call that was under way at the fork still has it
         self.whereabouts = Whereabouts(self._all, clean_up, later, to_ms(longest_ttl))
         self.failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
@@ -135,18 +137,20 @@ class Quorum:
         in the background. Without `hurry` somebody else is heard first: then errors say more.
         """
         token = request[2][0]
-        there = self.whereabouts.of(token)
+        whereabouts = self.whereabouts
+        there = whereabouts.of(token)
         if not there:
-            self.whereabouts.forget(token)
+            whereabouts.forget(token)
             return
         have_it = {node for node, state in list(there.items()) if state is THERE}
         tally = await self._release(request, 0.0 if hurry and not have_it else timeout, have_it)
-        self.whereabouts.leave(request, tally)
+        whereabouts.leave(request, tally)
 
     async def leave(self, request: Request) -> None:
         """Have a token taken out of the queues, and do not wait for it."""
-        if self.whereabouts.of(request[2][0]) is not None:
-            self.whereabouts.leave(request, await self._release(request, 0.0, set()))
+        whereabouts = self.whereabouts
+        if whereabouts.of(request[2][0]) is not None:
+            whereabouts.leave(request, await self._release(request, 0.0, set()))
 
     # One node out of many
 
@@ -154,14 +158,14 @@ class Quorum:
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the nodes that matter, and answer for them; as `Port.call`."""
-        request = script, keys, args
+        request, whereabouts = (script, keys, args), self.whereabouts
         if script is ADOPT:
             return await self._adopt(request, timeout)
         posts, tally = self._question(request, None if script is RELEASE else is_complete)
         await self._nodes.ask(posts, timeout, tally.heard)
         answer = self._answer(script, tally)
         if script is RELEASE:
-            self.whereabouts.leave(request, tally)
+            whereabouts.leave(request, tally)
         return answer
 
     async def call_many(
@@ -246,9 +250,10 @@ class Quorum:
         What it got stays until its token is released: it is the only copy of the lease. The lease
         has its fence, which stood at a majority once: the nodes need not agree about it again.
         """
+        whereabouts = self.whereabouts
         votes = (await self.elect(request, timeout, lambda: 0.0)).votes
         if len(votes.given) >= self.majority:
-            self.whereabouts.end_export(request, votes)
+            whereabouts.end_export(request, votes)
             return 1
         if votes.refused <= self._spare:
             raise self._unheard(votes)

@@ -43,17 +43,21 @@ def check(session: Session, grip: Grip) -> Hold:
     current = port.now() < hold.deadline and hold.process == port.process()
     if current and hold.state is HELD and ref(grip) in hold.grips:
         return hold
-    if hold.process != port.process():
-        raise NotHeld(
-            f"the lease of {hold.spec.name!r} belongs to the process that this one was forked "
-            "from: acquire the lock here",
-            lock=hold.spec.name,
-        )
+    _check_process(session, hold)
     if hold.state is HELD:
         hold.lose(hold.overdue())
     if hold.state is LOST:
         raise hold.loss()
     raise NotHeld(f"the lease of {hold.spec.name!r} was released or exported", lock=hold.spec.name)
+
+
+def _check_process(session: Session, hold: Hold) -> None:
+    if hold.process != session.port.process():
+        raise NotHeld(
+            f"the lease of {hold.spec.name!r} belongs to the process that this one was forked "
+            "from: acquire the lock here",
+            lock=hold.spec.name,
+        )
 
 
 async def release(session: Session, grip: Grip) -> None:
@@ -88,7 +92,7 @@ async def release(session: Session, grip: Grip) -> None:
                 _unheard(session, hold, error, left)
         if hold.waiter is not None:
             hold.waiter.forget()
-        released = reply == 1 or session.released(reply, asked_at)
+        released = reply == 1 or _released(session, hold, reply, asked_at)
         if not released or hold.state is LOST:
             _was_not_ours(session, hold, reply)
         hold.state = RELEASED
@@ -113,6 +117,7 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     if hold.state is RELEASED or (hold.state is HELD and ref(grip) not in hold.grips):
         return False
     if hold.state is RELEASING:
+        _check_process(session, hold)
         # Another thread's request may be under way. A closed client sends none, and a request
         # that was under way when it was closed sets this by itself.
         if not session.closed:
@@ -132,6 +137,7 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
 
 def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int) -> None:
     """Take in a try that failed; with the last one, leave it to the background and say so."""
+    _check_process(session, hold)
     if isinstance(error, OutcomeUnknown):
         hold.unsure = True
         session.rally(hold.spec)
@@ -166,6 +172,11 @@ def _is_closed(hold: Hold) -> HoldfastError:
     return kind(message, lock=name)
 
 
+def _released(session: Session, hold: Hold, reply: Reply, asked_at: float) -> bool:
+    _check_process(session, hold)  # the reply may grant the lock to another waiter of the parent
+    return session.released(reply, asked_at)
+
+
 def _was_not_ours(session: Session, hold: Hold, reply: Reply) -> None:
     """Raise that it was lost, unless an earlier release of ours may have been carried out."""
     if not hold.unsure:
@@ -175,6 +186,8 @@ def _was_not_ours(session: Session, hold: Hold, reply: Reply) -> None:
 
 
 async def _interrupted(session: Session, hold: Hold, grip: Grip, by: BaseException) -> None:
+    if hold.process != session.port.process():  # a forked child: the release is its parent's
+        return
     if isinstance(by, GeneratorExit):
         abandon(session, grip)
     else:

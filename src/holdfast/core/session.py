@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from holdfast.core.events import Event
-from holdfast.core.hold import RELEASED
+from holdfast.core.hold import RELEASED, forked
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, tag_of, to_ms
@@ -254,6 +254,7 @@ class Session:
 
         Raises:
             ConfigurationError: it is to be renewed, and cannot be.
+            NotHeld: it is the parent's, and this is a child forked since the attempt began.
         """
         if hold.spec.owner is None:
             self.held[hold.spec.keys[0]] = hold
@@ -267,6 +268,8 @@ class Session:
                 "handler; give it renew=False and a ttl that is longer than the work",
                 lock=name,
             )
+        if hold.process != self.process:  # last: a fork after this is one after the acquire
+            raise forked(hold.spec.name)
 
     def disown(self, hold: Hold) -> None:
         """End a hold that its caller never got to see."""

@@ -63,6 +63,10 @@ class Whereabouts:
         """Leave alone what slow nodes were told and have not answered: most do it all the same."""
         self._closed = True
 
+    def disconnect(self) -> None:
+        """Send nothing from now on: in a forked child, all these tokens are the parent's."""
+        self._clean_up, self._later = nothing, nothing
+
     def of(self, token: str) -> dict[int, str] | None:
         """The nodes where a token is, or may be, and how sure that is; None if it is not ours.
 

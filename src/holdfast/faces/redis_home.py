@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import TRIES, acquire, take_back
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, LockSpec, to_ms
 from holdfast.core.token import is_ours
 from holdfast.errors import (
@@ -98,7 +98,7 @@ class Home:
         if taking.given is not None:
             name = cast("str", taking.given)  # any bytes; what packs it takes both
             args = name, spec.ttl_ms, hold.token, spec.settings
-            self._check(hold, *await self._insist(ADOPT, spec, args))
+            self._check(hold, *await self._insist(ADOPT, spec, args, hold.process))
 
     def abandon(self, spec: LockSpec, taking: Taking) -> None:
         """As `undo`, but in the background, because nothing can be awaited."""
@@ -111,7 +111,7 @@ class Home:
     async def undo(self, spec: LockSpec, taking: Taking) -> None:
         """Leave nothing behind of a taking that failed."""
         hold = taking._hold  # noqa: SLF001 - its own
-        if hold is None:
+        if hold is None or hold.process != self.session.port.process():  # or a forked child
             return
         self.session.disown(hold)
         self._recent.pop(hold.token, None)
@@ -140,7 +140,7 @@ class Home:
         args = name, WINDOW_MS, tombstone, spec.settings
         try:
             asked_at = session.port.now()
-            reply, repeated = await self._insist(RELEASE, spec, args)
+            reply, repeated = await self._insist(RELEASE, spec, args, process)
             released = session.released(reply, asked_at) or repeated or token in unsure
             unsure.discard(token)
             return released  # noqa: TRY300 - an interrupt may strike here
@@ -162,24 +162,28 @@ class Home:
                 hold.waiter.forget()
 
     async def _insist(
-        self, script: Script, spec: LockSpec, args: tuple[str, ...]
+        self, script: Script, spec: LockSpec, args: tuple[str, ...], process: int
     ) -> tuple[Reply, bool]:
         """Ask until there is an answer, but not for ever; all these scripts may be run twice.
 
         Returns the answer, and whether an earlier sending may have been carried out too.
         """
-        repeated = False
+        repeated, verb = False, "release" if script is RELEASE else "acquire"
         for left in reversed(range(TRIES)):
             try:
                 call = self.session.port.call
                 answer = await call(script, spec.keys, args, spec.command_timeout)
                 break
             except (OutcomeUnknown, NodeUnavailable) as error:
+                if process != self.session.port.process():
+                    raise forked(spec.name, verb) from None
                 if isinstance(error, OutcomeUnknown):
                     repeated = True
                     self.session.rally(spec)  # it may have been granted to somebody else of ours
                 if not left:
                     raise
+        if process != self.session.port.process():
+            raise forked(spec.name, verb)
         return answer, repeated
 
     def _check(self, hold: Hold, kept: Reply, _: object) -> None:

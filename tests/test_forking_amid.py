@@ -1,0 +1,264 @@
+"""A signal handler that forks in the middle of an operation: the operation is the parent's.
+
+The child sends nothing under the parent's token, whether it returns from the handler or exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from kit.contention import waiters
+from kit.homes import settle_in
+from kit.processes import Process
+from kit.servers import ONE_KIND, Server, programs
+from kit.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = next(iter(programs().values()))
+LIMIT = 60.0
+
+AMID = """
+import os, signal, sys, threading, time, warnings
+import holdfast, redis
+
+warnings.simplefilter("ignore")
+pids, urls, exits = list(map(int, sys.argv[1].split())), sys.argv[2].split(), sys.argv[3] == "exits"
+client = holdfast.Client(urls[0] if len(urls) == 1 else urls, command_timeout=30)
+lock = client.lock("a", ttl=60, timeout=60)
+servers = [redis.Redis.from_url(url) for url in urls]
+children = []
+
+def connections():
+    return [server.info("stats")["total_connections_received"] for server in servers]
+
+def fork(*_):
+    child = os.fork()
+    if child:
+        children.append(child)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    elif exits:
+        sys.exit(7)
+
+def strike():
+    # Until the main thread is within the wire; the server is stopped, so it stays there.
+    while True:
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and "/holdfast/wire/" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is not None:
+            return os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.001)
+
+def stop():
+    global before
+    before = connections()
+    signal.signal(signal.SIGUSR1, fork)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    threading.Thread(target=strike, daemon=True).start()
+
+def operation():
+{operation}
+
+{setup}
+result = None
+try:
+    result = operation()
+except Exception as error:
+    if children:
+        raise
+    message = "forked" in str(error)
+    print("child", type(error).__name__, message, flush=True)
+if not children:
+    time.sleep(0.5)  # for what it does in the background
+    os._exit(0)
+os.waitpid(children[0], 0)
+print("parent", connections() == before, flush=True)
+{check}
+os._exit(0)
+"""
+
+WARM = """
+with client.lock("warm"):
+    pass
+"""
+
+OPERATIONS = {
+    "acquire": ("return lock.acquire()", WARM + "stop()"),
+    "adopt": ("return client.adopt(text)", "text = lock.acquire().export()\nstop()"),
+    "redis_lock": (
+        "made.acquire()\nreturn made",
+        """
+made = redis.Redis.from_url(urls[0]).lock("a", timeout=60, lock_class=holdfast.RedisLock)
+made.acquire()
+made.release()
+stop()
+""",
+    ),
+    "redis_lock_release": (
+        "made.release()",
+        """
+made = redis.Redis.from_url(urls[0]).lock("a", timeout=60, lock_class=holdfast.RedisLock)
+made.acquire()
+stop()
+""",
+    ),
+    "release": ("lease.release()", "lease = lock.acquire()\nstop()"),
+}
+HELD = {
+    "acquire": "result.held and servers[0].get('holdfast:{a}') == result.token.encode()",
+    "adopt": "result.held and servers[0].get('holdfast:{a}') == result.token.encode()",
+    "redis_lock": "result.owned()",
+    "release": "not servers[0].exists('holdfast:{a}')",
+    "redis_lock_release": "not servers[0].exists('a')",
+}
+
+
+def forked_amid(operation: str, servers: Sequence[Server], how: str) -> list[str]:
+    """Fork amid an operation, and return what parent and child print."""
+    body, setup = OPERATIONS[operation]
+    text = AMID.format_map(
+        {
+            "operation": textwrap.indent(body, "    "),
+            "setup": setup,
+            "check": f"print('parent', {HELD[operation]})",
+        }
+    )
+    pids = " ".join(str(server.pid) for server in servers)
+    command = [sys.executable, "-c", text, pids, " ".join(each.url for each in servers), how]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    finally:
+        for server in servers:
+            os.kill(server.pid, signal.SIGCONT)
+    assert ended.stdout, ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+PARENT = ["parent True", "parent True"]
+
+
+@pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_child_forked_amid_an_operation_fails_it_and_sends_nothing(
+    own_server: Server, operation: str
+) -> None:
+    said = forked_amid(operation, [own_server], "returns")
+    assert said[1:] == PARENT
+    assert said[0] in {"child NotHeld True", "child LockError True"}
+
+
+@pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_child_forked_amid_an_operation_exits_without_sending_anything(
+    own_server: Server, operation: str
+) -> None:
+    assert forked_amid(operation, [own_server], "exits") == PARENT
+
+
+@pytest.mark.parametrize("how", ["returns", "exits"])
+@pytest.mark.parametrize("operation", ["acquire", "adopt", "release"])
+def test_a_child_forked_amid_an_operation_on_a_quorum_sends_nothing(
+    operation: str, how: str
+) -> None:
+    durable = "--appendonly", "yes", "--appendfsync", "always"
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server.start(PROGRAM, *durable)) for _ in range(3)]
+        for server in servers:
+            settle_in(server)
+        said = forked_amid(operation, servers, how)
+    assert said[-2:] == PARENT
+    assert said[:-2] == (["child NotHeld True"] if how == "returns" else [])
+
+
+# While the parent waits in the queue
+
+WAITS = {
+    "threads": """
+        lease = client.lock("a", ttl=60).acquire()
+        said()
+        """,
+    "asyncio": """
+        import asyncio
+
+        async def main():
+            global lease
+            lease = await holdfast.AsyncClient(URL).lock("a", ttl=60).acquire()
+            said()
+
+        asyncio.run(main())
+        """,
+}
+
+FORKS = """
+        import signal
+
+        parent = os.getpid()
+
+        def fork(*_):
+            child = os.fork()
+            if child == 0:
+                if EXITS:
+                    sys.exit(0)
+                return
+            print(child, flush=True)
+
+        def said():
+            print("held", lease.held, flush=True)
+            time.sleep(60)
+
+        signal.signal(signal.SIGUSR1, fork)
+        print(parent, flush=True)
+        """
+
+
+@pytest.mark.parametrize("by", WAITS)
+def test_a_child_forked_by_a_waiter_leaves_its_place_in_the_queue_alone(
+    server: Server, by: str
+) -> None:
+    text = (FORKS + WAITS[by]).replace("URL", repr(server.url)).replace("EXITS", "True")
+    with holdfast.Client(server.url) as client, contextlib.ExitStack() as stack:
+        lease = client.lock("a", ttl=60).acquire()
+        waiter = stack.enter_context(Process(server, text))
+        pid = int(waiter.says())
+        eventually(lambda: waiters(server) == 1, within=LIMIT)
+        os.kill(pid, signal.SIGUSR1)
+        child = int(waiter.says())
+        eventually(lambda: not is_running(child), within=LIMIT)
+        assert waiters(server) == 1
+        lease.release()
+        assert waiter.says() == "held True"
+
+
+def test_a_child_forked_by_a_waiter_stops_waiting(server: Server) -> None:
+    text = (FORKS + WAITS["threads"]).replace("EXITS", "False")
+    with holdfast.Client(server.url) as client, contextlib.ExitStack() as stack:
+        lease = client.lock("a", ttl=60).acquire()
+        waiter = stack.enter_context(Process(server, text))
+        pid = int(waiter.says())
+        eventually(lambda: waiters(server) == 1, within=LIMIT)
+        os.kill(pid, signal.SIGUSR1)
+        child = int(waiter.says())
+        eventually(lambda: not is_running(child), within=LIMIT)
+        lease.release()
+        assert waiter.says() == "held True"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    state = subprocess.run(
+        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return state.stdout.strip() not in {"", "Z"}
