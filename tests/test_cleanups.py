@@ -41,7 +41,7 @@ class Story:
         """What happens while the answer is outstanding."""
         self.events: list[Event] = []
         self.forgotten = 0
-        self.renewer = Renewer(self, self.events.append)
+        self.renewer = Renewer(self, self.events.append, lambda _: False)
 
     def now(self) -> float:
         return self.time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
@@ -54,6 +55,44 @@ async def test_a_dropped_lease_warns_and_is_reported_and_stays_held(
     control = await client.lock("control", ttl=1.5, renew=False).acquire()
     assert await face.wait(control.lost, LIMIT)
     assert server.command("GET", KEY) == token
+
+
+async def acquired_in_a_task(lock: Any) -> None:
+    await asyncio.create_task(lock.acquire())
+
+
+async def acquired_within_a_timeout(lock: Any) -> None:
+    await asyncio.wait_for(lock.acquire(), LIMIT)
+
+
+async def acquired_by_a_task_that_fails(lock: Any) -> None:
+    async def fail() -> None:
+        lease = await lock.acquire()
+        raise RuntimeError(lease.fence)
+
+    (failed,), _ = await asyncio.wait([asyncio.create_task(fail())])
+    assert isinstance(failed.exception(), RuntimeError)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    "dropped", [acquired_in_a_task, acquired_within_a_timeout, acquired_by_a_task_that_fails]
+)
+def test_a_lease_that_a_finished_task_left_behind_is_reported(
+    server: Server, dropped: Callable[[Any], Any]
+) -> None:
+    events: list[holdfast.Event] = []
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(server.url, on_event=events.append) as client:
+            await dropped(client.lock("a", ttl=TTL))
+            deadline = time.monotonic() + LIMIT
+            while not await of_kind(events, "not_released")() and time.monotonic() < deadline:
+                gc.collect()
+                await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    assert [event.lock for event in events if event.kind == "not_released"] == ["a"]
 
 
 async def test_a_dropped_inner_lease_of_a_reentrant_lock_is_reported_too(

@@ -140,6 +140,9 @@ class Port(Protocol):
     def blocks(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
         """Whether that actor cannot run while the caller waits: waiting blocks its event loop."""
 
+    def has_ended(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
+        """Whether it is a task that is done, and only kept by those who refer to it."""
+
     def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
         """A token that was never drawn before, naming the client and the actor."""
 

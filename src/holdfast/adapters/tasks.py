@@ -194,6 +194,10 @@ class Tasks(Generic[P]):
         """Whether its loop is closed, and whatever it has begun there will never end."""
         return actor.get_loop().is_closed()
 
+    def has_ended(self, actor: asyncio.Task[Any]) -> bool:
+        """Whether the task is done."""
+        return actor.done()
+
     def blocks(self, actor: asyncio.Task[Any]) -> bool:  # noqa: ARG002 - whichever it is
         """No: other tasks run while one waits."""
         return False

@@ -146,6 +146,10 @@ class Threads:
         """No: a thread does not end before what it does."""
         return False
 
+    def has_ended(self, actor: Actor) -> bool:  # noqa: ARG002 - `blocks` needs it
+        """No: even of a task that is done, `blocks` has to know the loop."""
+        return False
+
     def blocks(self, actor: Actor) -> bool:
         """Whether that actor is of this thread's event loop, or the thread itself."""
         loop = _get_running_loop()

@@ -118,7 +118,8 @@ class Hold:
         self.spec = spec
         self.token = token
         self.fence = fence
-        self.actor = actor
+        self.actor: object | None = actor
+        """The thread or task that acquired it; None once that task is done (see the renewer)."""
         self.process = process
         """Where the attempt began: in a child forked since then this lease is not valid."""
         self.deadline = asked_at + spec.validity

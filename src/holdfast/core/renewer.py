@@ -111,9 +111,15 @@ class Errand:
 class Renewer:
     """Keeps the leases of one client, in one process, and tells when one is lost."""
 
-    def __init__(self, background: Background, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        background: Background,
+        report: Callable[[Event], None],
+        has_ended: Callable[[object], bool],
+    ) -> None:
         self._background = background
         self._report = report
+        self._has_ended = has_ended
         self.handed_in: dict[Hold | Cleanup | Errand, None] = {}
         """What was not looked at yet; whoever ends a hold takes it out again."""
         self._heap: list[tuple[float, int, Hold | Cleanup | Errand]] = []
@@ -303,6 +309,9 @@ class Renewer:
             hold.renewing = False
         if not hold.renewing or self._closed:
             return False
+        # A task that is done keeps its result, or the frames of its error, and so its lease.
+        if hold.spec.owner is None and hold.actor is not None and self._has_ended(hold.actor):
+            hold.actor = None
         if hold.is_dropped and not hold.reported_dropped:
             hold.reported_dropped = True
             self._report(Event("not_released", hold.spec.name, hold.fence, _dropped(hold)))

@@ -63,7 +63,7 @@ class Session:
     def begin(self) -> None:
         """Hold nothing: in a new client, and in each forked child of its process."""
         self.process = self.port.process()
-        self.renewer = Renewer(self._make_background(), self.report)
+        self.renewer = Renewer(self._make_background(), self.report, self.port.has_ended)
         self.held: dict[bytes, Hold] = {}
         """The newest hold of each key without an owner. By exclusion, no older one is alive."""
         self.co_held: dict[tuple[bytes, Any], list[Hold]] = {}

@@ -227,6 +227,10 @@ class SimClient:
         """No: here whole processes die."""
         return False
 
+    def has_ended(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
+        """No: no lease is dropped here."""
+        return False
+
     def blocks(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
         """No: other tasks run while one waits."""
         return False
