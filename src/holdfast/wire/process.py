@@ -60,18 +60,16 @@ def _close_inherited() -> None:
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for connection in list(_connections):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # one that is half made or half closed
             os.dup2(nowhere, _descriptor(connection), inheritable=False)
     os.close(nowhere)
     _connections.clear()
 
 
 def _descriptor(connection: socket.socket | StreamWriter) -> int:
-    """The descriptor of a connection; -1 if it is closed."""
+    """The descriptor of a connection; -1 if it is closed, even if it still sends what is left."""
     if isinstance(connection, socket.socket):
         return connection.fileno()
-    if connection.is_closing():
-        return -1
     number: int = connection.get_extra_info("socket").fileno()
     return number
 
