@@ -394,7 +394,7 @@ async def test_a_lease_that_was_lost_with_its_server_is_reported_before_its_time
         assert await face.wait(lease.lost, 5)
         with pytest.raises(holdfast.LeaseLost, match="no longer has the lock"):
             lease.check()
-        with pytest.raises(holdfast.NodeUnavailable, match="took another server's place"):
+        with pytest.raises(holdfast.NodeUnavailable, match="was promoted"):
             await _until_it_answers(face, other.lock("a", ttl=60))
 
 
@@ -415,7 +415,7 @@ async def _until_it_answers(face: Face, lock: Any) -> None:
             await lock.acquire(timeout=0)
         except holdfast.NodeUnavailable as error:
             failures.append(error)
-            return "place" in str(error)
+            return "was promoted" in str(error)
         return True
 
     await face.eventually(asks, within=20)
