@@ -238,6 +238,7 @@ class QuorumChecks(Checks):
         if self._last_name and self._last_name.split(":")[1] in self._gone:
             self.reached["a holder that never released, followed"] += 1
         self._last_name = hold.token
+        self._free_since = self.world.now  # it may be released before the next look
         self._remember(client, hold)
         self._believed_at.append(self.world.now)
         self._highest_by_then.append(self._highest_believed)
