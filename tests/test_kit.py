@@ -91,7 +91,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
     threads_before = set(threading.enumerate())
     with Proxy(server.host, server.port) as proxy:
         yield proxy
-    assert set(threading.enumerate()) <= threads_before
+    # A closed client of an earlier test starts a thread to report that its lease has expired.
+    started = set(threading.enumerate()) - threads_before
+    assert {each for each in started if not each.name.startswith("holdfast-")} == set()
 
 
 @pytest.fixture
@@ -423,7 +425,7 @@ def test_a_held_request_is_executed_when_released(
     held = proxy.hold_request()
     client.call("SELECT", "1")
     client.send(*COUNT_UP)
-    assert held.arrived.wait(5)
+    assert held.arrived.wait(PATIENCE)
     assert client.hears_nothing()
     client.socket.close()
     held.release()
@@ -438,7 +440,7 @@ def test_a_held_reply_is_delivered_when_released(
 ) -> None:
     held = proxy.hold_reply()
     client.send(*COUNT_UP)
-    assert held.arrived.wait(5)
+    assert held.arrived.wait(PATIENCE)
     client.send("PING")
     assert client.hears_nothing()
     assert counter(server) == 1
@@ -470,7 +472,7 @@ def test_a_cut_resets_what_is_there_and_spares_what_comes(proxy: Proxy, client: 
 def test_a_cut_ends_a_held_reply(proxy: Proxy, client: RawClient) -> None:
     held = proxy.hold_reply()
     client.send(*COUNT_UP)
-    assert held.arrived.wait(5)
+    assert held.arrived.wait(PATIENCE)
     proxy.cut()
     held.release()
     with pytest.raises(ConnectionResetError):
@@ -495,7 +497,7 @@ def test_a_blackhole_is_silent_until_healed(
     client.call("PING")
     held = proxy.hold_reply()
     client.send(*COUNT_UP)
-    assert held.arrived.wait(5)
+    assert held.arrived.wait(PATIENCE)
     proxy.blackhole()
     held.release()
     client.send(*COUNT_UP)
