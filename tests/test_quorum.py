@@ -30,6 +30,8 @@ from kit.waiting import PATIENCE, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from holdfast.overview.views import LockView
+
 KEY = "holdfast:{a}"
 FENCE, QUEUE = f"{KEY}:fence", f"{KEY}:queue"
 PROGRAMS = programs()
@@ -146,10 +148,9 @@ async def test_over_tls_it_is_held_waited_for_and_handed_on(
     with contextlib.ExitStack() as stack:
         fronts = [stack.enter_context(TlsFront(each.host, each.port)) for each in three]
         trust = f"ssl_ca_certs={CERTIFICATE}"
-        first, second = (
-            face.connect([f"rediss://127.0.0.1:{front.port}?{trust}" for front in fronts])
-            for _ in range(2)
-        )
+        addresses = [f"rediss://127.0.0.1:{front.port}?{trust}" for front in fronts]
+        # A handshake takes a busy machine longer than a client usually waits for a reply.
+        first, second = (face.connect(addresses, command_timeout=10) for _ in range(2))
         lease = await first.lock("a").acquire()
         waiter = face.start(second.lock("a").acquire(timeout=20))
         # Not where it was not connected to yet: the lease is not there either.
@@ -1111,15 +1112,27 @@ async def test_one_who_has_a_majority_is_seen_and_can_be_evicted_from_all_nodes(
     await soon(face, lambda: all(holders(three)))
     three[0].command("SET", KEY, "another")  # they differ, but a majority does not
     waiting = face.start(face.connect(urls(three)).lock("a").acquire())
-    await soon(face, lambda: all(server.command("EXISTS", QUEUE) for server in three))
     overview = Overview(urls(three))
-    (lock,) = overview.survey(lambda _: True).locks
+
+    def surveyed() -> LockView:
+        (found,) = overview.survey(lambda _: True).locks
+        return found
+
+    # A client joins the queue before it is subscribed, and counts as a waiter only then.
+    await soon(face, lambda: surveyed().waiting == 1)
+    lock = surveyed()
     assert overview.look(KEY.encode()).nodes == lock.nodes
     overview.close()
     assert (lock.name, lock.state, lock.nodes, lock.waiting) == ("a", "held", (2, 3), 1)
     assert (lock.token, lock.fence) == (lease.token, lease.fence)
     three[0].command("DEL", KEY)
     operator = face.connect(urls(three)).lock("a")
+
+    async def sees_it() -> bool:
+        """Not before it is connected to all: of two nodes one does not have it."""
+        return await operator.holder() is not None
+
+    await face.eventually(sees_it)
     assert await operator.evict(await operator.holder())
     with pytest.raises(holdfast.LeaseLost):
         await lease.extend(10)

@@ -101,9 +101,21 @@ class Work:
     def end(self) -> list[BaseException]:
         """Wait for all of them, and return what they raised."""
         for thread in self.threads:
-            thread.join(2 * PATIENCE)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "it waits for ever"
         return self.errors
+
+
+def connect_to_all(client: holdfast.Client, servers: list[Server]) -> None:
+    """Acquire locks in threads until one is on every server: it connects to slow ones meanwhile."""
+    work = Work()
+
+    def are_connected() -> bool:
+        work.begin(client.lock(f"warm {len(work.threads)}").acquire)
+        work.end()
+        return all(map(locks_on, servers))
+
+    eventually(are_connected, what="all nodes are connected")
 
 
 def test_threads_share_one_connection_to_each_node(three: list[Server]) -> None:
@@ -241,13 +253,7 @@ def test_a_node_that_is_far_away_gets_the_leases_of_all_threads(
     given = [three[0].url, three[1].url, proxies[2].url]
     with holdfast.Client(given, command_timeout=2, on_event=failed.append) as client:
         work, over, held = Work(), threading.Event(), threading.Barrier(25)
-
-        def is_connected() -> bool:
-            work.begin(client.lock(f"warm {len(work.threads)}").acquire)
-            work.end()
-            return len(locks_on(three[2])) > 0
-
-        eventually(is_connected, what="all nodes are connected")
+        connect_to_all(client, three)
         proxies[2].delay(0.15)
 
         def take(number: int) -> None:
@@ -679,7 +685,7 @@ def test_a_thread_that_was_to_read_for_all_and_does_not_is_not_waited_for(
 def test_what_a_thread_that_died_amid_reading_would_have_read_is_accounted_for(
     three: list[Server], proxies: list[Proxy]
 ) -> None:
-    with holdfast.Client(urls(proxies), command_timeout=0.3) as client:
+    with holdfast.Client(urls(proxies), command_timeout=2) as client:
         work, held, over = Work(), threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -691,8 +697,7 @@ def test_what_a_thread_that_died_amid_reading_would_have_read_is_accounted_for(
             table.inside.add(threading.get_ident())
             assert table._put_it_down(_Turn((), lambda *_: True, 0.0, {}))
 
-        work.begin(client.lock("warm").acquire).join()
-        eventually(lambda: len(locks_on(three[2])) == 1, what="all nodes are connected")
+        connect_to_all(client, three)
         late = proxies[2].hold_request(matching=asks_for("a"))
         work.begin(hold)
         assert held.wait(PATIENCE)

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kit.waiting import PATIENCE
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -30,7 +32,7 @@ class TlsFront:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._started.wait(5)
+        assert self._started.wait(PATIENCE), "the front did not start"
         return self
 
     def __exit__(self, *_: object) -> None:
