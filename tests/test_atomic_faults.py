@@ -15,6 +15,7 @@ from holdfast.core.atomic import own_script
 from holdfast.wire import sealed
 from kit.faces import Tasks
 from kit.faults import says
+from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,8 @@ async def test_whichever_request_is_doubled_or_late_what_has_an_id_is_done_once(
     assert await tell_all(far, server, ids=True) == 0
     much_later.set()
     for thread in proxy._late_copies:
-        thread.join(5)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
     for story in STORIES:
         assert value_of(server, story.key) == story.after
 

@@ -28,6 +28,7 @@ import pytest
 from redis.crc import key_slot
 
 import holdfast
+from holdfast.adapters import aside
 from holdfast.core.spec import lock_key_in
 from holdfast.core.value import Kept, Wanted, describe_cache, is_due
 from holdfast.faces.recipe import Recipe
@@ -522,7 +523,14 @@ def test_the_nearer_the_end_and_the_dearer_the_value_the_sooner_it_is_computed_a
     assert due(6, 7), "unless it takes longer than that"
 
 
-async def test_the_background_ends_with_the_client(face: Face, server: Server, work: Work) -> None:
+async def test_the_background_ends_with_the_client(
+    face: Face, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def background() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "holdfast-aside"}
+
+    monkeypatch.setattr(aside, "LINGER", 600.0)  # so that they do not end by themselves
+    before = background()  # of clients of other tests
     client = face.connect(server.url, command_timeout=0.1)
     function = cached(client, work, stale=30)
     await function()
@@ -532,7 +540,7 @@ async def test_the_background_ends_with_the_client(face: Face, server: Server, w
     assert await face.wait(work.begun, 20)
     await client.close()
     work.go.set()
-    eventually(lambda: "holdfast-aside" not in {thread.name for thread in threading.enumerate()})
+    eventually(lambda: background() <= before, what="its threads end")
     with pytest.raises(holdfast.NodeUnavailable, match="closed"):
         await function()
 
@@ -742,7 +750,7 @@ REQUESTS = 5
 async def test_s9_whatever_is_lost_or_doubled_values_are_right_and_nothing_stays_locked(
     fault: Callable[[Proxy, int], None], far: Any, proxy: Proxy, server: Server, work: Work
 ) -> None:
-    function = cached(far, work)
+    function = cached(far, work, lock_ttl=120)  # a lock that is gone was released
     for k in range(1, REQUESTS + 1):
         fault(proxy, k)
         assert await function() == work.calls == k
@@ -758,7 +766,7 @@ async def test_a_value_that_is_stored_too_late_is_not_kept(
     far: Any, proxy: Proxy, server: Server, work: Work
 ) -> None:
     late = proxy.hold_request(1, matching=lambda args: STORE.sha.encode() in args)
-    assert await cached(far, work)() == 1
+    assert await cached(far, work, lock_ttl=120)() == 1
     eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
     server.reset_stats()
     late.release()

@@ -228,7 +228,7 @@ def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(serve
     async def story() -> None:
         async with holdfast.AsyncClient(server.url) as client:
 
-            @client.cached(60, key="a")
+            @client.cached(60, key="a", lock_ttl=120)  # a lock that is gone was released
             async def function() -> str:
                 await asyncio.sleep(0)
                 return "value"
@@ -283,7 +283,7 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
 ) -> None:
     with holdfast.Client(server.url) as client:
 
-        @client.cached(60, key="a")
+        @client.cached(60, key="a", lock_ttl=120)  # a lock that is gone was released
         def function() -> str:
             if fails:
                 raise ZeroDivisionError
@@ -465,7 +465,9 @@ def test_a_real_signal_in_the_middle_of_a_blocking_acquire_leaves_nothing(
         held = proxy.hold_reply(1)
 
         def strike() -> None:
-            held.arrived.wait(5)  # the server has granted it; the client is waiting to hear so
+            held.arrived.wait(
+                PATIENCE
+            )  # the server has granted it; the client is waiting to hear so
             os.kill(os.getpid(), signal.SIGINT)
 
         striker = threading.Thread(target=strike)

@@ -19,7 +19,7 @@ import holdfast
 from holdfast.core import release as releasing
 from holdfast.wire.clock import now
 from kit.contention import tombstones
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def on_alarm(work: Callable[[], None]) -> Any:
 
 
 def strike_when(arrived: threading.Event) -> None:
-    arrived.wait(5)
+    arrived.wait(PATIENCE)
     os.kill(os.getpid(), signal.SIGALRM)
 
 
@@ -161,7 +161,7 @@ def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
 
         def together(*args: Any) -> Any:
             found = check(*args)
-            both.wait(5)
+            both.wait(PATIENCE)
             return found
 
         monkeypatch.setattr(releasing, "check", together)
@@ -242,7 +242,7 @@ def test_an_interrupt_is_never_replaced_by_an_error_about_the_lock(
         held = proxy.hold_reply(1)
 
         def strike() -> None:
-            held.arrived.wait(5)
+            held.arrived.wait(PATIENCE)
             proxy.refuse()  # so that giving the lock back fails at first
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -602,10 +602,10 @@ async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     face: Face, own_server: Server
 ) -> None:
     near, far = (face.connect(own_server.url, command_timeout=0.2) for _ in range(2))
-    lease = await near.lock("a", ttl=20, renew=False).acquire()
+    lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
-        face, own_server, *(waited(far.lock("a", ttl=20), order, number) for number in range(3))
+        face, own_server, *(waited(far.lock("a", ttl=60), order, number) for number in range(3))
     )
     own_server.freeze()
     assert not await face.wait(lease.lost, 0.7)
@@ -632,12 +632,12 @@ async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_plac
 
     monkeypatch.setattr(_Attempt, "_ask", noted)
     near, *clients = (face.connect(durable_server.url, command_timeout=0.3) for _ in range(3))
-    lease = await near.lock("a", ttl=20, renew=False).acquire()
+    lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
         face,
         durable_server,
-        *(waited(clients[number % 2].lock("a", ttl=20), order, number) for number in range(4)),
+        *(waited(clients[number % 2].lock("a", ttl=60), order, number) for number in range(4)),
     )
     before = durable_server.command("ZRANGE", QUEUE, 0, -1)
     durable_server.restart()
@@ -669,10 +669,10 @@ async def test_waiters_of_a_server_that_comes_back_empty_get_the_lock_with_a_gre
 ) -> None:
     # Who has never had an answer does not sit the outage out: no answer is to come too late.
     near, far = face.connect(own_server.url), face.connect(own_server.url)
-    lease = await near.lock("a", ttl=20, renew=False).acquire()
+    lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
-        face, own_server, *(waited(far.lock("a", ttl=20), order, number) for number in range(3))
+        face, own_server, *(waited(far.lock("a", ttl=60), order, number) for number in range(3))
     )
     own_server.restart()
     fences = [await each.result() for each in waiting]

@@ -120,7 +120,7 @@ class Started(ABC):
     """A story that is told beside the one who started it."""
 
     @abstractmethod
-    async def result(self, within: float = 2 * PATIENCE) -> Any:
+    async def result(self, within: float = PATIENCE) -> Any:
         """Wait for its end; return what it returned, or raise what it raised."""
 
     @property
@@ -143,7 +143,7 @@ class _InAThread(Started):
         except BaseException as error:  # noqa: BLE001 - raised by the one who asks for the result
             self._error = error
 
-    async def result(self, within: float = 2 * PATIENCE) -> Any:
+    async def result(self, within: float = PATIENCE) -> Any:
         self._thread.join(within)
         assert self.done, "it did not end in time"
         if self._error is not None:
@@ -159,7 +159,7 @@ class _InATask(Started):
     def __init__(self, story: Coroutine[Any, Any, Any]) -> None:
         self._task = asyncio.get_running_loop().create_task(story)
 
-    async def result(self, within: float = 2 * PATIENCE) -> Any:
+    async def result(self, within: float = PATIENCE) -> Any:
         await asyncio.wait([self._task], timeout=within)
         assert self.done, "it did not end in time"
         return self._task.result()
@@ -219,7 +219,7 @@ class Face(ABC):
 
     @abstractmethod
     async def eventually(
-        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+        self, check: Callable[[], Awaitable[bool]], *, within: float = PATIENCE
     ) -> None:
         """Wait until the awaited `check()` is true."""
 
@@ -268,7 +268,7 @@ class Threads(Face):
         return event.wait(seconds)
 
     async def eventually(
-        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+        self, check: Callable[[], Awaitable[bool]], *, within: float = PATIENCE
     ) -> None:
         end = time.monotonic() + within
         while not await check():
@@ -314,7 +314,7 @@ class Tasks(Face):
         return True
 
     async def eventually(
-        self, check: Callable[[], Awaitable[bool]], *, within: float = 5.0
+        self, check: Callable[[], Awaitable[bool]], *, within: float = PATIENCE
     ) -> None:
         end = time.monotonic() + within
         while not await check():

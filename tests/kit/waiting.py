@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
-"""Seconds after which anything that should have happened by now counts as stuck."""
+PATIENCE = 20.0
+"""Seconds after which anything that should have happened by now counts as stuck.
+
+Far more than anything takes, also on a busy machine. Less than the default ttl of 30 s: a lock that
+is gone within `PATIENCE` was released, and has not expired.
+"""
 
 POLL_INTERVAL = 0.005
 """Seconds between two looks: short enough not to slow a test, long enough to leave the CPU free."""
