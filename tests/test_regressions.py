@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -119,9 +120,10 @@ def test_a_lock_with_a_short_ttl_leaves_the_others_their_connection(proxy: Proxy
                 done.set()
 
             async def hasty() -> None:
+                names = map("hasty {}".format, itertools.count())  # none is held already
                 while not done.is_set():
                     with pytest.raises(holdfast.NodeUnavailable):
-                        await client.lock("hasty", ttl=0.04).acquire(timeout=0)
+                        await client.lock(next(names), ttl=0.04).acquire(timeout=0)
 
             await asyncio.gather(innocent(), hasty())
             assert proxy.connections <= connections + 1, "only the renewer may have connected"
