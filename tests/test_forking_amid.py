@@ -116,13 +116,25 @@ stop()
 """,
     ),
     "release": ("lease.release()", "lease = lock.acquire()\nstop()"),
+    "store": (
+        "return value()",
+        WARM
+        + """
+@client.cached(60, key="a", lock_ttl=120)
+def value():
+    stop()  # what follows is the request that stores the value
+    return 1
+""",
+    ),
 }
+RAISING = [name for name in OPERATIONS if name != "store"]  # a computed value is returned
 HELD = {
     "acquire": "result.held and servers[0].get('holdfast:{a}') == result.token.encode()",
     "adopt": "result.held and servers[0].get('holdfast:{a}') == result.token.encode()",
     "redis_lock": "result.owned()",
     "release": "not servers[0].exists('holdfast:{a}')",
     "redis_lock_release": "not servers[0].exists('a')",
+    "store": "servers[0].exists('holdfast:value:{a}') == 1",
 }
 
 
@@ -151,7 +163,7 @@ PARENT = ["parent True", "parent True"]
 
 
 @pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", RAISING)
 def test_a_child_forked_amid_an_operation_fails_it_and_sends_nothing(
     own_server: Server, operation: str
 ) -> None:
@@ -166,6 +178,11 @@ def test_a_child_forked_amid_an_operation_exits_without_sending_anything(
     own_server: Server, operation: str
 ) -> None:
     assert forked_amid(operation, [own_server], "exits") == PARENT
+
+
+@pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
+def test_a_child_forked_amid_storing_a_value_leaves_that_to_its_parent(own_server: Server) -> None:
+    assert forked_amid("store", [own_server], "returns") == PARENT
 
 
 @pytest.mark.parametrize("how", ["returns", "exits"])
