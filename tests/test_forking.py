@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
 import signal
 import socket
+import ssl
+import stat
 import sys
 import threading
 import traceback
@@ -18,6 +21,7 @@ import pytest
 import holdfast
 from holdfast.adapters import threads
 from holdfast.core import session
+from holdfast.wire.process import close_after_fork
 from kit.clusters import Cluster
 from kit.contention import waiters
 from kit.homes import settle_in
@@ -27,7 +31,7 @@ from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from kit.faces import Face
 
@@ -352,3 +356,106 @@ async def test_a_forked_child_has_none_of_its_parents_connections(
         await lease.release()
         lease = await waiting.result(LIMIT)
         await lease.release()
+
+
+async def closed(_: Server) -> object:
+    near, far = socket.socketpair()
+    close_after_fork(near)
+    near.close()
+    far.close()
+    return near
+
+
+async def closed_on_a_loop(_: Server) -> object:
+    near, far = socket.socketpair()
+    _reader, writer = await asyncio.open_connection(sock=near)
+    close_after_fork(writer)
+    writer.close()
+    await writer.wait_closed()
+    far.close()
+    return writer
+
+
+async def lost_below_tls(server: Server) -> object:
+    trust = ssl.create_default_context(cafile=CERTIFICATE)
+    with TlsFront(server.host, server.port) as front:
+        _, writer = await asyncio.open_connection(server.host, front.port, ssl=trust)
+        close_after_fork(writer)
+    give_up_at = asyncio.get_running_loop().time() + LIMIT
+    while writer.get_extra_info("socket") is not None:
+        assert asyncio.get_running_loop().time() < give_up_at
+        await asyncio.sleep(0.005)
+    return writer
+
+
+def is_socket(number: int) -> bool:
+    return stat.S_ISSOCK(os.fstat(number).st_mode)
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+@pytest.mark.parametrize("broken", [closed, closed_on_a_loop, lost_below_tls])
+def test_a_child_closes_all_connections_of_its_parent_whatever_the_state_of_one(
+    server: Server, broken: Callable[[Server], Awaitable[object]]
+) -> None:
+    async def story() -> None:
+        with contextlib.ExitStack() as stack:
+            kept = await broken(server)
+            pairs = [socket.socketpair() for _ in range(50)]
+            for one in [one for pair in pairs for one in pair]:
+                stack.enter_context(one)
+                close_after_fork(one)
+            numbers = [one.fileno() for pair in pairs for one in pair]
+            assert in_child(lambda: [each for each in numbers if is_socket(each)]) == "[]"
+            assert all(map(is_socket, numbers)), "the parent keeps its own"
+            del kept
+
+    asyncio.run(story())
+
+
+def test_a_child_closes_a_connection_that_still_sends_what_is_left() -> None:
+    async def story() -> None:
+        near, far = socket.socketpair()
+        with far:
+            _, writer = await asyncio.open_connection(sock=near)
+            close_after_fork(writer)
+            writer.write(bytes(10_000_000))  # more than fits: the other end reads nothing
+            writer.close()
+            number = near.fileno()
+            assert is_socket(number)
+            assert in_child(lambda: is_socket(number)) == "False"
+            assert is_socket(number), "the parent keeps its own"
+            writer.transport.abort()
+            await asyncio.sleep(0)  # it is closed in the next turn of the loop
+
+    asyncio.run(story())
+
+
+# Cached values
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_child_forked_while_its_parent_refreshes_a_value_does_so_too(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        begun, go, calls = threading.Event(), threading.Event(), []
+
+        @client.cached(60, key="a", stale=30, lock_ttl=120)
+        def value() -> int:
+            calls.append(1)
+            if len(calls) > 1:
+                begun.set()
+                assert go.wait(LIMIT)
+            return len(calls)
+
+        assert value() == 1
+        server.command("PEXPIRE", "holdfast:value:{a}", 20_000)  # past its ttl, but within `stale`
+        assert value() == 1
+        assert begun.wait(LIMIT)
+
+        def child() -> int:
+            found = value()
+            queue = "holdfast:{a}:cache:queue"
+            eventually(lambda: waiters(server, queue) == 1, what="it waits for its parent")
+            return found
+
+        assert in_child(child) == "1"
+        go.set()
