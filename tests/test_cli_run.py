@@ -23,6 +23,7 @@ import pytest
 import holdfast
 from holdfast.cli.console import plain
 from kit.contention import waiters
+from kit.runtimes import has_ended
 from kit.servers import ONE_KIND, Server, claim_port, programs
 from kit.terminal import (
     CTRL_C,
@@ -216,14 +217,6 @@ def own_place(tmp_path: Path, own_server: Server) -> Place:
     return Place(tmp_path, own_server.url)
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process is over, or waits for somebody to take note that it is."""
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout
-    return not state or state.startswith("Z")
-
-
 def beats(file: Path) -> list[str]:
     return file.read_text().splitlines()
 
@@ -267,7 +260,8 @@ def test_who_is_at_the_other_end_of_a_pipe_sees_the_command_close_it(place: Plac
 @one_kind
 @on_linux
 def test_it_finds_signals_and_environment_as_if_run_directly(place: Place) -> None:
-    look = ["sh", "-c", "grep -E '^Sig(Ign|Blk|Cgt)' /proc/self/status; env"]
+    signals = "while read -r line; do case $line in Sig[IBC]*) echo $line;; esac; done"
+    look = ["sh", "-c", f"{signals} </proc/$$/status; env"]
     env = environment(HOLDFAST_URL=place.url, LANG="C")
     del env["PYTHONUTF8"]
     # As interrupts are in what a script runs with &.
@@ -632,7 +626,7 @@ def test_when_the_lock_is_taken_away_all_are_ended(place: Place, server: Server)
         assert ended.status == 75
         assert ended.err.count("\n") == 1
         assert "was lost: the server says that it is no longer ours" in ended.err
-        assert is_gone(grandchild)
+        assert has_ended(grandchild)
     assert server.command("GET", KEY) == b"another's"
 
 
@@ -659,7 +653,7 @@ def test_the_command_does_not_outlive_a_holdfast_that_is_killed_or_stopped(
         eventually((place.folder / "beats").exists, within=PATIENCE)
         running.process.send_signal(how)
         with holdfast.Client(server.url) as client, client.lock(NAME):
-            assert all(map(is_gone, pids))
+            assert all(map(has_ended, pids))
         running.process.send_signal(signal.SIGCONT)
         ended = running.end()
     if how is signal.SIGKILL:
@@ -692,7 +686,7 @@ def test_the_kernel_kills_the_command_should_nobody_else_be_left_to(place: Place
             if int(pid) != command:
                 os.kill(int(pid), signal.SIGKILL)
         running.process.kill()
-        eventually(lambda: is_gone(command))
+        eventually(lambda: has_ended(command))
 
 
 @one_kind
@@ -700,7 +694,7 @@ def test_a_command_that_outlives_its_parent_is_left_alone(place: Place) -> None:
     with place.start("--", "sh", "-c", "sleep 60 >&- 2>&- & echo $!") as running:
         left = int(running.says())
         assert running.end().status == 0
-    assert not is_gone(left)
+    assert not has_ended(left)
     os.kill(left, signal.SIGKILL)
 
 

@@ -28,7 +28,7 @@ import pytest
 from holdfast import embedded
 from holdfast.embedded import flock, launching, programs, starting
 from holdfast.errors import ConfigurationError, NodeUnavailable
-from kit.runtimes import listed_processes, living_processes_of
+from kit.runtimes import has_ended, listed_processes, living_processes_of
 from kit.servers import programs as installed_servers
 from kit.waiting import eventually
 
@@ -83,12 +83,6 @@ def answering_pid(path: str) -> int:
     with Client(path) as client:
         facts = client.ask("INFO server").splitlines()
     return next(int(fact.partition(":")[2]) for fact in facts if fact.startswith("process_id:"))
-
-
-def is_gone(pid: int) -> bool:
-    # One that has ended and waits to be reaped does no more than one that is gone.
-    state = listed_processes().get(pid, ("Z", ""))[0]
-    return state.startswith("Z")
 
 
 def guardians_of(runtime: Path) -> list[int]:
@@ -230,7 +224,7 @@ def test_it_ends_when_nobody_needs_it_and_comes_back(home: Path, short_idle: flo
     del short_idle
     path = embedded.ensure()
     first = pids(home)
-    eventually(lambda: is_gone(first.guardian) and is_gone(first.server), what="the idle end")
+    eventually(lambda: has_ended(first.guardian) and has_ended(first.server), what="the idle end")
     assert [left.name for left in (home / "holdfast").iterdir()] == ["lock"]
     assert embedded.ensure() == path
     assert answering_pid(path) == pids(home).server != first.server
@@ -241,7 +235,7 @@ def test_it_stays_while_somebody_is_connected(home: Path, short_idle: float) -> 
         time.sleep(5 * short_idle)
         assert client.ask("PING") == "+PONG"
         server = pids(home).server
-    eventually(lambda: is_gone(server), what="the idle end")
+    eventually(lambda: has_ended(server), what="the idle end")
 
 
 def test_it_stays_while_a_lock_may_be_held_by_somebody_cut_off(
@@ -252,7 +246,7 @@ def test_it_stays_while_a_lock_may_be_held_by_somebody_cut_off(
     with Client(embedded.ensure()) as client:
         assert client.ask(f"SET job holder PX {int(lease * 1000)}") == "+OK"
     server = pids(home).server
-    eventually(lambda: is_gone(server), what="the idle end")
+    eventually(lambda: has_ended(server), what="the idle end")
     assert time.monotonic() - begun >= lease
 
 
@@ -261,7 +255,7 @@ def test_it_goes_although_fences_remain(home: Path, short_idle: float) -> None:
     with Client(embedded.ensure()) as client:
         assert client.ask(SET_MANY_FENCES) == "+OK"
     server = pids(home).server
-    eventually(lambda: is_gone(server), what="the idle end")
+    eventually(lambda: has_ended(server), what="the idle end")
 
 
 def test_one_lock_among_many_fences_keeps_it(home: Path, short_idle: float) -> None:
@@ -273,7 +267,7 @@ def test_one_lock_among_many_fences_keeps_it(home: Path, short_idle: float) -> N
         assert client.ask("GET job") == "holder"
         assert client.ask("DEL job") == ":1"
     server = pids(home).server
-    eventually(lambda: is_gone(server), what="the idle end")
+    eventually(lambda: has_ended(server), what="the idle end")
 
 
 def test_cutting_every_connection_does_not_end_it(home: Path, short_idle: float) -> None:
@@ -284,7 +278,7 @@ def test_cutting_every_connection_does_not_end_it(home: Path, short_idle: float)
     time.sleep(5 * short_idle)
     with Client(embedded.ensure()) as client:
         assert client.ask("DEL job") == ":1"
-    eventually(lambda: is_gone(server), what="the idle end")
+    eventually(lambda: has_ended(server), what="the idle end")
 
 
 def test_a_visit_counts_however_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +422,7 @@ def test_a_killed_server_is_replaced(home: Path) -> None:
     embedded.ensure()
     first = pids(home)
     os.kill(first.server, signal.SIGKILL)
-    eventually(lambda: is_gone(first.guardian), what="the end of its guardian")
+    eventually(lambda: has_ended(first.guardian), what="the end of its guardian")
     assert answering_pid(embedded.ensure()) == pids(home).server != first.server
 
 
@@ -437,7 +431,7 @@ def test_a_killed_guardian_takes_its_server_along(home: Path) -> None:
     embedded.ensure()
     first = pids(home)
     os.kill(first.guardian, signal.SIGKILL)
-    eventually(lambda: is_gone(first.server), what="the end of the server")
+    eventually(lambda: has_ended(first.server), what="the end of the server")
     assert answering_pid(embedded.ensure()) == pids(home).server != first.server
 
 
@@ -445,7 +439,9 @@ def test_a_guardian_asked_to_end_takes_its_server_along(home: Path) -> None:
     embedded.ensure()
     first = pids(home)
     os.kill(first.guardian, signal.SIGTERM)
-    eventually(lambda: is_gone(first.server) and is_gone(first.guardian), what="the end of both")
+    eventually(
+        lambda: has_ended(first.server) and has_ended(first.guardian), what="the end of both"
+    )
 
 
 def test_a_deleted_folder_gets_a_new_server_and_ends_the_old_one(
@@ -459,7 +455,7 @@ def test_a_deleted_folder_gets_a_new_server_and_ends_the_old_one(
         # Its clients hear that the server is gone, instead of sharing their locks with others.
         with contextlib.suppress(ConnectionResetError):
             assert client.replies.read() == b""
-    eventually(lambda: is_gone(first.guardian), what="the end of its guardian")
+    eventually(lambda: has_ended(first.guardian), what="the end of its guardian")
 
 
 def test_a_lock_on_a_deleted_file_does_not_count(

@@ -19,6 +19,7 @@ import holdfast
 from kit.contention import waiters
 from kit.homes import settle_in
 from kit.processes import Process
+from kit.runtimes import has_ended
 from kit.servers import ONE_KIND, Server, programs
 from kit.waiting import eventually
 
@@ -253,7 +254,7 @@ def test_a_child_forked_by_a_waiter_leaves_its_place_in_the_queue_alone(
         eventually(lambda: waiters(server) == 1, within=LIMIT)
         os.kill(pid, signal.SIGUSR1)
         child = int(waiter.says())
-        eventually(lambda: not is_running(child), within=LIMIT)
+        eventually(lambda: has_ended(child), within=LIMIT)
         assert waiters(server) == 1
         lease.release()
         assert waiter.says() == "held True"
@@ -268,14 +269,6 @@ def test_a_child_forked_by_a_waiter_stops_waiting(server: Server) -> None:
         eventually(lambda: waiters(server) == 1, within=LIMIT)
         os.kill(pid, signal.SIGUSR1)
         child = int(waiter.says())
-        eventually(lambda: not is_running(child), within=LIMIT)
+        eventually(lambda: has_ended(child), within=LIMIT)
         lease.release()
         assert waiter.says() == "held True"
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
-    state = subprocess.run(
-        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return state.stdout.strip() not in {"", "Z"}

@@ -16,13 +16,28 @@ from kit.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PS = shutil.which("ps") or "/bin/ps"
+PROC = Path("/proc")
 
 
 def listed_processes() -> dict[int, tuple[str, str]]:
     """Return the state and the command line of every process, by its id."""
+    return _listed_by_proc() if (PROC / "self" / "stat").exists() else _listed_by_ps()
+
+
+def _listed_by_proc() -> dict[int, tuple[str, str]]:
+    """Small Linux images have no `ps`."""
+    found = {}
+    for folder in PROC.glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+            state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            found[int(folder.name)] = state, b" ".join(words).decode(errors="replace")
+    return found
+
+
+def _listed_by_ps() -> dict[int, tuple[str, str]]:
     listing = subprocess.run(
-        [PS, "-axww", "-o", "pid=,stat=,command="],
+        ["ps", "-axww", "-o", "pid=,stat=,command="],
         capture_output=True,
         text=True,
         errors="replace",
@@ -30,6 +45,12 @@ def listed_processes() -> dict[int, tuple[str, str]]:
     )
     rows = (line.split(None, 2) for line in listing.stdout.splitlines())
     return {int(pid): (state, "".join(command)) for pid, state, *command in rows}
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is over, even if its parent has not waited for it yet."""
+    state, _ = listed_processes().get(pid, ("Z", ""))
+    return state.startswith("Z")
 
 
 def living_processes_of(runtime: Path) -> list[int]:
