@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -290,9 +290,15 @@ def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
 
 
 def released_before_stopped_processes(
-    server: Server, programs: Sequence[str], after: Callable[[list[Process]], None]
+    server: Server,
+    programs: Sequence[str],
+    after: Callable[[list[Process]], None],
+    before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Release a lock that `programs`, then stopped, and one live client wait for, in this order."""
+    """Release a lock that `programs`, then stopped, and one live client wait for, in this order.
+
+    `before` is called when all of them wait, and `after` when the lock was released.
+    """
     with (
         holdfast.Client(server.url) as holder,
         holdfast.Client(server.url) as client,
@@ -308,6 +314,7 @@ def released_before_stopped_processes(
             eventually(lambda: waiters(server) == places, what="the process is in the queue")  # noqa: B023 - called at once
         waiting = threads.submit(client.lock("a", ttl=60, timeout=30).acquire)
         eventually(lambda: waiters(server) == places + 1, what="the client is in the queue")
+        before()
         for process in processes:
             process.stop()
         lease.release()
@@ -335,6 +342,27 @@ def test_a_stopped_process_with_the_next_two_places_costs_windows_and_not_a_ttl(
     server: Server,
 ) -> None:
     released_before_stopped_processes(server, [STOPPED_PAIR], lambda _: None)
+
+
+def test_the_second_watcher_that_leaves_passes_the_watch_to_another_waiter(
+    server: Server,
+) -> None:
+    async def wait_and_leave() -> None:
+        loop, leaving = asyncio.get_running_loop(), list[Future[Any]]()
+
+        def wait_last() -> None:
+            attempt = last.lock("a", ttl=60).acquire()
+            leaving.append(asyncio.run_coroutine_threadsafe(attempt, loop))
+            eventually(lambda: waiters(server) == 4, what="the last waiter is in the queue")
+
+        def leave(_: list[Process]) -> None:
+            assert leaving[0].cancel()
+
+        released = released_before_stopped_processes
+        async with holdfast.AsyncClient(server.url) as last:
+            await asyncio.to_thread(released, server, [STOPPED] * 2, leave, wait_last)
+
+    asyncio.run(wait_and_leave())
 
 
 async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(client: Any) -> None:

@@ -898,8 +898,8 @@ MUTANTS = [
     Mutant(
         "a waiter that leaves passes on its duty to watch",
         "scripts/release.lua",
-        "  elseif was_first and remaining > 0 and",
-        "  elseif false and",
+        "    if was_first then",
+        "    if false then",
         LEAVING,
         "L3",
     ),

@@ -35,18 +35,19 @@ local function grant(who, px)
   end
 end
 
--- Notifies one more waiter to ask when two windows are over, because `client`, which has the lock now,
--- and `watching`, the client of the next waiter, may both be dead or stopped. It is one of the last in
--- the queue: processes of one machine often queue together, and are stopped together.
--- It is needed only after a hold that had more than a window left. Waiters that queued during a shorter
+-- Notifies one more waiter to ask after `px` ms, one window after the next waiter asks, because
+-- `client`, which has the lock now, and `watching`, the client of the next waiter, may both be dead or
+-- stopped. It is one of the last in the queue: processes of one machine often queue together, and are
+-- stopped together.
+-- After a hand-over it is needed only after a hold that had more than a window left. Waiters that queued during a shorter
 -- one know from the reply that it ends soon, and ask then; and the waiter that was notified at the end
 -- of the last long hold asks too, and goes on to do so until the lock is its own.
-local function have_watched(client, watching)
+local function have_watched(client, watching, px)
   local waiters = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 8)
   for _, waiter in ipairs(waiters) do
     local who, other = read(waiter)
     if other ~= client and other ~= watching then
-      if who == token or tell(waiter, 'W', 0, 2 * window) or denied then
+      if who == token or tell(waiter, 'W', 0, px) or denied then
         return
       end
       call('ZREM', queue, waiter)
@@ -91,7 +92,7 @@ local function hand_over()
         _, watching = read(tell_next(0, 'W', window) or waiter)
       end
       if second and (left < 0 or left > window + delay) then
-        have_watched(client, watching)
+        have_watched(client, watching, 2 * window)
       end
       return who, fence
     end

@@ -68,10 +68,19 @@ else
   elseif mine or not holder or (over and holder == token and how ~= 'leave') then
     call('DEL', lock)
     hand_over()
-  elseif was_first and remaining > 0 and order ~= 'barge' then
+  elseif remaining > 0 and order ~= 'barge' then
     -- The first in the queue asks when a grant's window is over: from now on that is the next one.
     -- Nothing is granted to a waiter of a lock without order.
-    tell_next(0, 'W', remaining)
+    if was_first then
+      tell_next(0, 'W', remaining)
+    end
+    -- Within a grant's window, the one that leaves may be the second one that watches.
+    local first = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
+    if first and remaining <= window + delay then
+      local _, client = read(holder)
+      local _, watching = read(first)
+      have_watched(client, watching, remaining + window)
+    end
   end
 end
 if life ~= '0' then
