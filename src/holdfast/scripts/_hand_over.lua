@@ -39,9 +39,9 @@ end
 -- `client`, which has the lock now, and `watching`, the client of the next waiter, may both be dead or
 -- stopped. It is one of the last in the queue: processes of one machine often queue together, and are
 -- stopped together.
--- After a hand-over it is needed only after a hold that had more than a window left. Waiters that queued during a shorter
--- one know from the reply that it ends soon, and ask then; and the waiter that was notified at the end
--- of the last long hold asks too, and goes on to do so until the lock is its own.
+-- After a hand-over it is needed only after a hold that had more than a window left. Waiters that queued
+-- during a shorter one know from the reply that it ends soon, and ask then; and the waiter that was
+-- notified at the end of the last long hold asks too, and goes on to do so until the lock is its own.
 local function have_watched(client, watching, px)
   local waiters = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 8)
   for _, waiter in ipairs(waiters) do
