@@ -283,11 +283,11 @@ async def test_a_lease_is_a_context_manager_of_its_own(client: Any) -> None:
 async def test_reentering_many_times_leaves_no_trace(client: Any) -> None:
     lock = client.lock("a", reentrant=True)
     async with lock as outer:
-        before = len(outer._hold._watchers)
+        before = len(outer._hold.grips)
         for _ in range(50):
             async with lock:
                 pass
-        assert len(outer._hold._watchers) == before
+        assert len(outer._hold.grips) == before
 
 
 async def test_a_release_that_was_denied_is_made_good_when_the_right_is_given(

@@ -79,6 +79,12 @@ class Grip:
     def __init__(self) -> None:
         self._hold = None
 
+    def _cancel_body(self) -> None:
+        """Cancel what the caller does under the lock, where that is possible.
+
+        Called when the hold is lost, in any thread.
+        """
+
 
 class Hold:
     """One holding of one lock, shared by the grips of all levels of a re-entered lock."""
@@ -186,7 +192,12 @@ class Hold:
         if self.state is HELD or self.state is RELEASING:
             self.reason = reason
             self.state = LOST
-            self._tell()
+            try:
+                for grip in [reference() for reference in tuple(self.grips)]:
+                    if grip is not None:
+                        grip._cancel_body()
+            finally:
+                self._tell()
 
     def overdue(self) -> LossReason:
         """Why it is lost when its deadline passes now."""
@@ -209,13 +220,6 @@ class Hold:
         self._watchers.insert(0, watcher)
         if self.state is LOST:
             self._tell()
-
-    def unwatch(self, watcher: Callable[[Hold], object]) -> None:
-        """Do not call `watcher` any more."""
-        try:  # noqa: SIM105 - faster, and every `async with` runs it
-            self._watchers.remove(watcher)
-        except ValueError:
-            pass
 
     def _tell(self) -> None:
         """Call the watchers, the last of the list first; one that raises stops no other."""

@@ -15,6 +15,7 @@ from holdfast.core.duration import in_seconds
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
+from holdfast.core.hold import LOST
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.spec import check_timeout, checked_longest_ttl, checked_namespace
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
-    from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.faces.async_atomic import AsyncAtomic
     from holdfast.faces.async_cached import AsyncCached, AsyncCaching
@@ -411,9 +411,9 @@ class AsyncLock(LockFacts):
     async def __aenter__(self) -> AsyncLease:
         lease = AsyncLease(self._client)
         await acquire(self._session, self._spec, self._spec.timeout, lease)
-        hold = lease._held  # noqa: SLF001 - one face, one file
-        lease._body = _Body(hold, hold.actor)  # noqa: SLF001 - one face, one file
-        lease._entered_by = hold.actor  # noqa: SLF001 - one face, one file
+        task = lease._held.actor  # noqa: SLF001 - one face, one file
+        lease._enter(task)  # noqa: SLF001 - one face, one file
+        lease._entered_by = task  # noqa: SLF001 - one face, one file
         self._entered.append(lease)
         return lease
 
@@ -456,10 +456,11 @@ class AsyncLock(LockFacts):
 class AsyncLease(LeaseFacts):
     """One holding of a lock: what `acquire` returns, and the truth about it."""
 
-    __slots__ = ("_body",)
+    __slots__ = ("_body", "_cancelled", "_cancelling")
 
     _lost: asyncio.Event | None
-    _body: _Body
+    _body: asyncio.Task[Any] | None
+    """The task that is in its `async with` block."""
 
     @property
     def lost(self) -> asyncio.Event:
@@ -524,16 +525,47 @@ class AsyncLease(LeaseFacts):
         return release(self._session, self)
 
     async def __aenter__(self) -> Self:
-        self._body = _Body(self._held, asyncio.current_task())
+        self._enter(asyncio.current_task())
         return self
 
-    async def __aexit__(
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
+    ) -> Coroutine[Any, Any, None]:
+        task, self._body = self._body, None
+        if error is None and not self._cancelled:
+            return release(self._session, self)
+        return self._leave_after(error, task)
+
+    def _enter(self, task: Any) -> None:  # noqa: ANN401 - the core knows no tasks
+        """Have the task cancelled if the lease is lost while it is in the body."""
+        if task is None:
+            raise RuntimeError("'async with' a lease belongs in a task")
+        self._cancelling = _cancelling(task)
+        self._cancelled = False
+        self._body = task
+        # Set first, looked at second: a loss does these two in the other order.
+        if self._held.state is LOST:
+            self._cancel_body()
+
+    def _cancel_body(self) -> None:
+        """Cancel the body of the `async with`, if the lease is in one. Called from any thread."""
+        task = getattr(self, "_body", None)
+        if task is not None:
+            tell(task.get_loop(), self._cancel)
+
+    def _cancel(self) -> None:
+        if self._body is not None and not self._cancelled:
+            self._cancelled = True
+            self._body.cancel()
+
+    async def _leave_after(
+        self, error: BaseException | None, task: asyncio.Task[Any] | None
     ) -> None:
-        ours = self._body.leave() and await self._body.is_ours(error)
+        """Release it after a body that raised `error`, or was cancelled because of the loss."""
+        ours = task is not None and self._cancelled and await self._is_ours(error, task)
         try:
             await release(self._session, self)
         except HoldfastError as failure:
@@ -542,43 +574,13 @@ class AsyncLease(LeaseFacts):
             if error is None:
                 raise
 
-
-class _Body:
-    """The body of an `async with`: cancelled when its lease is lost."""
-
-    __slots__ = ("_cancelled", "_cancelling", "_hold", "_left", "_loop", "_task")
-
-    def __init__(self, hold: Hold, task: Any) -> None:  # noqa: ANN401 - the core knows no tasks
-        if task is None:
-            raise RuntimeError("'async with' a lease belongs in a task")
-        self._task = task
-        self._hold = hold
-        self._cancelling = _cancelling(task)
-        self._cancelled = self._left = False
-        self._loop = task.get_loop()
-        hold.watch(self._lost)
-
-    def _lost(self, _: Hold) -> None:
-        tell(self._loop, self._cancel)
-
-    def _cancel(self) -> None:
-        if not self._left:
-            self._cancelled = True
-            self._task.cancel()
-
-    def leave(self) -> bool:
-        """End the watch; say whether the body was cancelled."""
-        self._left = True
-        self._hold.unwatch(self._lost)
-        return self._cancelled
-
-    async def is_ours(self, error: BaseException | None) -> bool:
+    async def _is_ours(self, error: BaseException | None, task: asyncio.Task[Any]) -> bool:
         """Whether `error` is only our own cancellation."""
         if not isinstance(error, asyncio.CancelledError):
             # Our cancellation has not been delivered: it must not strike after the body.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        others = _uncancel(self._task)
+        others = _uncancel(task)
         if others > self._cancelling and error is None:
             raise asyncio.CancelledError
         return isinstance(error, asyncio.CancelledError) and others <= self._cancelling
