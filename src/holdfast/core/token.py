@@ -54,8 +54,8 @@ class Mint:
         if who is None:
             if len(self._actors) >= _ACTORS:
                 self._actors.clear()
-            who = self._actors[actor] = encode(actor)
-        return f"{self._head}{next(self._number):x}{self._middle}{who}:{suffix}"
+            who = self._actors[actor] = f"{self._middle}{encode(actor)}:"
+        return f"{self._head}{next(self._number)}{who}{suffix}"
 
 
 def is_ours(token: bytes) -> bool:
