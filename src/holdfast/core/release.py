@@ -114,7 +114,8 @@ def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     """Say whether the lock is to be given back now, and end its being held if so."""
-    if hold.state is RELEASED or (hold.state is HELD and ref(grip) not in hold.grips):
+    mine, port = ref(grip), session.port
+    if hold.state is RELEASED or (hold.state is HELD and mine not in hold.grips):
         return False
     if hold.state is RELEASING:
         _check_process(session, hold)
@@ -123,8 +124,9 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         if not session.closed:
             hold.unsure = True
         return True
-    check(session, grip)
-    hold.grips.discard(ref(grip))
+    if hold.state is not HELD or port.now() >= hold.deadline or hold.process != port.process():
+        check(session, grip)
+    hold.grips.discard(mine)
     if hold.grips:
         return False
     hold.state = RELEASING
