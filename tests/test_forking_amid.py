@@ -146,7 +146,7 @@ def forked_amid(operation: str, servers: Sequence[Server], how: str) -> list[str
         {
             "operation": textwrap.indent(body, "    "),
             "setup": setup,
-            "check": f"print('parent', {HELD[operation]})",
+            "check": f"print('parent', {HELD[operation]}, flush=True)",
         }
     )
     pids = " ".join(str(server.pid) for server in servers)
