@@ -23,7 +23,7 @@ LIMIT = 30.0
 """Seconds after which something that should have happened counts as failed."""
 
 KEY = "holdfast:{a}"
-TTL = 0.6
+TTL = 2.0
 
 forking = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
