@@ -124,7 +124,10 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         if not session.closed:
             hold.unsure = True
         return True
-    if hold.state is not HELD or port.now() >= hold.deadline or hold.process != port.process():
+    current = port.now() < hold.deadline and hold.process == port.process()
+    # Looked at again, last: another thread may be releasing this lease, and only one of them may
+    # send the request. The reply to a second one would be taken for a loss.
+    if not (current and hold.state is HELD and mine in hold.grips):
         check(session, grip)
     hold.grips.discard(mine)
     if hold.grips:
