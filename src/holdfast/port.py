@@ -158,11 +158,8 @@ class Port(Protocol):
         keys: Keys,
         args: tuple[str, ...],
         timeout: float,
-        actor: Any = None,  # noqa: ANN401 - what `actor` gave
     ) -> Awaitable[Reply]:
         """Run a script on the node that keeps the lock, once.
-
-        A caller that knows its `actor` gives it, which saves finding it out again.
 
         Raises:
             NodeUnavailable: nothing was carried out.

@@ -205,7 +205,7 @@ class Tasks(Generic[P]):
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""
         here = self._last  # `_here`, written out, as in `call`: the most travelled road
-        if here is None or here.loop is not actor.get_loop():
+        if here is None or here.loop is not get_running_loop():
             here = self._here()
         if getpid() != here.pid:
             raise unnoticed_fork()
@@ -259,13 +259,10 @@ class TasksPort(Tasks[_Place]):
         keys: Keys,
         args: tuple[str, ...],
         timeout: float,
-        actor: asyncio.Task[Any] | None = None,
     ) -> Awaitable[Reply]:
         """Run a script over this loop's connection."""
         here = self._last
-        # Up to Python 3.11 `get_running_loop` makes a system call.
-        loop = get_running_loop() if actor is None else actor.get_loop()
-        if here is None or here.loop is not loop:
+        if here is None or here.loop is not get_running_loop():
             here = self._here()
         if keys.replicas and needed((script, keys, args)):
             return here.copied.call_copied(script, keys, args, timeout)

@@ -212,7 +212,6 @@ class ThreadsPort(Threads):
         keys: Keys,
         args: tuple[str, ...],
         timeout: float,
-        actor: Actor | None = None,  # noqa: ARG002 - each thread has its connection
     ) -> Reply:
         """Run a script on this thread's own connection."""
         return self._wire.call(script, keys, args, timeout)

@@ -106,7 +106,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             limit = spec.command_timeout
             if timeout and timeout < limit:
                 limit = min(limit, spec.end_of_waiting(0.0, timeout))
-            reply = await port.call(spec.taking, spec.keys, args, limit, actor)
+            reply = await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
         if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:

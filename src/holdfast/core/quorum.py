@@ -155,12 +155,7 @@ class Quorum:
     # One node out of many
 
     async def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-        actor: object = None,  # noqa: ARG002 - the nodes are asked by `Nodes.ask`
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the nodes that matter, and answer for them; as `Port.call`."""
         request, whereabouts = (script, keys, args), self.whereabouts

@@ -292,12 +292,7 @@ class SimClient:
         return cast("L", self._lines[keys.node])
 
     async def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-        actor: Task | None = None,  # noqa: ARG002 - known here
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script over the task's own connection, or on several nodes."""
         if self.quorum is not None:
