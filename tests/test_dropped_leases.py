@@ -100,7 +100,7 @@ async def test_a_dropped_inner_lease_of_a_reentrant_lock_is_reported_too(
 ) -> None:
     events: list[holdfast.Event] = []
     client = face.connect(server.url, on_event=events.append)
-    lock = client.lock("a", ttl=0.6, reentrant=True)
+    lock = client.lock("a", ttl=TTL, reentrant=True)
     outer = await lock.acquire()
     inner = await lock.acquire()
     del inner
