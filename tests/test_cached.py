@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 LOCK = "holdfast:{a}:cache"
 VALUE, FENCE, QUEUE = "holdfast:value:{a}", f"{LOCK}:fence", f"{LOCK}:queue"

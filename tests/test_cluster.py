@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from kit.faces import Face, Started
 
-pytestmark = pytest.mark.crosswise
+pytestmark = pytest.mark.only_client("asyncio")
 
 KIND, PROGRAM = next(iter(programs().items()))
 KEY_OF_LOCK = b"holdfast:{lock}"

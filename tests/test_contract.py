@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.servers import Server
 
+pytestmark = pytest.mark.every_pair
+
 
 async def test_a_free_lock_is_taken_and_its_key_holds_the_token(
     client: Any, server: Server, key_of: Callable[[str], str]

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 PROCESSES, WORKERS = 4, 16
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 QUEUE = "holdfast:key:{foo}:queue"
 FORGIVES = "raise_on_release_error" in inspect.signature(redis.lock.Lock).parameters

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 LIMIT = 30.0
 """Seconds after which something that should have happened counts as failed."""

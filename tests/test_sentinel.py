@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from kit.faces import Face
 
-pytestmark = pytest.mark.crosswise
+pytestmark = pytest.mark.only_client("threads")
 
 OVERLAP = 0.5
 LONGEST = 2.0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.faults import Args, Held, Matching
 
-pytestmark = pytest.mark.crosswise
 
 SCRIPTS = (ACQUIRE, PROBE, RELEASE, RENEW)
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kit.proxy import Proxy
     from kit.servers import Server
 
-pytestmark = pytest.mark.crosswise
 
 BURST = {
     "threads": """
