@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 PROGRAMS = programs()
 KINDS = ("shared_server", "own_server", "durable_server")
-MATRIX = {"threads": "valkey", "asyncio": "redis"}
-"""On which server `make test` runs the tests of each client, if it finds both servers.
+CLIENTS: dict[Any, str] = {Threads: "threads", Tasks: "asyncio"}
+MATRIX = {"threads": "valkey", "asyncio": "redis", "": "valkey"}
+"""On which server `make test` runs the tests of each client, and those of no client in particular.
 
 `make long` runs the other pairs. Marks change this: `every_pair` runs in `make test` with each
 client on each server; `only_client("asyncio")`, for tests that start their own servers, with that
@@ -70,17 +71,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_in_the_matrix(item: pytest.Function) -> bool:
     """Whether `make test` runs a test with this client and this server."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    if "face" not in given or item.get_closest_marker("every_pair"):
+    if item.get_closest_marker("every_pair"):
         return True
-    face: Any = given["face"]
-    fits_both = isinstance(face, type)  # else the test was written for one client
-    client = "asyncio" if issubclass(face if fits_both else type(face), Tasks) else "threads"
+    given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    client = CLIENTS.get(given.get("face"), "")
     server = next((given[name] for name in KINDS if name in given), None)
-    if server is not None:
-        return len(PROGRAMS) == 1 or MATRIX[client] == server
+    if server is not None and len(PROGRAMS) > 1:
+        return bool(MATRIX[client] == server)
     only = item.get_closest_marker("only_client")
-    return only is None or not fits_both or client in only.args
+    return only is None or not client or client in only.args
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -703,6 +703,7 @@ async def test_a_value_is_computed_once_and_found_also_while_its_slot_moves(
 
 
 @pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.long
 def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
     """All that matters, in one go: a cluster takes its time to begin."""
     with Cluster(OTHERS[kind]) as cluster:

@@ -335,7 +335,7 @@ async def test_a_forked_child_has_none_of_its_parents_connections(
     face: Face, deployed: Callable[[], contextlib.AbstractContextManager[Deployed]]
 ) -> None:
     with deployed() as deployment:
-        client = face.connect(deployment.target)
+        client = face.connect(deployment.target, command_timeout=LIMIT)
         lease = await client.lock("a", ttl=60).acquire()
         waiting = face.start(client.lock("a", ttl=60).acquire())
 

@@ -128,9 +128,9 @@ def test_a_lock_left_free_although_somebody_waits_is_caught() -> None:
 
 
 in_many_turns = pytest.mark.parametrize(
-    "turns", [pytest.param(32, id="2,000"), pytest.param(160, marks=pytest.mark.long, id="10,000")]
+    "turns", [pytest.param(8, id="500"), pytest.param(160, marks=pytest.mark.long, id="10,000")]
 )
-"""Each worker's: two thousand in all in `make test`, ten thousand in `make long`."""
+"""Each worker's: 512 in all in `make test`, ten thousand in `make long`."""
 
 
 @in_many_turns
@@ -152,24 +152,23 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     check_updates(holds, left=int(server.command("GET", COUNTER)))
     check_order(holds, ledger.arrivals)
 
-    # The lock goes from hand to hand: never is it free while somebody waits for it, and whom it
-    # is given to learns so without having to ask again. That alone would show a lost wake-up: the
-    # time from a release to the next holder's going on is also the machine's, which may stall.
-    stalls = len(holds) // 100
+    # The release hands the lock over: it is never free while a client waits for it, and the next
+    # holder need not ask again. A process that stalls for the window of a grant, 1 s, has others
+    # ask in its place, so a busy machine costs some requests; polling would cost many times more.
+    stalls = len(holds) // 10
     assert not ledger.idle
     assert ledger.grants == [hold.token for hold in sorted(holds, key=lambda hold: hold.fence)]
     assert sum(ledger.askings.values()) <= len(holds) + stalls
-    waits = gaps(holds)
-    assert waits[-1 - stalls] < 0.05, f"{waits[-1 - stalls]} s from a release to the next holder"
+    assert sum(gap >= 0.9 for gap in gaps(holds)) <= stalls, "a lost message costs a window"
 
-    # Two commands a turn: to stand in line, and to release. In each process the first to come ask
-    # before they stand in line, and one of them finds out (sent twice) whether it is heard.
+    # Two requests a turn: to join the queue, and to release. In each process the first waiters ask
+    # before they join the queue, and one request, sent twice, finds out whether messages arrive.
     beginning = PROCESSES * (WORKERS + 2)
     scripts = commands["evalsha"] + commands.get("eval", 0)
     assert scripts <= 2 * len(holds) + beginning + stalls
     assert commands["ping"] <= PROCESSES * (seconds + 1)
-    # One is told that it is its turn; and the one behind it, when to look whether it was heard.
-    assert commands["publish"] <= 2 * len(holds) + beginning
+    # One message for the next holder, and one for the waiter that watches it.
+    assert commands["publish"] <= 2 * len(holds) + beginning + stalls
 
 
 def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(

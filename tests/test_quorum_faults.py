@@ -111,6 +111,7 @@ def test_without_a_majority_nobody_goes_on_and_with_it_everybody(
     report.check_resource()
 
 
+@pytest.mark.long
 def test_a_node_that_forgets_all_again_and_again_lets_nobody_in_beside_a_holder(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_node_that_forgets_all_again_and_again_lets_nobody_in_beside_a_holder(
 
 
 @pytest.mark.skipif(COMPILER is None, reason="the clock of a server is set by a compiled library")
+@pytest.mark.long
 def test_clocks_that_step_may_end_exclusion_but_not_the_order_of_fences(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:

@@ -542,6 +542,7 @@ _CONTENDER = """
 """
 
 
+@pytest.mark.long
 def test_s1_no_two_have_it_at_once_while_primaries_are_killed(tmp_path: Any) -> None:
     with (
         Sentinels(PROGRAM, "--min-replicas-to-write", "1") as service,

