@@ -358,7 +358,7 @@ async def test_a_forked_child_has_none_of_its_parents_connections(
         await lease.release()
 
 
-async def closed(_: Server) -> object:
+async def closed(_: Server) -> socket.socket:
     near, far = socket.socketpair()
     close_after_fork(near)
     near.close()
@@ -366,7 +366,7 @@ async def closed(_: Server) -> object:
     return near
 
 
-async def closed_on_a_loop(_: Server) -> object:
+async def closed_on_a_loop(_: Server) -> asyncio.StreamWriter:
     near, far = socket.socketpair()
     _reader, writer = await asyncio.open_connection(sock=near)
     close_after_fork(writer)
@@ -376,7 +376,7 @@ async def closed_on_a_loop(_: Server) -> object:
     return writer
 
 
-async def lost_below_tls(server: Server) -> object:
+async def lost_below_tls(server: Server) -> asyncio.StreamWriter:
     trust = ssl.create_default_context(cafile=CERTIFICATE)
     with TlsFront(server.host, server.port) as front:
         _, writer = await asyncio.open_connection(server.host, front.port, ssl=trust)
@@ -395,7 +395,7 @@ def is_socket(number: int) -> bool:
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 @pytest.mark.parametrize("broken", [closed, closed_on_a_loop, lost_below_tls])
 def test_a_child_closes_all_connections_of_its_parent_whatever_the_state_of_one(
-    server: Server, broken: Callable[[Server], Awaitable[object]]
+    server: Server, broken: Callable[[Server], Awaitable[socket.socket | asyncio.StreamWriter]]
 ) -> None:
     async def story() -> None:
         with contextlib.ExitStack() as stack:
@@ -407,7 +407,7 @@ def test_a_child_closes_all_connections_of_its_parent_whatever_the_state_of_one(
             numbers = [one.fileno() for pair in pairs for one in pair]
             assert in_child(lambda: [each for each in numbers if is_socket(each)]) == "[]"
             assert all(map(is_socket, numbers)), "the parent keeps its own"
-            del kept
+            kept.close()
 
     asyncio.run(story())
 
