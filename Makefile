@@ -10,7 +10,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 WAITING = -n $(shell expr $(CORES) + 2) --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) tests/test_sim*.py
 
-.PHONY: demo test long lint format bench bench-quorum bench-cached soak clean
+.PHONY: demo test long lint format mutation bench bench-quorum bench-cached soak clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -32,6 +32,12 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# N mutants of the core and the scripts, drawn with SEED; ARGS='--fresh' tries all of them again.
+N ?= 300
+SEED ?= 1
+mutation: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m mutation --sample $(N) --seed $(SEED) $(ARGS)
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/speed.py
@@ -67,4 +73,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-caches .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-peers .venv-caches .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .mutation

@@ -80,8 +80,8 @@ def places(mutant: Mutant) -> int:
     return (SOURCE / "holdfast" / mutant.file).read_text().count(mutant.old)
 
 
-def _mutate(path: Path, old: bytes, new: bytes) -> None:
-    """Have a file read differently, and a module of it compiled anew."""
+def mutate(path: Path, old: bytes, new: bytes) -> None:
+    """Replace a text in a file of the package, as this process reads it when it is imported."""
     compiled = cache_from_source(str(path)) if path.suffix == ".py" else None
     read = SourceFileLoader.get_data
 
@@ -100,7 +100,7 @@ def _main() -> None:
     sys.path.insert(0, work["source"])
     if work["old"]:
         path = Path(work["source"], "holdfast", work["file"])
-        _mutate(path, work["old"].encode(), work["new"].encode())
+        mutate(path, work["old"].encode(), work["new"].encode())
 
     from dataclasses import replace  # noqa: PLC0415 - after the change
 

@@ -1,0 +1,13 @@
+"""Automatic mutation: small changes of `core/` and the scripts, each of which a check must notice.
+
+`make mutation` draws a sample of all mutants, runs each through the simulator's default sweep and
+then through the tests that reach its line, and lists those that nothing noticed.
+
+    mutants           what a mutant is; every mutant of the tree; the sample
+    python_operators  how Python is changed
+    lua_operators     how a script is changed
+    reach             which simulation runs and which tests reach a line
+    simulate          the process that runs the simulator, with a mutant or to record lines
+    trial             one mutant against the simulator and the tests
+    accepted          survivors that may survive, with the reason
+"""

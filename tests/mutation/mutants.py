@@ -1,0 +1,98 @@
+"""What a mutant is, every mutant of the tree, and a sample of them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
+
+from mutation import lua_operators, python_operators
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mutation.change import Change
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "holdfast"
+
+
+class Mutant(NamedTuple):
+    """One change of one file."""
+
+    file: str
+    """Relative to the package."""
+    old: str
+    """The text of the file."""
+    change: Change
+
+    @property
+    def new(self) -> str:
+        """The text with the change."""
+        return self.old[: self.change.start] + self.change.new + self.old[self.change.end :]
+
+    @property
+    def line(self) -> int:
+        """The line where the change begins."""
+        return self.old.count("\n", 0, self.change.start) + 1
+
+    @property
+    def diff(self) -> str:
+        """The lines that differ, without their indentation."""
+        lines = difflib.ndiff(self.old.splitlines(), self.new.splitlines())
+        return "\n".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-")
+
+    @property
+    def key(self) -> str:
+        """The same for the same change of the same function, whatever the rest of the file is."""
+        first, last = self.change.place.scope
+        lines = self.old.splitlines()
+        function = "\n".join(lines[first - 1 : last] if first else lines)
+        within = self.change.start - sum(len(line) + 1 for line in lines[: max(first - 1, 0)])
+        identity = self.file, self.change.place.function, function, within, self.diff
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+
+
+def every_mutant() -> list[Mutant]:
+    """Every mutant of the core and of the scripts, in a fixed order."""
+    found: list[Mutant] = []
+    for path in (*sorted(PACKAGE.glob("core/*.py")), *sorted(PACKAGE.glob("scripts/*.lua"))):
+        found += mutants_of(str(path.relative_to(PACKAGE)), path.read_text())
+    return found
+
+
+def mutants_of(file: str, text: str) -> list[Mutant]:
+    """Every mutant of one file."""
+    operators = python_operators if file.endswith(".py") else lua_operators
+    found = {(each.start, each.end, each.new): each for each in operators.changes(text)}
+    return [Mutant(file, text, change) for change in found.values()]
+
+
+def is_valid(mutant: Mutant) -> bool:
+    """Whether it compiles, and to something else than before."""
+    if mutant.file.endswith(".lua"):
+        try:
+            lupa.lua51.LuaRuntime().compile(mutant.new)
+        except lupa.lua51.LuaError:
+            return False
+        return True
+    try:
+        return ast.dump(ast.parse(mutant.new)) != ast.dump(ast.parse(mutant.old))
+    except SyntaxError:
+        return False
+
+
+def draw(mutants: list[Mutant], count: int, seed: int) -> Iterator[Mutant]:
+    """Draw that many valid ones; the same each time for the same seed and the same tree."""
+    shuffled = random.Random(seed).sample(mutants, len(mutants))  # noqa: S311 - not a secret
+    for mutant in shuffled:
+        if not count:
+            return
+        if is_valid(mutant):
+            count -= 1
+            yield mutant

@@ -1,0 +1,180 @@
+"""Which simulation runs and which tests reach a line: recorded once for a tree, and kept.
+
+A simulation is deterministic: a run that executes none of a mutant's lines is the same as without
+the mutant, and need not be run. What is executed by an import can change every run.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mutation.mutants import Mutant
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "holdfast"
+KEPT = ROOT / ".mutation"
+INCLUDE = re.compile(r" *--:include (\w+)$")
+Line = tuple[str, int]
+Bits = dict[str, dict[str, str]]
+"""By file and line, what reaches it: a bit for each run or test, in hexadecimal."""
+
+SHORT = ["-m", "not long", "-p", "no:randomly", "--ignore-glob=tests/test_sim*"]
+"""The tests that are recorded. Those of the simulator are left out: it is tried before, and some
+of them read the source."""
+
+
+class Reach:
+    """What reaches the lines of this tree."""
+
+    def __init__(self, runs: int, workers: int) -> None:
+        self.runs = runs
+        self._by_runs: Bits = _kept(
+            f"runs-{_digest('src')}-{runs}", lambda: _record_runs(runs, workers)
+        )
+        recorded = _kept(f"tests-{_digest('src', 'tests')}", lambda: _record_tests(workers))
+        self._by_tests: Bits = recorded["lines"]
+        self._tests: list[tuple[str, float]] = recorded["tests"]
+
+    def seeds(self, mutant: Mutant) -> list[int]:
+        """The runs that may be affected, in order."""
+        if mutant.change.place.binds:
+            return list(range(self.runs))
+        return _reaching(self._by_runs, _lines(mutant))
+
+    def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
+        """The tests that reach it, and their seconds; the quickest first."""
+        binds = mutant.change.place.binds
+        if mutant.file.endswith(".lua"):
+            scripts = scripts_with(Path(mutant.file).stem)
+            names = ["own_once" if script == "own" else script.upper() for script in scripts]
+            lines = [line for name in names for line in _uses(name)]
+        else:
+            lines = _uses(binds) if binds else _lines(mutant)
+        found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
+        return sorted((self._tests[number] for number in found), key=lambda test: test[1])
+
+
+def _reaching(bits: Bits, lines: list[Line]) -> list[int]:
+    """The numbers of those that reach one of the lines."""
+    found = reduce(
+        or_, (int(bits.get(file, {}).get(str(line), "0"), 16) for file, line in lines), 0
+    )
+    return [number for number in range(found.bit_length()) if found >> number & 1]
+
+
+def _lines(mutant: Mutant) -> list[Line]:
+    place = mutant.change.place
+    return [(mutant.file, line) for line in range(place.first, place.last + 1)]
+
+
+@cache
+def scripts_with(part: str) -> list[str]:
+    """The scripts that contain a part, directly or in another part; of a script, itself."""
+    if not part.startswith("_"):
+        return [part]
+    found = []
+    for path in sorted(PACKAGE.glob("scripts/*.lua")):
+        lines = path.read_text().splitlines()
+        if part in (each[1] for line in lines if (each := INCLUDE.match(line))):
+            found += scripts_with(path.stem)
+    return sorted(set(found))
+
+
+@cache
+def _uses(name: str) -> list[Line]:
+    """The lines of functions that use a name of a module or class."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
+            if isinstance(node, ast.expr) and named == name:
+                found.append((str(path.relative_to(PACKAGE)), node.lineno))
+    return found
+
+
+def _kept(name: str, make: Any) -> Any:
+    path = KEPT / f"{name}.json"
+    if not path.exists():
+        KEPT.mkdir(exist_ok=True)
+        path.write_text(json.dumps(make()))
+    return json.loads(path.read_text())
+
+
+def _digest(*folders: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*")):
+        if path.suffix in {".py", ".lua"} and "mutation" not in str(path.relative_to(ROOT)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _record_runs(runs: int, workers: int) -> Bits:
+    print(f"recording the lines that {runs} simulation runs execute", flush=True)
+    size = -(-runs // workers)
+    parts = [(begin, min(begin + size, runs)) for begin in range(0, runs, size)]
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    with ThreadPoolExecutor(workers) as pool:
+        for part in pool.map(lambda each: simulate({"range": each}), parts):
+            for file, lines in part.items():
+                for line, bits in lines.items():
+                    found[file][line] |= int(bits, 16)
+    return _written(found)
+
+
+def _written(found: dict[str, dict[str, int]]) -> Bits:
+    return {file: {line: f"{bits:x}" for line, bits in by.items()} for file, by in found.items()}
+
+
+def simulate(work: dict[str, Any]) -> Any:
+    """Have `mutation.simulate` do some work, in a process.
+
+    Raises:
+        CalledProcessError: it was ended, as one is that takes too long.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTHONHASHSEED": "0"}
+    child = subprocess.run(
+        [sys.executable, "-m", "mutation.simulate"],
+        input=json.dumps(work),
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        check=True,
+    )
+    return json.loads(child.stdout)
+
+
+def _record_tests(workers: int) -> dict[str, Any]:
+    print("recording the lines that each test executes", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MUTATION_RECORD": folder}
+        command = ["-m", "pytest", "-q", "-n", str(workers), *SHORT, "-p", "mutation.recorder"]
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)
+        return merged(Path(folder))
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    """Put together what the processes of a parallel run have recorded."""
+    tests: list[tuple[str, float]] = []
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for path in sorted(folder.glob("*.json")):
+        for test, record in json.loads(path.read_text()).items():
+            for file, lines in record["lines"].items():
+                for line in lines:
+                    found[file][line] |= 1 << len(tests)
+            tests.append((test, record["seconds"]))
+    assert tests, "no test passed"
+    return {"tests": tests, "lines": _written(found)}

@@ -1,0 +1,181 @@
+"""The process that runs the simulator: with a mutant, or to record the lines that runs execute.
+
+It reads what to do from its standard input and writes the result to its standard output, both as
+JSON. At the top it imports nothing of the package: the mutant has to be in place first.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import coverage
+import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
+
+from kit.mutants import SOURCE, mutate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = SOURCE / "holdfast"
+MEMORY = 3 << 30
+LONGEST_RUN = 30
+"""Seconds of processor time, after which a run is considered endless. The usual is a fraction."""
+
+MANY_RUNS = 0.3
+"""The same for a run on average."""
+
+_HOOK = b"""
+local executed = {}
+debug.sethook(function(_, line)
+  if debug.getinfo(2, 'S').source == '@user_script' then
+    executed[line] = true
+  end
+end, 'l')
+return function()
+  local lines = {}
+  for line in pairs(executed) do
+    lines[#lines + 1] = line
+  end
+  executed = {}
+  return lines
+end
+"""
+
+
+def default_sweep() -> Callable[[int], str]:
+    """Return what runs one seed as `holdfast sim run` does, and returns the check that failed."""
+    from holdfast.sim import sweep as by_seed  # noqa: PLC0415 - after the change
+
+    groups = by_seed.SINGLE_NODE, by_seed.QUORUM, by_seed.REPLICATED
+    kinds = [kind for group in groups for kind in group.values()]
+
+    def run(seed: int) -> str:
+        found = by_seed.sweep([seed], kinds).found
+        return found[0].check if found else ""
+
+    return run
+
+
+def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
+    """Run the seeds until a check fails."""
+    path = PACKAGE / work["file"]
+    assert path.read_text() == work["old"], "the source was changed meanwhile"
+    mutate(path, work["old"].encode(), work["new"].encode())
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    seconds = LONGEST_RUN + int(MANY_RUNS * len(work["seeds"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    seed = -1
+    try:
+        run = default_sweep()
+        for seed in work["seeds"]:
+            signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)  # it ends the process
+            if check := run(seed):
+                return {"check": check, "runs": seed + 1}
+    except Exception as error:  # noqa: BLE001 - the mutant may raise anything
+        return {"check": type(error).__name__, "runs": seed + 1}
+    return {"check": "", "runs": 0}
+
+
+def record(seeds: range) -> dict[str, dict[int, str]]:
+    """Note, for each line of the core and of the scripts, the runs that execute it.
+
+    They are bits of a number, written in hexadecimal, as there are many.
+    """
+    watching = coverage.Coverage(data_file=None, config_file=False, include=[f"{PACKAGE}/core/*"])
+    watching.start()
+    scripts = _watch_scripts()
+    run = default_sweep()
+    found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    modules = [module for name, module in sys.modules.items() if name.startswith("holdfast.")]
+    cached = [each for module in modules for each in vars(module).values() if _is_cached(each)]
+    for seed in seeds:
+        for each in cached:  # what an earlier run computed is used by this one
+            each.cache_clear()
+        watching.switch_context(str(seed))
+        check = run(seed)
+        assert not check, f"{check} fails with seed {seed}, without any mutant"
+        for text, lines in scripts().items():
+            for line in lines:
+                found[text][line] |= 1 << seed
+    watching.stop()
+    data = watching.get_data()
+    for file in data.measured_files():
+        name = file[len(str(PACKAGE)) + 1 :]
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for context in contexts:
+                if context:  # else it was executed by an import
+                    found[name][line] |= 1 << int(context)
+    return {
+        file: {line: f"{bits:x}" for line, bits in lines.items()} for file, lines in found.items()
+    }
+
+
+def _is_cached(value: object) -> bool:
+    module = getattr(value, "__module__", "") or ""
+    return hasattr(value, "cache_clear") and module.startswith("holdfast.core")
+
+
+def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
+    """Return what tells the lines that scripts have executed since the last call."""
+    from holdfast import scripts  # noqa: PLC0415 - after the recording began
+    from holdfast.sim import lua  # noqa: PLC0415 - the same
+
+    make_runtime, run_script = lupa.lua51.LuaRuntime, lua.Scripts.run
+    made: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        made.append(make_runtime(**options))
+        return made[-1]
+
+    lupa.lua51.LuaRuntime = make
+    lua.Scripts()  # the first one makes the runtime that all use
+    lupa.lua51.LuaRuntime = make_runtime
+    executed = made[0].execute(_HOOK)
+    places = {
+        each.text: _origins(each.name)
+        for each in vars(scripts).values()
+        if isinstance(each, scripts.Script)
+    }
+    found: dict[str, set[int]] = defaultdict(set)
+
+    def run(self: lua.Scripts, text: bytes, *rest: Any) -> Any:
+        try:
+            return run_script(self, text, *rest)
+        finally:
+            for line in executed().values():
+                file, number = places[text][line - 1]
+                found[file].add(number)
+
+    def since() -> dict[str, set[int]]:
+        lines = dict(found)
+        found.clear()
+        return lines
+
+    lua.Scripts.run = run  # type: ignore[assignment, method-assign]  # the same, and noted
+    return since
+
+
+def _origins(name: str) -> list[tuple[str, int]]:
+    """Where each line of a script with its parts comes from."""
+    from mutation.reach import INCLUDE  # noqa: PLC0415 - it needs none of the package
+
+    found: list[tuple[str, int]] = []
+    text = (PACKAGE / "scripts" / f"{name}.lua").read_text()
+    for number, line in enumerate(text.split("\n"), 1):
+        if included := INCLUDE.match(line):
+            found += _origins(included[1])
+        else:
+            found.append((f"scripts/{name}.lua", number))
+    return found
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(SOURCE))
+    asked = json.load(sys.stdin)
+    answer = try_mutant(asked) if "file" in asked else record(range(*asked["range"]))
+    json.dump(answer, sys.stdout)

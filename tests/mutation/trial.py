@@ -1,0 +1,173 @@
+"""One mutant against the simulator, and then against the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kit.runtimes import living_processes_of
+from mutation.reach import ROOT, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
+
+    from mutation.mutants import Mutant
+    from mutation.reach import Reach
+
+MOST_TESTS, MOST_SECONDS = 80, 20.0
+"""How many tests a mutant is tried with, and how long those took when they were recorded."""
+
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".mutation", "__pycache__", ".*_cache")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+\[.*?\]|::\S+)?)(?: - |$)", re.MULTILINE)
+
+
+class Result(NamedTuple):
+    """What noticed a mutant."""
+
+    how: str
+    """`simulator`, `tests`, `time` or `survived`."""
+    by: str = ""
+    """The check, or the test."""
+    runs: int = 0
+    """The runs of the default sweep up to the one that noticed it."""
+    reached: int = 0
+    """The runs that reach it."""
+    tests: int = 0
+    """The tests that reach it."""
+    seconds: float = 0.0
+
+
+def try_out(mutant: Mutant, reach: Reach, copy: Copy) -> Result:
+    """Try everything until something notices."""
+    began = time.monotonic()
+    seeds, tests = reach.seeds(mutant), reach.tests(mutant)
+    result = _simulated(mutant, seeds) if seeds else Result("survived")
+    if result.how == "survived" and tests:
+        result = _tested(mutant, tests, copy)
+    seconds = time.monotonic() - began
+    return result._replace(reached=len(seeds), tests=len(tests), seconds=round(seconds, 1))
+
+
+def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
+    try:
+        found = simulate(
+            {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds}
+        )
+    except subprocess.CalledProcessError as error:
+        if error.returncode not in {-signal.SIGVTALRM, -signal.SIGXCPU}:
+            raise
+        return Result("time", "simulator")
+    if found["check"]:
+        return Result("simulator", found["check"], runs=max(found["runs"], 1))
+    return Result("survived")
+
+
+def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
+    """Run the quickest tests. One that fails has to fail again: some may be unstable."""
+    chosen: list[str] = []
+    total = 0.0
+    for test, seconds in tests[:MOST_TESTS]:
+        total += seconds
+        if chosen and total > MOST_SECONDS:
+            break
+        chosen.append(test)
+    with copy.changed(mutant):
+        while chosen:
+            failed = copy.test(chosen, limit=120 + 10 * total)
+            if failed is None:
+                return Result("time", "tests")
+            if not failed:
+                break
+            if failed not in chosen or copy.test([failed], limit=300) != "":
+                return Result("tests", failed)
+            chosen.remove(failed)
+    return Result("survived")
+
+
+class Copy:
+    """A copy of the tree, in which tests run with a mutant.
+
+    So the processes that tests start have the mutant too.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hfm"))
+        self._child: subprocess.Popen[str] | None = None
+        self._tree = self.folder / "tree"
+        shutil.copytree(ROOT, self._tree, ignore=NOT_COPIED)
+        path = f"{self._tree / 'src'}{os.pathsep}{self._tree / 'tests'}"
+        self._environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.folder)}
+        where = [sys.executable, "-c", "import holdfast; print(holdfast.__file__)"]
+        imported = subprocess.run(
+            where, env=self._environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        assert imported.stdout.startswith(str(self._tree)), "the copy is not what is imported"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_processes()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def changed(self, mutant: Mutant) -> Iterator[None]:
+        """Have the mutant in the copy."""
+        path = self._tree / "src" / "holdfast" / mutant.file
+        try:
+            self._write(path, mutant.new)
+            yield
+        finally:
+            self._write(path, mutant.old)
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        path.write_text(text)
+        if path.suffix == ".py":  # compiled files are told apart by the second, and the size
+            Path(cache_from_source(str(path))).unlink(missing_ok=True)
+
+    def test(self, tests: list[str], limit: float) -> str | None:
+        """Run some tests; return the first that fails, or '', or None if they take too long."""
+        options = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider"]
+        child = self._child = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=self._tree,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self._end_processes()
+        if child.returncode in {0, 5}:  # 5: each was deselected
+            return ""
+        found = FAILED.search(output)
+        return found[1] if found else "import"
+
+    def _end_processes(self) -> None:
+        """End what the tests started and left: their group, and servers in the folder."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+            self._child = None
+        for pid in living_processes_of(self.folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

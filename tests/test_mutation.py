@@ -1,0 +1,171 @@
+"""The tool that makes mutants: what it changes, what it leaves alone, and that it notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from mutation.mutants import Mutant, draw, every_mutant, is_valid, mutants_of
+from mutation.reach import scripts_with, simulate
+
+PYTHON = '''"""A docstring, with 1 number."""
+
+LIMIT = 3  # a comment, with 2 numbers
+__slots__ = ("one", "two")
+
+
+async def wait(self, left: tuple[int, float]) -> bool:
+    """Another docstring."""
+    await self.port.sleep(left, self.rate)
+    self.state = self.next
+    while left <= 0.5 and not self.over:
+        try:
+            left = max(left - 1, key=min)
+        except (KeyError, OSError):
+            continue
+    if left is None:
+        raise ValueError(f"{left - 1} is left of {self.name}")
+    return self.state in self.known
+'''
+
+LUA = """-- if a == 1 then
+local holder = call('GET', KEYS[1])
+if holder and left <= 250 then
+  call('DEL', lock)
+  call('SET', lock, token, 'NX', 'PX', ARGV[2])
+end
+return '1' .. serial
+"""
+
+
+def changed(file: str, text: str) -> set[str]:
+    """Every line that a mutant has instead of another one."""
+    found = [mutant.diff.splitlines() for mutant in mutants_of(file, text) if is_valid(mutant)]
+    return {line.removeprefix("+ ") for lines in found for line in lines if line.startswith("+")}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "LIMIT = 4  # a comment, with 2 numbers",
+        "await self.port.sleep(self.rate, left)",
+        "pass",
+        "while left < 0.5 and not self.over:",
+        "while left <= 0.0 and not self.over:",
+        "while left <= 0.5 or not self.over:",
+        "while left <= 0.5 and (self.over):",
+        "while ((left <= 0.5)):",
+        "while True:",
+        "left = min(left - 1, key=min)",
+        "left = max(left + 1, key=min)",
+        "left = max(left - 2, key=min)",
+        "left = max(left - 1, )",
+        "except (KeyError,):",
+        "break",
+        "if left is not None:",
+        "if False:",
+        "return self.state not in self.known",
+        "return None",
+    ],
+)
+def test_python_is_changed_by_each_operator(line: str) -> None:
+    assert line in changed("core/sample.py", PYTHON)
+
+
+def test_docstrings_annotations_comments_and_texts_are_left_alone() -> None:
+    for line in changed("core/sample.py", PYTHON):
+        assert not any(text in line for text in ("docstring", "__slots__", "async def", "raise"))
+        assert "#" not in line or line.endswith("# a comment, with 2 numbers")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "local holder = nil",
+        "local holder = call('GET', KEYS[2])",
+        "if holder or left <= 250 then",
+        "if holder and left < 250 then",
+        "if holder and left <= 0 then",
+        "if not (holder and left <= 250) then",
+        "if false then",
+        "call('SET', lock, token, 'PX', ARGV[2])",
+        "call('SET', lock, token, 'NX', 'PX', ARGV[3])",
+        "return '0' .. serial",
+    ],
+)
+def test_lua_is_changed_by_each_operator(line: str) -> None:
+    assert line in changed("scripts/sample.lua", LUA)
+
+
+def test_two_statements_of_a_script_are_swapped() -> None:
+    (mutant,) = (
+        each
+        for each in mutants_of("scripts/sample.lua", LUA)
+        if each.change.operator == "swap two statements"
+    )
+    assert mutant.new.index("'SET'") < mutant.new.index("'DEL'")
+
+
+def test_a_comment_has_no_mutant() -> None:
+    assert mutants_of("scripts/sample.lua", "-- if a == 1 then\n  --:include _fence\n") == []
+    assert mutants_of("core/sample.py", "# 1\n'''2'''\n") == []
+
+
+def test_a_script_that_does_not_compile_is_discarded() -> None:
+    script = "local left = 1 -1\n"
+    found = mutants_of("scripts/sample.lua", script)
+    broken = found[0]._replace(change=found[0].change._replace(new="= = nil"))
+    assert is_valid(found[0])
+    assert not is_valid(broken)
+    assert list(draw([broken, found[0]], 2, seed=1)) == [found[0]]
+
+
+def test_the_same_seed_draws_the_same_sample() -> None:
+    mutants = every_mutant()
+    assert {mutant.file.split("/")[0] for mutant in mutants} == {"core", "scripts"}
+    sample = [mutant.key for mutant in draw(mutants, 20, seed=1)]
+    assert sample == [mutant.key for mutant in draw(mutants, 20, seed=1)]
+    assert len(set(sample)) == 20
+    assert sample != [mutant.key for mutant in draw(mutants, 20, seed=2)]
+
+
+def test_a_result_is_kept_while_its_function_stays_the_same() -> None:
+    def keys(text: str) -> list[str]:
+        return [mutant.key for mutant in mutants_of("core/sample.py", text)]
+
+    below = PYTHON + "\n\ndef more() -> int:\n    return 1\n"
+    assert set(keys(PYTHON)) <= set(keys(below.replace("LIMIT = 3", "\nLIMIT = 3")))
+    assert not set(keys(PYTHON)[5:]) & set(keys(PYTHON.replace("self.next", "self.last")))
+
+
+def test_a_part_of_scripts_is_reached_through_each_script_that_includes_it() -> None:
+    assert scripts_with("release") == ["release"]
+    assert {"acquire", "release"} <= set(scripts_with("_hand_over"))
+    assert set(scripts_with("_hand_over")) <= set(scripts_with("_tell"))
+
+
+def planted(file: str, function: str, line: str) -> Mutant:
+    text = next(each.old for each in every_mutant() if each.file == file)
+    (mutant,) = (
+        each
+        for each in mutants_of(file, text)
+        if each.change.place.function == function and f"\n+ {line}" in each.diff
+    )
+    return mutant
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "line"),
+    [
+        ("core/hold.py", "Hold.alive", "return None"),
+        (
+            "scripts/release.lua",
+            "",
+            "mine = not over and how ~= 'leave' or has_hold(holder, token)",
+        ),
+    ],
+)
+def test_the_simulator_notices_a_planted_mutant(file: str, function: str, line: str) -> None:
+    mutant = planted(file, function, line)
+    work = {"file": file, "old": mutant.old, "seeds": list(range(300))}
+    assert simulate({**work, "new": mutant.new})["check"]
+    assert not simulate({**work, "new": mutant.old, "seeds": [0, 1]})["check"]
