@@ -40,6 +40,12 @@ KEPT = {
     "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
     "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
     "an_adoption_undone_by_its_first_try": "an adoption tried again is not undone by its first try",
+    "a_waiter_queued_twice_by_a_server_that_does_not_count_it": (
+        "a granted waiter leaves the queue with and without its mark"
+    ),
+    "an_evicted_lease_reported_as_missing": (
+        "an eviction raises the fence counter in the delay too"
+    ),
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"
     ),

@@ -1114,7 +1114,99 @@ RARE = [
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
-MUTANTS += QUORUM + REPLICAS + HAND_OFF
+EVICTED: Worlds = {"evict_holder": 0.3}
+EVICTED_LATE: Worlds = {**EVICTED, "slow": 0.2, "ttl": 6.0}
+EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5.0}
+EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
+LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
+UNCOUNTED: Worlds = {"uncounted": True}
+
+OPERATED = [
+    Mutant(
+        "an eviction is of the holder that was shown",
+        "scripts/evict.lua",
+        "if not token or redis.sha1hex(token) ~= ARGV[1] then",
+        "if not token then",
+        EVICTED,
+        "S4",
+    ),
+    Mutant(
+        "an evicted token never gets the lock again",
+        "scripts/evict.lua",
+        "bury(token, 60000)\n",
+        "",
+        EVICTED_LATE,
+        "S10",
+    ),
+    Mutant(
+        "an eviction hands the lock over",
+        "scripts/evict.lua",
+        "elseif not hand_over() then",
+        "else",
+        EVICTED_CALM,
+        "L2",
+    ),
+    Mutant(
+        "an eviction begins the lock delay",
+        "scripts/evict.lua",
+        "if delay > 0 and not is_over(left) then",
+        "if false then",
+        EVICTED_DELAYED,
+        "DELAY",
+    ),
+    Mutant(
+        "an eviction raises the fence counter in the delay too",
+        "scripts/evict.lua",
+        "  new_fence()\n  tell_next",
+        "  tell_next",
+        EVICTED_DELAYED,
+        "EVICT",
+    ),
+    Mutant(
+        "a lease whose renewal is refused is lost",
+        "core/renewer.py",
+        "            item.lose(item.refusal(reply, now))\n",
+        "            self._schedule(item, item.deadline)\n",
+        EVICTED_CALM,
+        "S5 EVICT",
+    ),
+    Mutant(
+        "a lease whose extension is refused is lost",
+        "core/extend.py",
+        "    if not kept:\n        hold.lose(hold.refusal(kept, session.port.now()))\n"
+        "        raise hold.loss()\n",
+        "",
+        EVICTED_CALM,
+        "S5",
+    ),
+    Mutant(
+        "renewal ends with max_hold",
+        "core/renewer.py",
+        "if due >= hold.renew_until and hold.renewing:",
+        "if False:",
+        LIMITED,
+        "MAX_HOLD",
+    ),
+    Mutant(
+        "the end of renewal by max_hold is reported",
+        "core/renewer.py",
+        '            self._report(Event("max_hold", hold.spec.name, hold.fence, detail))\n',
+        "",
+        LIMITED,
+        "MAX_HOLD",
+    ),
+    Mutant(
+        "a granted waiter leaves the queue with and without its mark",
+        "scripts/_hand_over.lua",
+        "call('ZREM', queue, who, '!' .. who)",
+        "call('ZREM', queue, waiter)",
+        UNCOUNTED,
+        "S8",
+    ),
+]
+"""Of operators, `max_hold`, and servers that do not count their listeners."""
+
+MUTANTS += QUORUM + REPLICAS + HAND_OFF + OPERATED
 
 LONG_HUNTS = {
     "a node that lost its data is not asked",

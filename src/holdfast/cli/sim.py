@@ -279,6 +279,10 @@ def run(
         float | None, _number("With several servers: seconds by which clocks may be wrong.", 0)
     ] = None,
     no_renew: Annotated[bool, _switch("--no-renew", "Nothing is renewed.")] = False,
+    max_hold: Annotated[float | None, _number("The lock's max_hold.", 0)] = None,
+    uncounted: Annotated[
+        bool, _switch("--uncounted", "The server does not count its listeners.")
+    ] = False,
     drift: Annotated[
         float | None,
         typer.Option(
@@ -305,6 +309,7 @@ def run(
     restart: Annotated[float | None, _chance("The server restarts, with its data.")] = None,
     script_flush: Annotated[float | None, _chance("The server forgets the scripts.")] = None,
     full: Annotated[float | None, _chance("The server is out of memory for a while.")] = None,
+    evict_holder: Annotated[float | None, _chance("An operator evicts the holder.")] = None,
     wipe: Annotated[float | None, _chance("The server restarts without its data.", BREAKS)] = None,
     evict: Annotated[float | None, _chance("The server evicts a key.", BREAKS)] = None,
     clock_jump: Annotated[float | None, _chance("The server's clock jumps.", BREAKS)] = None,

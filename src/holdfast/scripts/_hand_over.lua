@@ -77,9 +77,11 @@ local function hand_over()
     if not waiter or tonumber(ticket) >= 1e16 then
       return nil
     end
-    call('ZREM', queue, waiter)
-    fence = fence or new_fence()
+    -- With and without its mark: a waiter that came back on another connection may stand there twice.
+    -- If one of the two stayed, its own release would grant it the lock again.
     local who, client = read(waiter)
+    call('ZREM', queue, who, '!' .. who)
+    fence = fence or new_fence()
     if who == token then
       grant(who, ttl)
       return who, fence

@@ -35,6 +35,7 @@ if KEYS[4] then
 end
 if delay > 0 and not is_over(left) then
   call('PEXPIRE', lock, delay)
+  new_fence()
   tell_next(0, 'W', delay)
 elseif not hand_over() then
   call('DEL', lock)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from holdfast.core.hold import HELD
 from holdfast.core.spec import keys_of
 from holdfast.errors import LeaseLost
+from holdfast.sim.evict_check import Evictions, is_shown
+from holdfast.sim.settings import LONGER
 from holdfast.sim.watch_check import WatchCheck
 from holdfast.sim.world import SECOND
 
@@ -35,6 +37,12 @@ FREE_AT_MOST = 1_500_000
 """Microseconds for which a lock may be free, once all is well, while somebody waits in line."""
 
 _PLAIN = 2  # arguments of a plain lock's requests
+
+OWNED = 3
+"""Which key has the holds of an owner."""
+
+RETRIED_WITHIN = 2.2
+"""Seconds after which a renewal without an answer is tried again: a timeout, and a pause."""
 
 TOLD_WITHIN = 0.15
 """Seconds after its deadline by which a loss has to be told, in a process that runs."""
@@ -83,6 +91,19 @@ HANDED_ON = (
     "an adoption given back",
 )
 """The same where leases are handed from one client to another."""
+
+EVICTED = (
+    "an operator evicted the holder",
+    "an operator came too late to evict",
+    "an evicted holder was refused a renewal",
+)
+"""The same where an operator evicts holders."""
+
+LIMITED = ("a lease that max_hold ended",)
+"""The same where leases are not renewed for ever."""
+
+UNCOUNTED = ("granted to a waiter that the server does not count",)
+"""The same where the server does not count its listeners."""
 
 
 class Violated(BaseException):
@@ -162,6 +183,15 @@ class Checks:
         self._free_since = 0
         self.untrusted = not settings.trusts
         self._watch = WatchCheck()
+        self._evictions = Evictions()
+        self._co_holds: list[bytes] = []  # of the owner, before the script that runs
+        self._renewable_until: dict[Hold, int] = {}  # where max_hold ends renewal
+        self._renewable_left: dict[str, int] = {}  # the same of what was exported
+        self._limit_told: set[tuple[str, int]] = set()  # clients and fences that max_hold ended
+        self._tickets: dict[str, bytes] = {}  # the last that each waiter received
+        self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
+        self._last_renewal: dict[str, int] = {}  # when each token's was last tried
+        self._refused: set[str] = set()  # tokens whose last renewal was refused
         self._forgetful = self.untrusted or settings.failover > 0
         """What nobody waits for, a release or a leaving, may be undone by a failover."""
 
@@ -180,6 +210,9 @@ class Checks:
             self._line = _line(server, keys)
             self._left = server.data.run("PTTL", keys[0])
             self._watch.begin()
+            if self.settings.owner and len(keys) > OWNED:
+                found = server.data.run("ZRANGE", keys[OWNED], 0, -1)
+                self._co_holds = cast("list[bytes]", found)
 
     def published(self, message: bytes) -> None:
         """A script published this."""
@@ -202,6 +235,10 @@ class Checks:
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
             self._not_in_the_delay(script.name)
+        if script.name == "evict":
+            self._evicts(server, args, reply)
+        elif script.name == "acquire":
+            self._keeps_its_place(args, reply)
         if holder != earlier:
             self.world.note("holder", server.name, holder, fence)
             self._given_up(script, args, earlier)
@@ -210,9 +247,9 @@ class Checks:
             elif holder is not None:
                 self._went_to(server, holder, script, args)
                 self._in_order(holder, _line(server, keys), script, args)
-        elif holder is not None and fence != earlier_fence:
+        elif holder is not None and fence != earlier_fence and script.name != "evict":
             self._fence_changed(script.name, holder, fence)
-        if holder is None and script.name == "release" and self.settings.fair:
+        if holder is None and script.name in {"release", "evict"} and self.settings.fair:
             self._handed_over(server, _line(server, keys))
         self._is_watched(server, keys, args[0], reply)
         self._believers_are_kept(server)
@@ -220,7 +257,7 @@ class Checks:
     def _given_up(self, script: Script, args: Sequence[str], earlier: bytes | None) -> None:
         """Only its own holder's request takes a lock from somebody, or what that one exported."""
         token = args[0].encode()
-        if self._may_adopt(script, args, earlier):
+        if self._may_adopt(script, args, earlier) or script.name == "evict":
             return
         if earlier is not None and earlier != token and not self._joined(earlier, token):
             self.fail("S4", f"{script.name} of {token!r} took the lock from {earlier!r}")
@@ -235,7 +272,41 @@ class Checks:
         if script.name == "renew":
             self.fail("S5", "a renewal made a lock that was not there")
         self._server_granted(holder, look(server, [self._key, self._key + b":fence"])[1])
-        self._may_have_it(server, holder, args[0].encode())
+        asking = "" if script.name == "evict" else args[0].split(":")[1]
+        self._may_have_it(server, holder, asking.encode())
+
+    def _evicts(
+        self,
+        server: Server,
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """An eviction is of the holder that was shown, and of no other."""
+        earlier, _ = self._before
+        shown = is_shown(earlier, args[0])
+        if not reply:
+            self.reached["an operator came too late to evict"] += 1
+            if shown or look(server, [self._key, self._key])[0] != earlier:
+                self.fail("S4", f"an operator was refused, and the lock was {earlier!r}")
+            return
+        if earlier is None or not shown:
+            self.fail("S4", f"an operator evicted {earlier!r}, and was shown another")
+            return
+        self.world.note("evicted by", "operator", earlier)
+        self.reached["an operator evicted the holder"] += 1
+        delay = int(self.settings.lock_delay * 1000)
+        over = isinstance(self._left, int) and 0 <= self._left <= delay and delay > 0
+        others = [token for token in self._co_holds if not token.startswith(b"=")]
+        self._evictions.note(earlier, others, self.world.now, over=over)
+        if self.settings.prompt and self.settings.renew and not self._forgetful:
+            soon = LONGER * self.settings.ttl / 3 + 1.0
+            token = earlier.decode()
+            self.world.after(int(soon * SECOND), lambda: self._knows_of_its_eviction(token))
+
+    def _knows_of_its_eviction(self, token: str) -> None:
+        for client, hold in self._holds:
+            if hold.token == token and self.alive(client, hold) and hold.renewing:
+                self.fail("EVICT", f"{token} was evicted, and does not know")
 
     def _may_adopt(self, script: Script, args: Sequence[str], earlier: bytes | None) -> bool:
         """Whether it is the adoption of what is there, and was exported."""
@@ -264,10 +335,11 @@ class Checks:
         """It went to somebody who is there, did not give it up, and not before the delay."""
         name = holder.decode()
         client = holder.split(b":")[1]
+        self._not_after_its_eviction(name)
         if name in self._exported:  # by a request of its exporter's that came late
             self._ran_out.add(name)
-        if client != asking.split(b":")[1] and not server.hears(b"holdfast:push:" + client):
-            self.fail("L3", f"{name} got the lock, and its client is gone")
+        if client != asking:
+            self._hears_of_it(server, name)
         if name in self._given_back and not self.world.doubled and not self._forgetful:
             self.fail("S10", f"{name} got the lock after it had given it back")
         if name in self._adopted.values() and not self._forgetful:
@@ -279,10 +351,33 @@ class Checks:
         who, hold = last
         delay = server.true_span(int(self.settings.lock_delay * SECOND))
         until = who.machine.true_time(hold.deadline) + delay
+        if hold.token in self._evictions:
+            evicted = self._evictions.delay_from(hold.token)
+            until = 0 if evicted is None else evicted + delay
         lost = hold.token not in self._given_back and not self._joined(holder, hold.token.encode())
         if lost and hold.token != name and self.world.now < until - SLACK:
             early = (until - self.world.now) / 1000
             self.fail("DELAY", f"{name} got the lock {early:.0f} ms before the delay was over")
+
+    def _not_after_its_eviction(self, token: str) -> None:
+        if self._evictions.is_buried(token) and not self._forgetful:
+            self.fail("S10", f"{token} got the lock after it was evicted")
+        self._evictions.granted_again(token)
+
+    def _hears_of_it(self, server: Server, token: str) -> None:
+        """Who is granted the lock by another's request is there to hear of it, as far as known."""
+        if self.settings.uncounted:
+            self.reached["granted to a waiter that the server does not count"] += 1
+        elif not server.hears(b"holdfast:push:" + token.split(":")[1].encode()):
+            self.fail("L3", f"{token} got the lock, and its client is gone")
+
+    def _keeps_its_place(self, args: Sequence[str], reply: Any) -> None:  # noqa: ANN401 - any answer
+        """A waiter that comes back with its ticket is not put behind those who came later."""
+        sent, ticket = self._with_ticket.get(args[0], ((), b""))
+        if sent is args and isinstance(reply, list):
+            self.reached["a waiter that came back to its place"] += reply[3] == 1
+            if reply[2] != b"0" and int(reply[2]) > int(ticket):
+                self.fail("FIFO", f"{args[0]} had ticket {ticket!r}, and has {reply[2]!r} now")
 
     def _in_order(
         self, holder: bytes, line: list[bytes], script: Script, args: Sequence[str]
@@ -379,7 +474,7 @@ class Checks:
         if self.untrusted:
             return
         for client, hold in self._holds:
-            if not self.alive(client, hold):
+            if not self.alive(client, hold) or hold.token in self._evictions:
                 continue
             holder = server.data.run("GET", self._key)
             if holder != hold.token.encode() and not (
@@ -444,10 +539,16 @@ class Checks:
         if not self.untrusted:
             for other, held in self._holds:
                 if held is not hold and self.alive(other, held) and not self._share(held, hold):
-                    self.fail("S1", f"{held.token} and {hold.token} both believe")
-            if not self._is_above(hold, self._highest_believed) and not self.settings.owner:
+                    self._only_if_evicted(held, hold)
+            late = hold.token in self._evictions or self.settings.owner
+            if not self._is_above(hold, self._highest_believed) and not late:
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
         self._remember(client, hold)
+
+    def _only_if_evicted(self, held: Hold, hold: Hold) -> None:
+        """Two may hold at once only if an operator evicted one of them."""
+        if held.token not in self._evictions and hold.token not in self._evictions:
+            self.fail("S1", f"{held.token} and {hold.token} both believe")
 
     def _is_above(self, hold: Hold, fence: int) -> bool:
         """Whether it comes after that fence; what was adopted has it from its exporter."""
@@ -458,6 +559,8 @@ class Checks:
         self.world.note("exports", client.machine.name)
         self._releasing.add(hold)
         self._exported[hold.token] = _Exported(hold, takers, self.world.now)
+        left = self._renewable_until.get(hold, 0) - self.world.now
+        self._renewable_left[hold.token] = max(0, left)
         self.reached["exported, and adopted by nobody"] += not takers
         self.ended(client, hold, "export")
 
@@ -492,6 +595,9 @@ class Checks:
         self._holds = [(who, held) for who, held in self._holds if held.state is HELD]
         self._holds.append((client, hold))
         self._kept[hold.token] = client, hold
+        most = int(self.settings.max_hold * SECOND)
+        exported = self._adopted.get(hold.token, "")
+        self._renewable_until[hold] = self.world.now + self._renewable_left.get(exported, most)
         self._look_again(client, hold)
 
     def _look_again(self, client: SimClient, hold: Hold) -> None:
@@ -499,8 +605,32 @@ class Checks:
         if self.alive(client, hold):
             due = client.machine.true_time(hold.deadline) + 1
             self.world.at(due, lambda: self._look_again(client, hold))
+            self._within_its_limit(hold)
         elif hold not in self._releasing and not client.machine.crashed:
             self.world.note("doubts", client.machine.name, hold.token)
+            if hold.state is HELD:
+                due = int(TOLD_WITHIN * SECOND)
+                self.world.after(due, lambda: self._is_told(client, hold))
+
+    def _is_told(self, client: SimClient, hold: Hold) -> None:
+        """Soon after its deadline a lease is lost, and not only over."""
+        stopped = client.machine.crashed or client.was_stopped_since(hold.deadline)
+        if hold.state is HELD and hold not in self._releasing and not stopped:
+            self.fail("S3", f"nobody was told of the loss of {hold.token}")
+
+    def _within_its_limit(self, hold: Hold) -> None:
+        """Nobody holds for longer than max_hold and what the last renewal gave."""
+        most = self._renewable_until[hold] + int((self.settings.ttl + 0.02) * SECOND)
+        if self.settings.max_hold and self.world.now > most:
+            self.fail("MAX_HOLD", f"{hold.token} is held for longer than max_hold and a ttl")
+
+    def extended(self, client: SimClient, hold: Hold, ttl: float) -> None:
+        """A client extended its lease, and goes on with it."""
+        self.world.note("extended", client.machine.name, hold.token, ttl)
+        if hold.token in self._refused:
+            self.fail("S5", f"{hold.token} was extended, and the server said that it is not theirs")
+        until = self.world.now + int((ttl - self.settings.ttl) * SECOND)
+        self._renewable_until[hold] = max(self._renewable_until[hold], until)
 
     @staticmethod
     def _share(one: Hold, other: Hold) -> bool:
@@ -517,7 +647,8 @@ class Checks:
         if self.alive(client, hold):
             self.fail("S12", f"{hold.token} believes after its {how}")
         taken = how == "loss" and hold.reason in {"taken", "key_missing"}
-        if taken and hold.token in self._given_back and not self.world.doubled:
+        given_back = hold.token in self._given_back and hold.token not in self._evictions
+        if taken and given_back and not self.world.doubled:
             self.fail("S9", f"{hold.token} was released, and is said to be lost")
 
     def told(self, client: SimClient, event: Event) -> None:
@@ -525,9 +656,16 @@ class Checks:
         self.world.note("event", client.machine.name, event.kind, event.detail)
         if event.kind == "renewal_failed" and "OOM" in event.detail:
             self.fail("L8", "a full server refused a renewal")
-        if event.kind != "lost":
-            return
-        self.reached[f"a lease lost: {event.detail}"] += 1
+        if event.kind == "max_hold":
+            self.reached["a lease that max_hold ended"] += 1
+            self._limit_told.add((client.machine.name, event.fence))
+        if event.kind == "lost":
+            self.reached[f"a lease lost: {event.detail}"] += 1
+            # Of an owner's holds only one is named by the fence.
+            exact = not self.settings.owner and not self._forgetful
+            evicted = self._fences.get(event.fence, "") in self._evictions
+            if evicted and exact and event.detail == "key_missing":
+                self.fail("EVICT", f"fence {event.fence} was evicted, and is said to be missing")
 
     def took(self, client: SimClient, hold: Hold) -> None:
         """A lease begins: it is not over before it is given to anybody."""
@@ -541,18 +679,65 @@ class Checks:
         believed = granted and hold not in self._releasing
         if believed and late > TOLD_WITHIN and not client.was_stopped_since(hold.deadline):
             self.fail("S3", f"the loss of {hold.token} was told {late:.3f} s late")
+        if believed and not client.was_stopped_since(hold.deadline - hold.spec.ttl):
+            self._was_renewed_to_the_end(client, hold)
+
+    def _was_renewed_to_the_end(self, client: SimClient, hold: Hold) -> None:
+        """A lease runs out only while renewals fail, or because of max_hold, which is told."""
+        left = hold.deadline - client.machine.local_time(self._last_renewal.get(hold.token, 0))
+        limited = self.settings.max_hold and self.world.now > self._renewable_until[hold]
+        if hold.reason == "expired" and limited and hold.renewing is False:
+            if (client.machine.name, hold.fence) not in self._limit_told:
+                self.fail("MAX_HOLD", f"max_hold ended the renewal of {hold.token}, untold")
+        elif hold.reason == "unreachable" and left > RETRIED_WITHIN:
+            self.fail("RENEW", f"{hold.token} was lost {left:.3f} s after its last renewal")
+
+    def sent(self, client: SimClient, request: Request) -> None:  # noqa: ARG002 - whoever did
+        """A client sends a request."""
+        script, _, args = request
+        if script.name == "acquire" and args[0] in self._tickets:
+            self._with_ticket[args[0]] = args, self._tickets[args[0]]
+
+    def renews(self, client: SimClient, token: str) -> None:  # noqa: ARG002 - whoever does
+        """A client tries to renew a lease."""
+        self._last_renewal[token] = self.world.now
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached a client."""
         script, _, args = request
         if script.name == "release" and isinstance(reply, list):
             self.reached["granted by another's answer"] += 1
+        if script.name == "acquire" and isinstance(reply, list) and reply[2] != b"0":
+            self._tickets[args[0]] = reply[2]
+        if script.name == "renew":
+            self._renewal_answered(client, args[0], reply)
         if script.name == "renew" and reply:
             believed = any(hold.token == args[0] for _, hold in self._holds)
             self.reached["a grant confirmed by a renewal"] += not believed
             for who, hold in self._holds:
                 if who is client and hold.token == args[0] and client.now() >= hold.deadline:
                     self.reached["a renewal answered after the deadline"] += 1
+
+    def _renewal_answered(self, client: SimClient, token: str, reply: Reply) -> None:
+        """Take in the answer to a renewal or an extend."""
+        if reply:
+            self._refused.discard(token)
+            return
+        self._refused.add(token)
+        self.reached["an evicted holder was refused a renewal"] += token in self._evictions
+        task = self.world.task
+        # An extend may be cancelled before it sees the answer; the renewer sees it.
+        if task is not None and task.name.endswith(".request"):
+            at = client.now()
+            due = int(TOLD_WITHIN * SECOND)
+            self.world.after(due, lambda: self._takes_it_in(client, token, at))
+
+    def _takes_it_in(self, client: SimClient, token: str, at: float) -> None:
+        """Who was told by the server that it is not theirs does not hold it any more."""
+        for who, hold in self._holds:
+            mine = who is client and hold.token == token
+            if mine and self.alive(client, hold) and not client.was_stopped_since(at):
+                self.fail("S5", f"{token} is held, and the server said that it is not theirs")
 
     def handed_back(self, client: SimClient, token: str) -> None:
         """A grant was for nobody."""

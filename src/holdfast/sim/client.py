@@ -17,6 +17,7 @@ from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.scripts import RENEW
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import EPOCH, Connection
@@ -69,6 +70,12 @@ class Observer(Protocol):
 
     def told(self, client: SimClient, event: Event) -> None:
         """An event was reported."""
+
+    def sent(self, client: SimClient, request: Request) -> None:
+        """A request is sent."""
+
+    def renews(self, client: SimClient, token: str) -> None:
+        """A renewal is tried, whether the server can be reached or not."""
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached the client."""
@@ -346,6 +353,7 @@ class SimClient:
         """Send a request, by the script's name or text; the future is its answer."""
         script, keys, args = request
         server = link.server
+        self.observer.sent(self, request)
 
         def run() -> Reply:
             if in_full:
@@ -561,6 +569,9 @@ class SimBackground:
     ) -> list[Reply | HoldfastError]:
         """Send them in one go, and collect what is answered in time."""
         client = self._client
+        for script, _, args in requests:
+            if script is RENEW:
+                client.observer.renews(client, args[0])
         if client.quorum is not None:
             return await client.quorum.call_many(requests, timeout, meanwhile)
         task = cast("Task", client.world.task)

@@ -292,7 +292,7 @@ class Server:
         hearing = [each for each in self.connections if channel in each.channels]
         for connection in hearing:
             connection.push([b"message", channel, message])
-        return len(hearing)
+        return 0 if self.settings.uncounted else len(hearing)
 
 
 class Connection:

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.acquire import acquire
+from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.hold import RELEASED, RELEASING, Grip
+from holdfast.core.inspect import holder
 from holdfast.core.release import check, release
 from holdfast.core.spec import describe
 from holdfast.errors import (
@@ -82,6 +84,9 @@ class Play:
             spare.follow(self.servers[0], 50_000)
             spare.watcher = self.checks
         self.clients = [self._client(f"c{number + 1}") for number in range(settings.clients)]
+        self.operator = self._client("operator") if settings.evict_holder else None
+        if self.operator is not None:
+            self.operator.immune = True
         self.healed = False
         self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
@@ -235,6 +240,7 @@ class Play:
             try:
                 ttl = self.settings.ttl * (1.0, 3.0, 0.5)[choices.pick("extend", (1, 1, 1))]
                 await extend(client.session, grip, ttl)
+                self.checks.extended(client, hold, ttl)
             except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
                 self.world.note("not extended", who, type(error).__name__)
         if not self.checks.alive(client, hold):
@@ -344,6 +350,17 @@ class Play:
         self.checks.adopted(client, hold, exported)
         await self._hold(client, grip)
 
+    async def evict_holder(self, operator: SimClient) -> None:
+        """Look who holds the lock, decide, and evict that holder."""
+        try:
+            seen = await holder(operator.session, self.spec)
+            thinks = (0.0, 0.02, 0.5)[self.world.choices.pick("operator", (3, 2, 1))]
+            await operator.sleep(thinks)
+            if seen is not None:
+                await evict(operator.session, self.spec, seen)
+        except HoldfastError as error:
+            self.world.note("not evicted", "operator", type(error).__name__)
+
     # From beginning to end
 
     def run(self) -> Outcome:
@@ -436,14 +453,14 @@ class Play:
         self.checks.taken_up(self.servers[0], self.spec.keys, waiting)
 
     def _somebody_waits(self) -> None:
-        holder = self.servers[0].data.run("GET", self.spec.keys[0])
+        found = self.servers[0].data.run("GET", self.spec.keys[0])
         waiting = [
             task.name
             for client, task in self.tasks
             if not task.result.done and not client.machine.crashed
         ]
-        check = "L2" if holder is None else "L1"
-        self.checks.fail(check, f"{waiting} wait; the lock is {holder!r}")
+        check = "L2" if found is None else "L1"
+        self.checks.fail(check, f"{waiting} wait; the lock is {found!r}")
 
 
 class _Faults:
@@ -464,6 +481,7 @@ class _Faults:
             self._evict: settings.evict,
             self._jump: settings.clock_jump,
             self._fail_over: settings.failover,
+            self._evict_holder: settings.evict_holder,
         }
         if any(self._kinds.values()):
             self._arrange()
@@ -559,6 +577,11 @@ class _Faults:
         elif old.replica is not None:
             play.promote(old.replica)
 
+    def _evict_holder(self) -> None:
+        operator = self._play.operator
+        if operator is not None:
+            operator.machine.spawn(self._play.evict_holder(operator), "evicts")
+
 
 def _spec(settings: Settings) -> LockSpec:
     return describe(
@@ -566,7 +589,7 @@ def _spec(settings: Settings) -> LockSpec:
         ttl=settings.ttl,
         timeout=None,
         renew=settings.renew,
-        max_hold=None,
+        max_hold=settings.max_hold or None,
         reentrant=settings.reentrant,
         owner="us" if settings.owner else None,
         fair=settings.fair,

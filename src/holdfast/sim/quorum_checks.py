@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.checks import SLACK, Checks, look
+from holdfast.sim.evict_check import is_shown
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class QuorumChecks(Checks):
         """At which nodes each token ever stood beside a fence."""
         self._returned: defaultdict[str, set[str]] = defaultdict(set)
         """From which nodes each token was released."""
+        self._evicted_from: defaultdict[str, set[str]] = defaultdict(set)
         self._believed_at: list[int] = []
         self._highest_by_then: list[int] = []
         self._through: set[Hold] = set()
@@ -100,6 +102,8 @@ class QuorumChecks(Checks):
         self._note(script, keys, args, reply, earlier)
         if script.name == "renew" and not reply:
             self._denies(server, args[0])
+        if script.name == "evict":
+            self._evicts(server, args, reply)
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
             self._not_in_the_delay(script.name)
@@ -121,7 +125,7 @@ class QuorumChecks(Checks):
         token = args[0].encode()
         if earlier is None:
             return
-        if self._may_adopt(script, args, earlier):
+        if self._may_adopt(script, args, earlier) or is_shown(earlier, args[0]):
             return
         if earlier != token or script.name != "release":
             self.fail("S4", f"{script.name} of {token!r} took {server.name} from {earlier!r}")
@@ -156,13 +160,27 @@ class QuorumChecks(Checks):
         elif fence <= last:
             self.fail("S6", f"{server.name} numbered it {fence} after {last}")
         self._denied[name].discard(server.name)
+        if server.name in self._evicted_from[name] and not self._forgetful:
+            self.fail("S10", f"{name} took {server.name} after it was evicted there")
         back = server.name in self._returned[name]
         if back and not self.world.doubled and not self.untrusted and not self.settings.wipe:
             self.fail("S10", f"{name} took {server.name} after it had given it back")
 
+    def _evicts(
+        self,
+        server: Server,
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
+        """An eviction is of the holder that was shown, on each node."""
+        super()._evicts(server, args, reply)
+        if reply:
+            self._evicted_from[(self._before[0] or b"").decode()].add(server.name)
+
     def _renumbered(self, script: Script, args: Sequence[str], holder: bytes, fence: int) -> None:
         """Only its holder's confirmation changes the number of a lock that stays where it is."""
-        if script.name == "confirm" and holder == args[0].encode() and str(fence) == args[2]:
+        confirmed = holder == args[0].encode() and str(fence) == args[2]
+        if script.name == "evict" or (script.name == "confirm" and confirmed):
             return
         if not self.untrusted or script.name == "confirm":
             self.fail("S8", f"{script.name} changed the fence of a lock that did not change hands")
@@ -173,7 +191,7 @@ class QuorumChecks(Checks):
             return
         now = self.world.now
         for client, hold in self._holds:
-            if not self.alive(client, hold):
+            if not self.alive(client, hold) or hold.token in self._evictions:
                 continue
             kept = sorted((self._keeps(server, hold) for server in self._nodes), reverse=True)
             until = kept[self._majority - 1]
@@ -229,8 +247,9 @@ class QuorumChecks(Checks):
         if not self.untrusted and self.alive(client, hold):
             for other, held in self._holds:
                 if held is not hold and self.alive(other, held):
-                    self.fail("S1", f"{held.token} and {hold.token} both believe")
-            if not self._is_above(hold, self._highest_believed):
+                    self._only_if_evicted(held, hold)
+            evicted = hold.token in self._evictions
+            if not self._is_above(hold, self._highest_believed) and not evicted:
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
             self._after_the_delay()
         has_it = [each.data.run("GET", self._key) == hold.token.encode() for each in self._nodes]
@@ -263,7 +282,8 @@ class QuorumChecks(Checks):
         for who, hold in self._holds:
             until = who.machine.true_time(hold.deadline + self.settings.lock_delay)
             early = (until - self.world.now) / 1000
-            if self.settings.lock_delay and hold not in self._through and early > SLACK / 1000:
+            through = hold in self._through or hold.token in self._evictions
+            if self.settings.lock_delay and not through and early > SLACK / 1000:
                 self.fail("DELAY", f"somebody got the lock {early:.0f} ms before the delay is over")
 
     def releasing(self, client: SimClient, hold: Hold) -> None:

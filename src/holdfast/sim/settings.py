@@ -25,7 +25,7 @@ TOGETHER = (
     ("pause", "crash", "cancel"),
     (
         *("stop", "partition", "freeze", "restart", "script_flush", "full"),
-        *("wipe", "evict", "clock_jump", "failover"),
+        *("wipe", "evict", "clock_jump", "failover", "evict_holder"),
     ),
 )
 """Of each of these, one happens at a time."""
@@ -42,11 +42,13 @@ class Settings:
     ttl: float = 2.0
     timeout: float | None = None
     renew: bool = True
+    max_hold: float = 0.0  # seconds after which a lease is renewed no more; 0: no limit
     fair: bool = True
     lock_delay: float = 0.0
     owner: bool = False  # all clients give the same owner, so that they hold it together
     reentrant: bool = False
     polls: bool = False
+    uncounted: bool = False  # PUBLISH reaches the listeners and counts none, as behind some proxies
     hold: float = 0.3  # how long a turn takes, about
     drift: float = 0.005  # by which a clock may run fast or slow
     skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
@@ -72,6 +74,7 @@ class Settings:
     restart: float = 0.0  # with its data
     script_flush: float = 0.0
     full: float = 0.0
+    evict_holder: float = 0.0  # an operator looks at the lock, and evicts the holder it was shown
 
     # What breaks the assumptions: exclusion is not demanded, that fences hold is
     wipe: float = 0.0  # a restart without its data; of several nodes, it then keeps silent
@@ -98,6 +101,8 @@ class Settings:
                 raise ValueError(f"more than 1 together, or below 0: {given}")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
             raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}, so that it ends some time")
+        if not 0 <= self.max_hold <= LONGEST or (self.max_hold and not self.renew):
+            raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
         if self.owner and self.hand_off:
             raise ValueError("what has an owner is not exported: no hand_off")
         if self.owner and self.reentrant:

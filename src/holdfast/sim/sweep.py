@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.checks import HANDED_ON, PUSHED, REACHED
+from holdfast.sim.checks import EVICTED, HANDED_ON, LIMITED, PUSHED, REACHED, UNCOUNTED
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import play
 from holdfast.sim.quorum_checks import REACHED_BY_MANY
@@ -46,6 +46,13 @@ SINGLE_NODE: Mapping[str, Settings] = {
     ),
     "handed on, delay": replace(STORMY, hand_off=0.4, lock_delay=1.0),
     "handed on, data lost": replace(STORMY, hand_off=0.4, wipe=0.05, evict=0.05),
+    "evicted by an operator": replace(STORMY, evict_holder=0.3),
+    "evicted by an operator, prompt": replace(CALM, evict_holder=0.7, hold=1.0),
+    "evicted by an operator, delay": replace(STORMY, evict_holder=0.3, lock_delay=1.0),
+    "evicted by an operator, owner": replace(STORMY, evict_holder=0.3, owner=True),
+    "max_hold": replace(STORMY, max_hold=0.5, ttl=1.0, hold=1.0),
+    "max_hold, prompt": replace(CALM, max_hold=0.5, ttl=1.0, hold=1.0, hand_off=0.2),
+    "uncounted": replace(STORMY, uncounted=True),
 }
 """The kinds of worlds that a sweep without settings of its own goes through."""
 
@@ -81,6 +88,11 @@ QUORUM: Mapping[str, Settings] = {
     "quorum, handed on, delay": replace(_MANY, hand_off=0.4, lock_delay=1.0),
     "quorum, handed on, data lost": replace(_MANY, hand_off=0.4, wipe=0.15, restart=0.0, full=0.0),
     "quorum, handed on by five": replace(_MANY, hand_off=0.4, nodes=5),
+    "quorum, evicted by an operator": replace(_MANY, evict_holder=0.3),
+    "quorum, evicted by an operator, prompt": replace(
+        CALM, nodes=3, evict_holder=0.7, hold=1.0, ttl=5.0
+    ),
+    "quorum, max_hold": replace(_MANY, max_hold=0.5, ttl=1.0, hold=1.0),
 }
 """The same for a lock that several nodes keep."""
 
@@ -248,13 +260,17 @@ class Report:
 
 def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
     """What worlds of these kinds have to come across."""
-    handed_on = HANDED_ON if any(kind.hand_off for kind in kinds) else ()
+    more: list[str] = []
+    more += HANDED_ON if any(kind.hand_off for kind in kinds) else ()
+    more += EVICTED if any(kind.evict_holder for kind in kinds) else ()
+    more += LIMITED if any(kind.max_hold for kind in kinds) else ()
     if all(kind.nodes > 1 for kind in kinds):
-        return [*REACHED_BY_MANY, *handed_on]
+        return [*REACHED_BY_MANY, *more]
+    more += UNCOUNTED if any(kind.uncounted for kind in kinds) else ()
     never = set(PUSHED) if all(kind.polls for kind in kinds) else set()
     if all(kind.trusts for kind in kinds):
         never |= {"a lease lost: taken", "a lease lost: key_missing"}
-    return [state for state in (*REACHED, *handed_on) if state not in never]
+    return [state for state in (*REACHED, *more) if state not in never]
 
 
 def sweep(

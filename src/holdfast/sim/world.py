@@ -183,11 +183,15 @@ class Process:
 
     def now(self) -> float:
         """Seconds on the process's own clock."""
-        return self._offset + self.rate * self.world.now / SECOND
+        return self.local_time(self.world.now)
 
     def true_time(self, local: float) -> int:
         """When the process's own clock shows this."""
         return int((local - self._offset) / self.rate * SECOND)
+
+    def local_time(self, true: int) -> float:
+        """What the process's own clock shows at this true time."""
+        return self._offset + self.rate * true / SECOND
 
     def call(self, callback: Callable[[], object]) -> None:
         """Call it if the process runs, when it goes on if it is paused, never if it crashed."""

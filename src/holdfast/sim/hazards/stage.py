@@ -518,6 +518,12 @@ class Holder(Person):
             "event", client.machine.name, f"is told: {event.kind}, {event.detail}"
         )
 
+    def sent(self, client: SimClient, request: Request) -> None:
+        """Nothing is made of requests."""
+
+    def renews(self, client: SimClient, token: str) -> None:
+        """Nothing is made of renewals."""
+
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """Nothing is made of answers."""
 
