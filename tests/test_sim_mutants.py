@@ -43,6 +43,12 @@ KEPT = {
     "a_waiter_queued_twice_by_a_server_that_does_not_count_it": (
         "a granted waiter leaves the queue with and without its mark"
     ),
+    "a_forked_child_that_asked_with_its_parents_token": (
+        "a forked child does not ask again after a confirmation failed"
+    ),
+    "a_forked_child_that_released_its_parents_lock": (
+        "a forked child does not go on with its parent's release"
+    ),
     "an_evicted_lease_reported_as_missing": (
         "an eviction raises the fence counter in the delay too"
     ),

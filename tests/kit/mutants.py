@@ -1118,6 +1118,11 @@ EVICTED: Worlds = {"evict_holder": 0.3}
 EVICTED_LATE: Worlds = {**EVICTED, "slow": 0.2, "ttl": 6.0}
 EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5.0}
 EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
+FORKED: Worlds = {"fork": 0.02}
+FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
+FORKED_BY_MANY: Worlds = {**MANY, "calm": True, "fork": 0.05, "clients": 2, "tasks": 2}
+CLOSED: Worlds = {"close": 0.2}
+CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 UNCOUNTED: Worlds = {"uncounted": True}
 
@@ -1194,6 +1199,91 @@ OPERATED = [
         "",
         LIMITED,
         "MAX_HOLD",
+    ),
+    Mutant(
+        "a forked child does not hold what its parent holds",
+        "core/hold.py",
+        "return self.state is HELD and now < self.deadline and self.process == process",
+        "return self.state is HELD and now < self.deadline",
+        FORKED,
+        "S13",
+    ),
+    Mutant(
+        "a forked child is refused what it asks of its parent's lease",
+        "core/release.py",
+        "    current = port.now() < hold.deadline and hold.process == port.process()",
+        "    current = port.now() < hold.deadline",
+        FORKED,
+        "S13",
+    ),
+    Mutant(
+        "a forked child does not go on with its parent's attempt",
+        "core/acquire.py",
+        "                elif self._waiter is not None:\n"
+        "                    await self._wait_in_line(self._waiter)\n"
+        "            self._check_process()\n",
+        "                elif self._waiter is not None:\n"
+        "                    await self._wait_in_line(self._waiter)\n",
+        FORKED_CALM,
+        "S13",
+    ),
+    Mutant(
+        "a forked child does not ask again after a confirmation failed",
+        "core/acquire.py",
+        "                    return grant\n                self._check_process()\n",
+        "                    return grant\n",
+        FORKED_CALM,
+        "S13",
+    ),
+    Mutant(
+        "a forked child does not go on with its parent's release",
+        "core/release.py",
+        "            _check_process(session, hold)\n        spec = hold.spec",
+        "        spec = hold.spec",
+        FORKED,
+        "S13",
+    ),
+    Mutant(
+        "a forked child cleans up nothing of its parent's attempt",
+        "core/acquire.py",
+        "    if process != session.port.process():  # a forked child: the attempt is its parent's\n"
+        "        return\n",
+        "",
+        FORKED_CALM,
+        "S13",
+    ),
+    Mutant(
+        "a forked child withdraws nothing of its parent's round",
+        "core/election.py",
+        "        if process != session.port.process():  # a forked child: the attempt is its "
+        "parent's\n            raise\n",
+        "",
+        FORKED_BY_MANY,
+        "S13",
+    ),
+    Mutant(
+        "a closed client renews nothing",
+        "core/renewer.py",
+        "if not hold.renewing or self._closed:",
+        "if not hold.renewing:",
+        CLOSED,
+        "CLOSE",
+    ),
+    Mutant(
+        "waiters of a closed client end",
+        "core/acquire.py",
+        "if given_up or self._session.closed or too_late:",
+        "if given_up or too_late:",
+        CLOSED_CALM,
+        "CLOSE L2",
+    ),
+    Mutant(
+        "a closed client still reports a loss",
+        "core/renewer.py",
+        "            elif self._closed or now >= idle_since + LINGER:\n",
+        "            if self._closed or now >= (idle_since or now) + LINGER:\n",
+        CLOSED_CALM,
+        "S3",
     ),
     Mutant(
         "a granted waiter leaves the queue with and without its mark",

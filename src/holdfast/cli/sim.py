@@ -309,6 +309,11 @@ def run(
     restart: Annotated[float | None, _chance("The server restarts, with its data.")] = None,
     script_flush: Annotated[float | None, _chance("The server forgets the scripts.")] = None,
     full: Annotated[float | None, _chance("The server is out of memory for a while.")] = None,
+    stall: Annotated[
+        float | None, _chance("A client is paused between an answer and its use.")
+    ] = None,
+    fork: Annotated[float | None, _chance("A process forks; its child goes on.")] = None,
+    close: Annotated[float | None, _chance("A client is closed.")] = None,
     evict_holder: Annotated[float | None, _chance("An operator evicts the holder.")] = None,
     wipe: Annotated[float | None, _chance("The server restarts without its data.", BREAKS)] = None,
     evict: Annotated[float | None, _chance("The server evicts a key.", BREAKS)] = None,

@@ -272,6 +272,7 @@ class _Attempt:
                 grant = await self._confirmed(self._waiter.grant)
                 if grant is not None:
                     return grant
+                self._check_process()
             self.reply = await self._ask()
 
     def _check_process(self) -> None:

@@ -77,6 +77,7 @@ async def release(session: Session, grip: Grip) -> None:
             return
         if hold in session.renewer.under_way:
             await session.renewer.let_go(hold, session.port)
+            _check_process(session, hold)
         spec = hold.spec
         args = (
             _arguments(session, hold)

@@ -102,6 +102,12 @@ EVICTED = (
 LIMITED = ("a lease that max_hold ended",)
 """The same where leases are not renewed for ever."""
 
+FORKED = ("forked while holding", "forked while waiting")
+"""The same where processes fork."""
+
+CLOSED = ("closed while holding", "closed while waiting")
+"""The same where clients are closed."""
+
 UNCOUNTED = ("granted to a waiter that the server does not count",)
 """The same where the server does not count its listeners."""
 
@@ -170,6 +176,7 @@ class Checks:
         self._last_holder = b""
         self._last_name = ""
         self._gone: set[str] = set()  # names of clients
+        self._closed: set[str] = set()  # the same
         self._before: tuple[bytes | None, bytes | None] = (None, None)
         self._line: list[bytes] = []
         self._left: object = -2
@@ -249,7 +256,8 @@ class Checks:
                 self._in_order(holder, _line(server, keys), script, args)
         elif holder is not None and fence != earlier_fence and script.name != "evict":
             self._fence_changed(script.name, holder, fence)
-        if holder is None and script.name in {"release", "evict"} and self.settings.fair:
+        ends = script.name == "release" or (script.name == "evict" and reply)
+        if holder is None and ends and self.settings.fair:
             self._handed_over(server, _line(server, keys))
         self._is_watched(server, keys, args[0], reply)
         self._believers_are_kept(server)
@@ -615,6 +623,7 @@ class Checks:
     def _is_told(self, client: SimClient, hold: Hold) -> None:
         """Soon after its deadline a lease is lost, and not only over."""
         stopped = client.machine.crashed or client.was_stopped_since(hold.deadline)
+        stopped = stopped or hold.process != client.generation  # it is nobody's any more
         if hold.state is HELD and hold not in self._releasing and not stopped:
             self.fail("S3", f"nobody was told of the loss of {hold.token}")
 
@@ -669,7 +678,7 @@ class Checks:
 
     def took(self, client: SimClient, hold: Hold) -> None:
         """A lease begins: it is not over before it is given to anybody."""
-        if not hold.alive(client.now(), client.generation):
+        if hold.process == client.generation and not hold.alive(client.now(), client.generation):
             self.fail("S2", f"{hold.token} was taken when its time was up")
 
     def lost(self, client: SimClient, hold: Hold) -> None:
@@ -692,14 +701,42 @@ class Checks:
         elif hold.reason == "unreachable" and left > RETRIED_WITHIN:
             self.fail("RENEW", f"{hold.token} was lost {left:.3f} s after its last renewal")
 
-    def sent(self, client: SimClient, request: Request) -> None:  # noqa: ARG002 - whoever did
-        """A client sends a request."""
+    def forked(self, client: SimClient, parent: str) -> None:
+        """A client goes on in a child of its process, and the parent is no more."""
+        holding = False
+        for who, hold in self._holds:
+            if who is client:
+                if hold.alive(client.now(), client.generation):
+                    self.fail("S13", f"a forked child holds {hold.token}, which is its parent's")
+                holding = holding or hold.alive(client.now(), client.generation - 1)
+        self.reached["forked while holding" if holding else "forked while waiting"] += 1
+        self._gone.add(parent)
+
+    def closed(self, client: SimClient) -> None:
+        """A client was closed: what it left on the server expires."""
+        holding = any(who is client and self.alive(who, hold) for who, hold in self._holds)
+        self.reached["closed while holding" if holding else "closed while waiting"] += 1
+        self._closed.add(client.machine.name)
+
+    def _is_left(self, client: str) -> bool:
+        """Whether nobody cleans up any more what this client left on the server."""
+        return client in self._gone or client in self._closed
+
+    def sent(self, client: SimClient, request: Request) -> None:
+        """A client sends a request: none of what it has from the process it was forked from."""
         script, _, args = request
+        if self.settings.fork and args and args[0].startswith("hf1:"):
+            parent = args[0].split(":")[1] + "+"
+            # What a parent exported is whoever's adopts it.
+            if client.machine.name.startswith(parent) and args[0] not in self._exported:
+                self.fail("S13", f"a forked child sent {script.name} of {args[0]}, its parent's")
         if script.name == "acquire" and args[0] in self._tickets:
             self._with_ticket[args[0]] = args, self._tickets[args[0]]
 
-    def renews(self, client: SimClient, token: str) -> None:  # noqa: ARG002 - whoever does
-        """A client tries to renew a lease."""
+    def renews(self, client: SimClient, token: str) -> None:
+        """A client tries to renew a lease: not, if it was closed."""
+        if client.closed:
+            self.fail("CLOSE", f"{token} is renewed, and its client is closed")
         self._last_renewal[token] = self.world.now
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
@@ -770,7 +807,8 @@ class Checks:
         holder = look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
-        if holder and name not in self._gone and not kept and not self._is_passed_on(holder):
+        left = name is not None and self._is_left(str(name))
+        if holder and not left and not kept and not self._is_passed_on(holder):
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")
 
     def finished(self, server: Server, keys: Sequence[bytes]) -> None:
@@ -791,7 +829,7 @@ class Checks:
         granted the lock, it hands it back.
         """
         _, client, number, _ = waiter.decode().split(":", 3)
-        if client in self._gone or self._is_passed_on(waiter):
+        if self._is_left(client) or self._is_passed_on(waiter):
             return True
         what = f"acquire {client}:{number}"
         return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)

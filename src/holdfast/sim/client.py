@@ -74,6 +74,12 @@ class Observer(Protocol):
     def sent(self, client: SimClient, request: Request) -> None:
         """A request is sent."""
 
+    def forked(self, client: SimClient, parent: str) -> None:
+        """The client goes on in a child; `parent` is the client's name in the tokens until now."""
+
+    def closed(self, client: SimClient) -> None:
+        """The client was closed."""
+
     def renews(self, client: SimClient, token: str) -> None:
         """A renewal is tried, whether the server can be reached or not."""
 
@@ -160,14 +166,18 @@ class SimClient:
         nodes = servers()
         self.background_nodes = SimNodes(self, nodes, loop=False)
         self.quorum: Quorum | None = None
+        self._nodes: SimNodes | None = None
         if len(nodes) > 1:
-            here = SimNodes(self, nodes, loop=settings.loop)
+            self._nodes = here = SimNodes(self, nodes, loop=settings.loop)
             self.quorum = Quorum(
                 here, self.background_nodes, lambda event: observer.told(self, event)
             )
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
+        self.closed = False
+        self.callers: set[Task] = set()
+        """The tasks that use the client, as opposed to its own: these may fork."""
         self.session = _Session(self, observer, settings)
 
     # What may befall it
@@ -176,11 +186,13 @@ class SimClient:
         """Let something happen here, or not."""
         settings, machine, choices = self._settings, self.machine, self.world.choices
         task = self.world.task
-        if self.immune or task is None or not (settings.pause or settings.crash or settings.cancel):
+        chances = settings.pause, settings.crash, settings.cancel, settings.fork
+        if self.immune or task is None or not any(chances):
             return
-        usual = 1.0 - settings.pause - settings.crash - settings.cancel
         cancels = settings.cancel if cancel else 0.0
-        fate = choices.pick("fault:moment", (usual, settings.pause, settings.crash, cancels))
+        forks = settings.fork if task in self.callers and not self.closed else 0.0
+        fates = 1.0 - sum(chances), settings.pause, settings.crash, cancels, forks
+        fate = choices.pick("fault:moment", fates)
         if fate == 1:
             machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])
             await self._turn()
@@ -190,6 +202,43 @@ class SimClient:
         elif fate == 3 and cancel:  # noqa: PLR2004 - as listed above
             self.world.note("cancelled", machine.name, task.name)
             task.cancel()
+            await self._turn()
+        elif fate == 4 and forks:  # noqa: PLR2004 - as listed above
+            self._fork(task, told=choices.pick("crash", (1, 1)) == 0)
+            await self._turn()
+
+    def _fork(self, task: Task, *, told: bool) -> None:
+        """Go on in a child, as `wire.process` has it: with no connection, and with other tokens."""
+        parent = self.machine
+        self._hang_up_after(parent, told=told)
+        self.generation += 1
+        self.machine = parent.fork(task, f"{parent.name}+")
+        for line in self._lines.values():  # it may wait for what only the parent will receive
+            cast("Line", line).rally()
+        before, self._mint = self._mint.client, Mint(self.machine.name, "sim", "sim", 1)
+        self._lines, self._links, self._opening, self._for_whom = {}, {}, {}, {}
+        self.background_nodes.begin()
+        if self._nodes is not None:
+            self._nodes.begin()
+        self.session.begin()
+        self.callers = {task}
+        self.observer.forked(self, before)
+
+    def close(self) -> None:
+        """Do as a face does: end the session, then the push connections, then all others."""
+        self.session.close()
+        self.closed = True
+        self.observer.closed(self)
+        for server in self._servers():
+            for connection in list(server.connections):
+                if connection.process is self.machine:
+                    connection.hang_up()
+
+    async def stall(self) -> None:
+        """Be paused between an answer and its use, or not."""
+        choices = self.world.choices
+        if not self.immune and choices.chance("fault:stall", self._settings.stall):
+            self.machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])
             await self._turn()
 
     async def _turn(self) -> None:
@@ -201,9 +250,13 @@ class SimClient:
         """End the process; the server is told by its machine, or learns nothing."""
         self.observer.crashed(self)
         self.machine.crash()
+        self._hang_up_after(self.machine, told=told)
+
+    def _hang_up_after(self, process: Process, *, told: bool) -> None:
+        """Have the servers learn that a process has ended, if its machine tells them."""
         for server in self._servers():
             for connection in list(server.connections):
-                if connection.process is self.machine and told:
+                if connection.process is process and told:
                     connection.reset()
 
     def was_stopped_since(self, local: float) -> bool:
@@ -304,9 +357,11 @@ class SimClient:
         """Run a script over the task's own connection, or on several nodes."""
         if self.quorum is not None:
             return await self.quorum.call(script, keys, args, timeout)
+        generation = self.generation
         await self.moment()
         task, end = self.actor(), self.now() + timeout
         link = await self.link(task, timeout)
+        self.check_process(generation)
         answered = False
         try:
             reply = await self.ask(link, (script, keys, args), end - self.now())
@@ -321,6 +376,11 @@ class SimClient:
         await self.moment()
         return reply
 
+    def check_process(self, generation: int) -> None:
+        """Send nothing in a child that was forked before the request was sent."""
+        if self.generation != generation:
+            raise NodeUnavailable("forked before it was sent", node="")
+
     async def link(self, task: Task, timeout: float) -> Connection:
         """The task's connection; a new one takes a round trip."""
         link, server = self._links.get(task), self._servers()[0]
@@ -330,6 +390,7 @@ class SimClient:
 
     async def connect(self, server: Server, timeout: float) -> Connection:
         """Make a connection, unless the server lost its data not long ago."""
+        self._check_open(server)
         link, name = Connection(self.machine, server), server.name
 
         def quarantine() -> float:
@@ -347,7 +408,14 @@ class SimClient:
             link.close()
             self.observer.too_young(self)
             raise quarantined(name, left)
+        if self.closed:
+            link.close()
+            self._check_open(server)
         return link
+
+    def _check_open(self, server: Server) -> None:
+        if self.closed:
+            raise NodeUnavailable("this client is closed: make a new one", node=server.name)
 
     def post(self, link: Connection, request: Request, *, in_full: bool) -> Future[Reply]:
         """Send a request, by the script's name or text; the future is its answer."""
@@ -373,7 +441,10 @@ class SimClient:
         end = self.now() + timeout
         try:
             try:
-                reply = await self.within(self.post(link, request, in_full=False), timeout)
+                answer = self.post(link, request, in_full=False)
+                if self._settings.fork:
+                    await self.moment(cancel=False)
+                reply = await self.within(answer, timeout)
             except ServerError as error:
                 if not str(error).startswith("NOSCRIPT"):
                     raise
@@ -425,6 +496,7 @@ class SimClient:
         if listener.listening:
             return
         server, begun = self._servers()[keys.node or 0], self._opening.get(keys.node)
+        self._check_open(server)
         if begun is None or begun.done:
             begun = self._opening[keys.node] = _Ears(self, listener, server).opened
         opening: Future[None] = Future()
@@ -573,7 +645,9 @@ class SimBackground:
             if script is RENEW:
                 client.observer.renews(client, args[0])
         if client.quorum is not None:
-            return await client.quorum.call_many(requests, timeout, meanwhile)
+            replies = await client.quorum.call_many(requests, timeout, meanwhile)
+            await client.stall()
+            return replies
         task = cast("Task", client.world.task)
         batch = client.machine.spawn(self._batch(task, requests, timeout), "batch").result
         while not batch.done:
@@ -583,6 +657,7 @@ class SimBackground:
             if not batch.done:
                 await look
             timer.cancel()
+        await client.stall()
         return cast("list[Reply | HoldfastError]", await batch)
 
     async def _batch(

@@ -201,6 +201,12 @@ class _Table:
         else:
             self._unread.append((owed, answer))
 
+    def forget(self) -> None:
+        """Be the parent's: a child has none of these connections."""
+        self.dropped = True
+        for seat in self.seats:
+            seat.link = None
+
     def drop(self) -> None:
         """Hang up everywhere, and tell it."""
         self.dropped = True
@@ -288,6 +294,12 @@ class SimNodes:
         self._loop = loop
         self._tables: dict[Task | None, _Table] = {}
 
+    def begin(self) -> None:
+        """Have no connection: in a forked child."""
+        for table in self._tables.values():
+            table.forget()
+        self._tables = {}
+
     async def ask(
         self,
         posts: Sequence[Post],
@@ -297,7 +309,13 @@ class SimNodes:
     ) -> None:
         """Ask over the caller's connections."""
         client = self._client
+        generation = client.generation
         await client.moment(cancel=meanwhile is None)
+        if client.generation != generation:
+            for number, (nodes, _) in enumerate(posts):
+                for node in nodes:
+                    heard(number, node, Unconnected("forked before it was sent", node=""))
+            return
         caller = None if self._loop else client.caller()
         table = self._tables.get(caller)
         if table is None:
@@ -306,8 +324,7 @@ class SimNodes:
         try:
             await table.ask(posts, timeout, question, meanwhile)
         except BaseException:
-            if not self._loop:
-                del self._tables[caller]
+            if not self._loop and self._tables.pop(caller, None) is not None:
                 table.drop()
             raise
         await client.moment(cancel=meanwhile is None)

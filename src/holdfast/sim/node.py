@@ -453,6 +453,13 @@ class Connection:
         if self.on_lost is not None:
             self.on_lost()
 
+    def hang_up(self) -> None:
+        """Hang up, and have those who wait for an answer know."""
+        if not self.process.crashed:
+            self.close()
+            self.open = True
+            self.process.call(self._lost)
+
     def close(self) -> None:
         """Hang up; what was sent before still arrives. A process that crashed does not do it."""
         if self.open and not self.process.crashed:

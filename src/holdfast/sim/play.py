@@ -90,7 +90,7 @@ class Play:
         self.healed = False
         self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
-            (client, client.machine.spawn(self._turns(client), f"t{number}"))
+            (client, self._begin(client, f"t{number}"))
             for client in self.clients
             for number in range(settings.tasks)
         ]
@@ -152,6 +152,12 @@ class Play:
         machine.on_crash = lambda: self._crashed(client)
         return client
 
+    def _begin(self, client: SimClient, name: str) -> Task:
+        """Have a task take its turns."""
+        task = client.machine.spawn(self._turns(client), name)
+        client.callers.add(task)
+        return task
+
     def _crashed(self, client: SimClient) -> None:
         """Somebody starts the program again, or not, and it does what is left."""
         if self.world.choices.pick("restarts", (1, 1)) and not self.healed:
@@ -162,7 +168,7 @@ class Play:
             client = self._client(f"{old.machine.name}'")
             self.world.note("restarted", client.machine.name)
             self.clients.append(client)
-            self.tasks.append((client, client.machine.spawn(self._turns(client), "t0")))
+            self.tasks.append((client, self._begin(client, "t0")))
 
     # What a client does
 
@@ -331,6 +337,7 @@ class Play:
         later = (0.0, 0.02, 0.5, self.settings.ttl)[choices.pick("carried", (4, 3, 2, 1))]
         adopting = self._adopt(client, text, token, later)
         task = client.machine.spawn(adopting, f"a{len(self.tasks)}")
+        client.callers.add(task)
         self.tasks.append((client, task))
 
     async def _adopt(self, client: SimClient, text: str, exported: str, later: float) -> None:
@@ -349,6 +356,22 @@ class Play:
         assert hold is not None  # noqa: S101 - adopt returned
         self.checks.adopted(client, hold, exported)
         await self._hold(client, grip)
+
+    def close(self, client: SimClient) -> None:
+        """Close a client amid whatever its tasks do; another one takes its place, or none."""
+        self.world.note("closed", client.machine.name)
+        waiting = [task for who, task in self.tasks if who is client and task in self.asking]
+        client.close()
+        late = int((self.spec.command_timeout + COMMAND_TIMEOUT + 0.5) * SECOND)
+        at = client.now()
+        self.world.after(late, lambda: self._waits_no_more(client, waiting, at))
+        self._crashed(client)
+
+    def _waits_no_more(self, client: SimClient, waiting: list[Task], since: float) -> None:
+        """The waiters of a client that was closed have ended."""
+        stopped = client.machine.crashed or client.was_stopped_since(since)
+        if not stopped and any(task in self.asking for task in waiting):
+            self.checks.fail("CLOSE", f"{client.machine.name} was closed, and still waits")
 
     async def evict_holder(self, operator: SimClient) -> None:
         """Look who holds the lock, decide, and evict that holder."""
@@ -404,7 +427,7 @@ class Play:
         world.run(lambda: world.now >= end, end)
 
     def _done(self) -> bool:
-        return all(task.result.done or client.machine.crashed for client, task in self.tasks)
+        return all(task.result.done or task.process.crashed for _, task in self.tasks)
 
     def _patience(self) -> int:
         """True time in which all turns have to be through once everything works."""
@@ -441,7 +464,7 @@ class Play:
 
     def _asks(self, each: tuple[SimClient, Task]) -> bool:
         client, task = each
-        return task in self.asking and not client.machine.crashed
+        return task in self.asking and not task.process.crashed and not client.closed
 
     def _watch_over_the_line(self) -> None:
         waiting = {
@@ -455,9 +478,7 @@ class Play:
     def _somebody_waits(self) -> None:
         found = self.servers[0].data.run("GET", self.spec.keys[0])
         waiting = [
-            task.name
-            for client, task in self.tasks
-            if not task.result.done and not client.machine.crashed
+            task.name for _, task in self.tasks if not task.result.done and not task.process.crashed
         ]
         check = "L2" if found is None else "L1"
         self.checks.fail(check, f"{waiting} wait; the lock is {found!r}")
@@ -482,6 +503,7 @@ class _Faults:
             self._jump: settings.clock_jump,
             self._fail_over: settings.failover,
             self._evict_holder: settings.evict_holder,
+            self._close: settings.close,
         }
         if any(self._kinds.values()):
             self._arrange()
@@ -576,6 +598,13 @@ class _Faults:
             play.promote(replicas[play.world.choices.pick("replica", [1] * len(replicas))])
         elif old.replica is not None:
             play.promote(old.replica)
+
+    def _close(self) -> None:
+        clients = self._play.clients
+        client = clients[self._play.world.choices.pick("who", [1] * len(clients))]
+        machine = client.machine
+        if not client.closed and not machine.crashed and not machine.paused:
+            self._play.close(client)
 
     def _evict_holder(self) -> None:
         operator = self._play.operator

@@ -22,10 +22,11 @@ SLACK = 1.0  # as in the scripts
 TOGETHER = (
     ("slow", "reset", "half_open"),
     ("doubled",),
-    ("pause", "crash", "cancel"),
+    ("stall",),
+    ("pause", "crash", "cancel", "fork"),
     (
         *("stop", "partition", "freeze", "restart", "script_flush", "full"),
-        *("wipe", "evict", "clock_jump", "failover", "evict_holder"),
+        *("wipe", "evict", "clock_jump", "failover", "evict_holder", "close"),
     ),
 )
 """Of each of these, one happens at a time."""
@@ -66,6 +67,8 @@ class Settings:
     pause: float = 0.0
     crash: float = 0.0
     cancel: float = 0.0
+    stall: float = 0.0  # it is paused between the answer to a renewal and its use
+    fork: float = 0.0  # the process forks and dies; the child goes on with the copy it has
 
     # What may happen to a client or a server, each time that half a second has passed
     stop: float = 0.0  # a client is paused, whatever it is doing
@@ -74,6 +77,7 @@ class Settings:
     restart: float = 0.0  # with its data
     script_flush: float = 0.0
     full: float = 0.0
+    close: float = 0.0  # a client is closed, whatever it is doing
     evict_holder: float = 0.0  # an operator looks at the lock, and evicts the holder it was shown
 
     # What breaks the assumptions: exclusion is not demanded, that fences hold is
@@ -131,7 +135,8 @@ class Settings:
     @property
     def prompt(self) -> bool:
         """Whether all answers come, and without delay."""
-        delays = "slow", "reset", "half_open", "pause", "stop", "partition", "freeze", "restart"
+        messages = "slow", "reset", "half_open"
+        delays = *messages, "pause", "stall", "stop", "partition", "freeze", "restart"
         return not any(getattr(self, fault) for fault in delays)
 
     @property

@@ -8,7 +8,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.checks import EVICTED, HANDED_ON, LIMITED, PUSHED, REACHED, UNCOUNTED
+from holdfast.sim.checks import (
+    CLOSED,
+    EVICTED,
+    FORKED,
+    HANDED_ON,
+    LIMITED,
+    PUSHED,
+    REACHED,
+    UNCOUNTED,
+)
 from holdfast.sim.choices import Choices, RandomChoices, every, shrink
 from holdfast.sim.play import play
 from holdfast.sim.quorum_checks import REACHED_BY_MANY
@@ -53,6 +62,11 @@ SINGLE_NODE: Mapping[str, Settings] = {
     "max_hold": replace(STORMY, max_hold=0.5, ttl=1.0, hold=1.0),
     "max_hold, prompt": replace(CALM, max_hold=0.5, ttl=1.0, hold=1.0, hand_off=0.2),
     "uncounted": replace(STORMY, uncounted=True),
+    "stalls": replace(STORMY, stall=0.2, hold=1.0),
+    "forks": replace(STORMY, fork=0.02),
+    "forks, prompt": replace(CALM, fork=0.05, hand_off=0.1, tasks=2),
+    "closed": replace(STORMY, close=0.2),
+    "closed, prompt": replace(CALM, close=0.5, tasks=2),
 }
 """The kinds of worlds that a sweep without settings of its own goes through."""
 
@@ -92,6 +106,10 @@ QUORUM: Mapping[str, Settings] = {
     "quorum, evicted by an operator, prompt": replace(
         CALM, nodes=3, evict_holder=0.7, hold=1.0, ttl=5.0
     ),
+    "quorum, forks": replace(_MANY, fork=0.02),
+    "quorum, forks, prompt": replace(CALM, nodes=3, fork=0.05, hand_off=0.1, clients=2, tasks=2),
+    "quorum, closed": replace(_MANY, close=0.2),
+    "quorum, closed, prompt": replace(CALM, nodes=3, close=0.5, loop=True, clients=2, tasks=2),
     "quorum, max_hold": replace(_MANY, max_hold=0.5, ttl=1.0, hold=1.0),
 }
 """The same for a lock that several nodes keep."""
@@ -264,6 +282,8 @@ def states_of(kinds: Sequence[Settings]) -> Sequence[str]:
     more += HANDED_ON if any(kind.hand_off for kind in kinds) else ()
     more += EVICTED if any(kind.evict_holder for kind in kinds) else ()
     more += LIMITED if any(kind.max_hold for kind in kinds) else ()
+    more += FORKED if any(kind.fork for kind in kinds) else ()
+    more += CLOSED if any(kind.close for kind in kinds) else ()
     if all(kind.nodes > 1 for kind in kinds):
         return [*REACHED_BY_MANY, *more]
     more += UNCOUNTED if any(kind.uncounted for kind in kinds) else ()

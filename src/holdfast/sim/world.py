@@ -248,6 +248,16 @@ class Process:
         self.world.note("crashed", self.name)
         self.on_crash()
 
+    def fork(self, task: Task, name: str) -> Process:
+        """End, without a word to anybody, and return the child, in which only this task goes on."""
+        child = Process(self.world, name, rate=self.rate, offset=self._offset)
+        child.on_crash = self.on_crash
+        self.world.note("forked", self.name, name)
+        task.process = child
+        self.crashed = True
+        self._put_off.clear()
+        return child
+
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> Task:
         """Start a task."""
         return Task(self, work, f"{self.name}.{name}")

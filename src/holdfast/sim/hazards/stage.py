@@ -524,6 +524,12 @@ class Holder(Person):
     def renews(self, client: SimClient, token: str) -> None:
         """Nothing is made of renewals."""
 
+    def forked(self, client: SimClient, parent: str) -> None:
+        """Nothing forks."""
+
+    def closed(self, client: SimClient) -> None:
+        """Nothing is closed."""
+
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """Nothing is made of answers."""
 
