@@ -1120,7 +1120,6 @@ EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5
 EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
 FORKED: Worlds = {"fork": 0.02}
 FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
-FORKED_BY_MANY: Worlds = {**MANY, "calm": True, "fork": 0.05, "clients": 2, "tasks": 2}
 CLOSED: Worlds = {"close": 0.2}
 CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
@@ -1141,7 +1140,7 @@ OPERATED = [
         "bury(token, 60000)\n",
         "",
         EVICTED_LATE,
-        "S10",
+        "S10 EVICT",
     ),
     Mutant(
         "an eviction hands the lock over",
@@ -1250,15 +1249,6 @@ OPERATED = [
         "        return\n",
         "",
         FORKED_CALM,
-        "S13",
-    ),
-    Mutant(
-        "a forked child withdraws nothing of its parent's round",
-        "core/election.py",
-        "        if process != session.port.process():  # a forked child: the attempt is its "
-        "parent's\n            raise\n",
-        "",
-        FORKED_BY_MANY,
         "S13",
     ),
     Mutant(
