@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mutation.mutants import Mutant, draw, every_mutant, is_valid, mutants_of
-from mutation.reach import scripts_with, simulate
+from mutation.reach import scripts_with, simulate, uses
 
 PYTHON = '''"""A docstring, with 1 number."""
 
@@ -141,6 +141,11 @@ def test_a_part_of_scripts_is_reached_through_each_script_that_includes_it() -> 
     assert scripts_with("release") == ["release"]
     assert {"acquire", "release"} <= set(scripts_with("_hand_over"))
     assert set(scripts_with("_hand_over")) <= set(scripts_with("_tell"))
+
+
+def test_a_name_is_reached_through_names_that_are_defined_with_it() -> None:
+    assert "core/hold.py" in {file for file, _ in uses("RENEW")}
+    assert "core/acquire.py" in {file for file, _ in uses("ACQUIRE")}, "through LockSpec.taking"
 
 
 def planted(file: str, function: str, line: str) -> Mutant:

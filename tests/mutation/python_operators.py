@@ -78,7 +78,7 @@ class _Walk:
             return
         place = place._replace(first=node.lineno, last=_last_of_header(node))
         if place.binds:
-            place = place._replace(scope=(place.first, place.last), binds=_name_of(node))
+            place = place._replace(scope=(place.first, place.last), binds=name_of(node))
         else:
             yield from self._dropped(node, place)
         for part, parent in _expressions(node):
@@ -295,7 +295,7 @@ def _is_for_types(node: ast.stmt) -> bool:
     """Nothing that runs, or nothing whose change could run."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
-    return _name_of(node) == "__slots__" or "overload" in map(
+    return name_of(node) == "__slots__" or "overload" in map(
         ast.unparse, getattr(node, "decorator_list", [])
     )
 
@@ -304,7 +304,7 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _name_of(node: ast.stmt) -> str:
+def name_of(node: ast.stmt) -> str:
     """The name that a statement outside functions defines."""
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     return target.id if isinstance(target, ast.Name) else "*"

@@ -14,14 +14,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mutation.python_operators import name_of
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -56,16 +60,26 @@ class Reach:
         return _reaching(self._by_runs, _lines(mutant))
 
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
-        """The tests that reach it, and their seconds; the quickest first."""
+        """The tests that reach it, and their seconds.
+
+        The quickest come first, and one variant of each before the second of any.
+        """
         binds = mutant.change.place.binds
         if mutant.file.endswith(".lua"):
             scripts = scripts_with(Path(mutant.file).stem)
             names = ["own_once" if script == "own" else script.upper() for script in scripts]
-            lines = [line for name in names for line in _uses(name)]
+            lines = [line for name in names for line in uses(name)]
         else:
-            lines = _uses(binds) if binds else _lines(mutant)
+            lines = uses(binds) if binds else _lines(mutant)
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
-        return sorted((self._tests[number] for number in found), key=lambda test: test[1])
+        tests = sorted((self._tests[number] for number in found), key=lambda test: test[1])
+        variants = Counter[str]()
+        ranked: list[tuple[int, tuple[str, float]]] = []
+        for test in tests:
+            function = test[0].split("[")[0]
+            ranked.append((variants[function], test))
+            variants[function] += 1
+        return [test for _, test in sorted(ranked, key=lambda each: each[0])]
 
 
 def _reaching(bits: Bits, lines: list[Line]) -> list[int]:
@@ -94,16 +108,35 @@ def scripts_with(part: str) -> list[str]:
     return sorted(set(found))
 
 
+def uses(name: str, through: frozenset[str] = frozenset()) -> list[Line]:
+    """The lines that use a name of a module or class, also through names defined with it."""
+    lines, defined = _names()
+    found = list(lines[name])
+    for other in defined[name] - through - {name}:
+        found += uses(other, through | {name})
+    return found
+
+
 @cache
-def _uses(name: str) -> list[Line]:
-    """The lines of functions that use a name of a module or class."""
-    found = []
+def _names() -> tuple[dict[str, list[Line]], dict[str, set[str]]]:
+    """By name: the lines that use it, and the names that modules and classes define with it."""
+    lines: dict[str, list[Line]] = defaultdict(list)
+    defined: dict[str, set[str]] = defaultdict(set)
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            named = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
-            if isinstance(node, ast.expr) and named == name:
-                found.append((str(path.relative_to(PACKAGE)), node.lineno))
-    return found
+            for name, line in _loads(node):
+                lines[name].append((str(path.relative_to(PACKAGE)), line))
+            for each in node.body if isinstance(node, (ast.Module, ast.ClassDef)) else ():
+                if (definition := name_of(each)) != "*":
+                    loads = {name for part in ast.walk(each) for name, _ in _loads(part)}
+                    for name in loads:
+                        defined[name].add(definition)
+    return lines, defined
+
+
+def _loads(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+        yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno
 
 
 def _kept(name: str, make: Any) -> Any:
