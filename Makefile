@@ -61,8 +61,6 @@ bench-cached:
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
-	$(BIN)/holdfast sim run --seeds 20000 --first 1000000 --nodes 3
-	$(BIN)/holdfast sim run --seeds 20000 --first 1000000 --replicas 2
 	$(MAKE) long
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) test ARGS=-q || exit 1; done
 

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast import __version__
 from holdfast.cli.app import app
-from holdfast.sim.checks import REACHED
 from holdfast.sim.hazards import GALLERY
 from holdfast.sim.settings import CALM
+from holdfast.sim.states import STATES
 from holdfast.sim.sweep import Found
 from kit.terminal import HOLDFAST, PATIENCE, SOURCE, Screen, environment, on_a_terminal
 from kit.waiting import eventually
@@ -193,28 +193,38 @@ def test_hazards_notice_if_holdfast_fails(broken: Path, tmp_path: Path) -> None:
 # ---- run
 
 
-def test_a_run_tells_what_it_came_across(tmp_path: Path) -> None:
-    told = holdfast("sim", "run", "--seeds", "40", "--twice", "--jobs", "2", cwd=tmp_path)
+def test_a_sweep_reports_the_states_and_pairs_that_it_reached(tmp_path: Path) -> None:
+    told = holdfast("sim", "run", "--seeds", "12", "--twice", "--jobs", "2", cwd=tmp_path)
     assert told.status == 0, told.out
-    assert "running 40 worlds from seed 0 on, 2 at a time" in told.out
-    assert re.search(r"40 worlds in \d+\.\d s, \d+ a second: every promise was kept", told.out)
-    for name in REACHED:
-        assert re.search(rf"^ +(\d+|never)  {name} *$", told.out, re.MULTILINE), name
+    assert "running 12 simulations from seed 0 on, 2 at a time" in told.out
+    assert re.search(r"12 runs in \d+\.\d s, \d+ per second: every promise was kept", told.out)
+    for name in STATES:
+        assert re.search(rf"^ *(\d+|never)  {name} *$", told.out, re.MULTILINE), name
+    assert re.search(r"switched on together: [1-9]\d+ of [1-9]\d+ possible ones", told.out)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_takes_settings(tmp_path: Path) -> None:
-    options = "--calm --clients 2 --turns 1 --unfair --no-renew --seeds 10 --first 5 --jobs 1"
-    told = holdfast("sim", "run", *options.split(), cwd=tmp_path)
+def test_a_large_sweep_fails_if_a_state_was_never_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("holdfast.cli.sim.ENOUGH", 3)
+    told = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1")
+    assert told.status == 1, told.out
+    assert "every promise was kept" in told.out
+    assert "never reached, though it has to be: " in told.out
+    some = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1", "--ttl", "2")
+    assert some.status == 0, some.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_fix_settings(tmp_path: Path) -> None:
+    options = "--calm --clients 2 --turns 1 --unfair --no-renew --nodes 1 --seeds 10 --first 5"
+    told = holdfast("sim", "run", *options.split(), "--jobs", "1", cwd=tmp_path)
     assert told.status == 0
-    assert "running 10 worlds from seed 5 on, 1 at a time" in told.out
-    assert re.search(r"never +granted by a push", told.out)  # nobody stands in line
+    assert "running 10 simulations from seed 5 on, 1 at a time" in told.out
+    assert re.search(r"never +granted by a push", told.out)  # there is no queue
     assert re.search(r"never +crashed while holding", told.out)
-
-
-def test_where_the_servers_clock_jumps_promises_are_kept_too(tmp_path: Path) -> None:
-    told = holdfast("sim", "run", "--clock-jump", "0.2", "--seeds", "10", cwd=tmp_path)
-    assert told.status == 0, told.out
+    assert re.search(r"never +votes given back", told.out)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +233,13 @@ def test_where_the_servers_clock_jumps_promises_are_kept_too(tmp_path: Path) -> 
         ("--nodes 3", "votes given back"),
         ("--nodes 5 --calm --loop", "votes given back"),
         ("--replicas 2", "a retry that found its own token"),
+        ("--clock-jump 0.2", "a waiter that asked again with its ticket"),
     ],
 )
-def test_a_run_may_have_several_nodes_or_replicas(
+def test_a_sweep_may_have_one_kind_of_deployment_or_fault(
     tmp_path: Path, options: str, reached: str
 ) -> None:
-    told = holdfast("sim", "run", *options.split(), "--seeds", "20", "--jobs", "1", cwd=tmp_path)
+    told = holdfast("sim", "run", *options.split(), "--seeds", "8", "--jobs", "1", cwd=tmp_path)
     assert told.status == 0, told.out
     assert re.search(rf"[1-9]\d* +{reached}", told.out)
 
@@ -236,7 +247,7 @@ def test_a_run_may_have_several_nodes_or_replicas(
 def test_a_run_may_end_by_the_clock(tmp_path: Path) -> None:
     told = holdfast("sim", "run", "--seconds", "0.1", "--jobs", "1", cwd=tmp_path)
     assert told.status == 0, told.out
-    assert "running worlds for 0.1 s" in told.out
+    assert "running simulations for 0.1 s" in told.out
 
 
 @pytest.mark.parametrize(
@@ -246,7 +257,7 @@ def test_a_run_may_end_by_the_clock(tmp_path: Path) -> None:
         ("--clients many", "--clients"),
         ("--slow 0.6 --reset 0.6", "more than 1 together"),
         ("--owner --reentrant", "not reentrant too"),
-        ("--calm --stormy", "not both"),
+        ("--nodes 2", "an odd number"),
         ("--save nowhere/it.json", "there is no folder nowhere"),
         ("--nonsense", "--nonsense"),
     ],
@@ -268,13 +279,18 @@ def test_a_wrong_option_is_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_a_broken_promise_is_told_saved_and_replayed(broken: Path, tmp_path: Path) -> None:
-    told = holdfast("sim", "run", "--seeds", "30", cwd=tmp_path, source=broken)
+    options = ("--nodes", "1", "--no-owner", "--lock-delay", "0", "--wipe", "0", "--shrink", "5")
+    told = holdfast("sim", "run", "--seeds", "5", *options, cwd=tmp_path, source=broken)
     assert told.status == 1
-    assert "seed 0 breaks S2: " in told.out
-    assert "to see it again: holdfast sim replay holdfast-S2-seed-0.json" in told.out
-    assert "the shortest way to it, which may take a minute" in told.out
+    (seed,) = re.findall(r"seed (\d+) breaks S2: ", told.out)
+    command = f"holdfast sim run --first {seed} --seeds 1 --nodes 1 --no-owner --lock-delay 0"
+    assert f"the same run again: {command} --wipe 0\n" in told.out
+    assert f"to see it: holdfast sim replay holdfast-S2-seed-{seed}.json" in told.out
+    assert "looking for a smaller run, for 5 s at most ..." in told.out
+    assert re.search(r"a smaller run, saved in .*: 1 server, ", told.out)
+    assert told.out.count("settings: ") == 2
     assert "!! Violation: S2" in told.out
-    saved = tmp_path / "holdfast-S2-seed-0.json"
+    saved = tmp_path / f"holdfast-S2-seed-{seed}.json"
     assert list(tmp_path.iterdir()) == [saved]
     assert Found.load(saved.read_text()).check == "S2"
 
@@ -294,10 +310,12 @@ def test_a_broken_promise_is_told_saved_and_replayed(broken: Path, tmp_path: Pat
 
 
 def test_the_file_for_it_can_be_named(broken: Path, tmp_path: Path) -> None:
-    options = ("--seeds", "5", "--save", "my world.json", "--first", "3")
-    told = holdfast("sim", "run", *options, cwd=tmp_path, source=broken)
+    options = ("--seeds", "5", "--first", "3", "--nodes", "1", "--no-owner", "--shrink", "0")
+    save = ("--calm", "--lock-delay", "0", "--save", "my world.json")
+    told = holdfast("sim", "run", *options, *save, cwd=tmp_path, source=broken)
     assert told.status == 1
     assert "seed 3 breaks S2" in told.out
+    assert "a smaller run" not in told.out
     assert "holdfast sim replay 'my world.json'" in told.out
     assert [path.name for path in tmp_path.iterdir()] == ["my world.json"]
 
@@ -364,7 +382,7 @@ def test_garbage_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     with on_screen("sim", "run", "--seeds", "60", "--jobs", "2", cwd=tmp_path) as screen:
-        screen.until("━.* [0-9]+ worlds in .* a second")
+        screen.until("━.* [0-9]+ runs in .* per second")
         assert screen.to_the_end() == 0
     assert "\x1b[" in screen.text
     assert "every promise was kept" in screen.text
@@ -372,7 +390,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_run_and_its_workers(tmp_path: Path) -> None:
     with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
-        screen.until("[1-9][0-9]* worlds in ")
+        screen.until("[1-9][0-9]* runs in ")
         screen.press(b"\x03")
         assert screen.to_the_end() == 130
     assert "stopped; " in screen.text
@@ -381,7 +399,7 @@ def test_ctrl_c_ends_a_run_and_its_workers(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_workers_start_is_as_silent(tmp_path: Path) -> None:
     with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
-        screen.until("running worlds")
+        screen.until("running simulations")
         screen.press(b"\x03")
         assert screen.to_the_end() == 130
     assert "Traceback" not in screen.text
@@ -395,7 +413,7 @@ def inode(path: Path) -> int | None:
 
 def test_neither_workers_nor_semaphores_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
     with on_screen("sim", "run", "--seconds", "600", "--jobs", "2", cwd=tmp_path) as screen:
-        screen.until("[1-9][0-9]* worlds in ")
+        screen.until("[1-9][0-9]* runs in ")
         mapped = Path(f"/proc/{screen.process.pid}/maps").read_text()
         inodes = set(map(int, re.findall(r"(\d+) +/dev/shm/sem\.", mapped)))
         home = Path("/dev/shm")  # noqa: S108 - only looked at

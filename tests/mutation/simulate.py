@@ -49,13 +49,10 @@ end
 
 def default_sweep() -> Callable[[int], str]:
     """Return what runs one seed as `holdfast sim run` does, and returns the check that failed."""
-    from holdfast.sim import sweep as by_seed  # noqa: PLC0415 - after the change
-
-    groups = by_seed.SINGLE_NODE, by_seed.QUORUM, by_seed.REPLICATED
-    kinds = [kind for group in groups for kind in group.values()]
+    from holdfast.sim.sweep import sweep  # noqa: PLC0415 - after the change
 
     def run(seed: int) -> str:
-        found = by_seed.sweep([seed], kinds).found
+        found = sweep([seed]).found
         return found[0].check if found else ""
 
     return run

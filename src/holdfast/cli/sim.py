@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+import time
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -21,25 +22,27 @@ from holdfast.cli.console import open_console
 from holdfast.cli.sweeping import Sweeping, chunks, cores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.progress import Progress
 
     from holdfast.sim.hazards import Hazard, Side
     from holdfast.sim.play import Outcome
-    from holdfast.sim.settings import Settings
     from holdfast.sim.sweep import Found, Report
     from holdfast.sim.timeline import LaneKind, Timeline
 
 LEAST = 40
 """Columns for an outcome, however narrow the terminal."""
 
-WORLDS = 1000
-"""How many are run if nothing is said."""
+RUNS = 1000
+"""How many runs there are by default."""
 
-ENOUGH = 5000
-"""So many worlds come across everything: a state that none of them reached is a failure."""
+ENOUGH = 3000
+"""Runs that together reach every state: if so many never reached one, the sweep fails."""
+
+A_MOMENT = 3.0
+"""Seconds between two lines about a run that is made smaller."""
 
 A_WHILE = 10.0
 """Seconds between two lines of progress where there is no terminal for a bar."""
@@ -88,9 +91,6 @@ PageFile = Annotated[
 
 WHO = "Who takes part, and with what lock"
 GOES_WRONG = "What goes wrong: probabilities"
-NEGATIONS = {"fair": "unfair", "renew": "no_renew"}
-"""Settings that are true, and the options that say otherwise."""
-
 BREAKS = "What breaks the assumptions: then only fences have to hold"
 
 
@@ -98,8 +98,10 @@ def _number(text: str, least: float) -> Any:  # noqa: ANN401 - what typer gives
     return typer.Option(min=least, help=text, rich_help_panel=WHO, show_default=False)
 
 
-def _switch(name: str, text: str) -> Any:  # noqa: ANN401 - what typer gives
-    return typer.Option(name, help=text, rich_help_panel=WHO, show_default=False)
+def _switch(text: str, *, off: str = "") -> Any:  # noqa: ANN401 - what typer gives
+    """Make an option that switches a feature on or `off`; without it, that is drawn."""
+    names = (off,) if off else ()
+    return typer.Option(*names, help=text, rich_help_panel=WHO, show_default=False)
 
 
 def _chance(text: str, panel: str = GOES_WRONG) -> Any:  # noqa: ANN401 - what typer gives
@@ -230,14 +232,14 @@ def run(
     *,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How many worlds: {WORLDS}, or as many as --seconds allow."),
+        typer.Option(min=1, help=f"How many runs: {RUNS}, or as many as --seconds allow."),
     ] = None,
     first: Annotated[int, typer.Option(min=0, metavar="SEED", help="The first seed.")] = 0,
     seconds: Annotated[
         float | None, typer.Option(min=0, help="For how long, at most.", show_default=False)
     ] = None,
     twice: Annotated[
-        bool, typer.Option("--twice", help="Run each world twice, to see that it is the same.")
+        bool, typer.Option("--twice", help="Repeat each run, and compare the two.")
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="How many processes: as many as there are cores.")
@@ -247,15 +249,16 @@ def run(
         typer.Option(
             metavar="FILE",
             callback=_in_a_folder,
-            help="Where to keep a world that breaks a promise.",
+            help="Where to save a run that breaks a promise.",
             show_default=False,
         ),
     ] = None,
-    stormy: Annotated[
-        bool, typer.Option("--stormy", help="Settings below are changes of this: much goes wrong.")
-    ] = False,
+    shrink: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="For how long to make such a run smaller."),
+    ] = 60.0,
     calm: Annotated[
-        bool, typer.Option("--calm", help="Settings below are changes of this: nothing goes wrong.")
+        bool, typer.Option("--calm", help="Nothing goes wrong, except what is given below.")
     ] = False,
     nodes: Annotated[int | None, _number("How many servers keep the lock together.", 1)] = None,
     replicas: Annotated[
@@ -268,21 +271,21 @@ def run(
     timeout: Annotated[float | None, _number("How long acquiring waits at most.", 0)] = None,
     hold: Annotated[float | None, _number("How long a turn takes, about.", 0)] = None,
     lock_delay: Annotated[float | None, _number("The lock's lock_delay.", 0)] = None,
-    owner: Annotated[bool, _switch("--owner", "All give the same owner.")] = False,
-    reentrant: Annotated[bool, _switch("--reentrant", "Holders may take it again.")] = False,
-    unfair: Annotated[bool, _switch("--unfair", "Whoever asks while it is free gets it.")] = False,
-    polls: Annotated[bool, _switch("--polls", "Waiting polls.")] = False,
+    owner: Annotated[bool | None, _switch("All clients give the same owner.")] = None,
+    reentrant: Annotated[bool | None, _switch("Holders may acquire it again.")] = None,
+    fair: Annotated[
+        bool | None, _switch("The lock is granted in the order of requests.", off="--fair/--unfair")
+    ] = None,
+    polls: Annotated[bool | None, _switch("Waiting clients poll.")] = None,
     loop: Annotated[
-        bool, _switch("--loop", "With several servers: tasks share connections, as on a loop.")
-    ] = False,
+        bool | None, _switch("With several servers: tasks share connections, as on a loop.")
+    ] = None,
     skew: Annotated[
         float | None, _number("With several servers: seconds by which clocks may be wrong.", 0)
     ] = None,
-    no_renew: Annotated[bool, _switch("--no-renew", "Nothing is renewed.")] = False,
+    renew: Annotated[bool | None, _switch("Leases are renewed.")] = None,
     max_hold: Annotated[float | None, _number("The lock's max_hold.", 0)] = None,
-    uncounted: Annotated[
-        bool, _switch("--uncounted", "The server does not count its listeners.")
-    ] = False,
+    uncounted: Annotated[bool | None, _switch("The server does not count its listeners.")] = None,
     drift: Annotated[
         float | None,
         typer.Option(
@@ -320,66 +323,73 @@ def run(
     clock_jump: Annotated[float | None, _chance("The server's clock jumps.", BREAKS)] = None,
     failover: Annotated[float | None, _chance("A lagging replica takes over.", BREAKS)] = None,
 ) -> None:
-    """Run worlds by seed, in which clients share a lock while things go wrong, and check them all.
+    """Run simulations by seed: clients share a lock while things go wrong, and all is checked.
 
-    Without settings, or with --nodes or --replicas alone, all kinds of worlds take turns. The
-    status is 1 if a promise was broken: then the shortest way to it is shown, and kept for
-    `holdfast sim replay`.
+    The settings of each run are drawn from its seed: servers, clients, features of the lock, and
+    what goes wrong. An option fixes one of them for all runs. The status is 1 if a promise was
+    broken: then a smaller run that breaks it is shown, and saved for `holdfast sim replay`. It is
+    also 1 if a state was reached by none of 3000 runs or more without such options.
 
-    Example: `holdfast sim run --seeds 20000 --ttl 5 --pause 0.05`
+    Example: `holdfast sim run --seeds 20000 --nodes 3 --ttl 2`
     """
-    kinds = _kinds(ctx)
+    fixed = _fixed(ctx)
     console = open_console()
     jobs = jobs or cores()
-    wanted = WORLDS if seeds is None and seconds is None else seeds
+    wanted = RUNS if seeds is None and seconds is None else seeds
     try:
-        with Sweeping(kinds, twice=twice, jobs=jobs) as sweeping:
+        with Sweeping(fixed, twice=twice, jobs=jobs) as sweeping:
             _follow(console, sweeping, first, wanted, seconds)
     except Interrupted:
         _say(console, f"stopped; {_tell(sweeping.report)}")
         raise
     except (AssertionError, BrokenProcessPool) as error:
-        _fail(f"the worlds could not be run: {error or repr(error)}")
+        _fail(f"the simulations could not be run: {error or repr(error)}")
     report = sweeping.report
     _tell_reached(console, report)
     if report.found:
         _say(console, _tell(report))
         found = min(report.found, key=lambda each: each.seed or 0)
-        _tell_found(console, found, save)
+        _tell_found(console, found, _command(found, fixed), save, shrink)
         raise typer.Exit(1)
     never = f"; {len(report.missing)} states were never reached" if report.missing else ""
     _say(console, f"{_tell(report)}: every promise was kept{never}", "green")
-    if report.missing and len(kinds) > 1 and report.worlds >= ENOUGH:
+    if report.missing and not fixed and report.worlds >= ENOUGH:
         _say(console, f"never reached, though it has to be: {', '.join(report.missing)}", "red")
         raise typer.Exit(1)
 
 
-def _kinds(ctx: typer.Context) -> list[Settings]:
-    """Return the settings that were given, or all kinds there are."""
-    from holdfast.sim.settings import CALM, STORMY, Settings
-    from holdfast.sim.sweep import kinds_of
+def _fixed(ctx: typer.Context) -> dict[str, Any]:
+    """Return the settings that were given; the others are drawn."""
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.swarm import FAULTS, draw
 
-    options = {name: each for name, each in ctx.params.items() if each is not None}
-    options = {name: each for name, each in options.items() if each is not False}
     known = {each.name for each in fields(Settings)}
-    given = {name: each for name, each in options.items() if name in known}
-    given |= {name: False for name, no in NEGATIONS.items() if no in options}
-    if {"stormy", "calm"} <= set(options):
-        raise typer.BadParameter("give --stormy or --calm, not both")
+    given = {name: each for name, each in ctx.params.items() if name in known and each is not None}
+    fixed = {**dict.fromkeys(FAULTS, 0.0), **given} if ctx.params["calm"] else given
     try:
-        if not set(given) - {"nodes", "replicas"} and not {"stormy", "calm"} & set(options):
-            return kinds_of(given.get("nodes", 1), given.get("replicas", 0))
-        return [replace(CALM if "calm" in options else STORMY, **given)]
+        draw(0, fixed)
     except ValueError as error:
-        hint = "" if "calm" in options else " (with --calm, what you do not give is 0)"
-        raise typer.BadParameter(f"{error}{hint}") from None
+        raise typer.BadParameter(str(error)) from None
+    return fixed
+
+
+def _command(found: Found, fixed: Mapping[str, Any]) -> str:
+    """Return the command that does the same run again."""
+    words = ["holdfast", "sim", "run", "--first", str(found.seed), "--seeds", "1"]
+    for name, value in fixed.items():
+        option = "--" + name.replace("_", "-")
+        if value is False:
+            words.append("--unfair" if name == "fair" else f"--no-{option[2:]}")
+        else:
+            words += [option] if value is True else [option, f"{value:g}"]
+    return shlex.join(words)
 
 
 def _follow(
     console: Console, sweeping: Sweeping, first: int, wanted: int | None, seconds: float | None
 ) -> None:
-    """Let the worlds run, and tell of it: by a bar on a terminal, or else by a line at times."""
-    how_many = "worlds" if wanted is None else f"{wanted} worlds"
+    """Let the simulations run, and report progress: by a bar on a terminal, or else by lines."""
+    how_many = "simulations" if wanted is None else f"{wanted} simulations"
     how_long = "" if seconds is None else f" for {seconds:g} s"
     _say(console, f"running {how_many}{how_long} from seed {first} on, {sweeping.jobs} at a time")
     bar = _bar(console) if console.is_terminal else None
@@ -405,39 +415,86 @@ def _bar(console: Console) -> Progress:
 
 def _tell(report: Report) -> str:
     rate = report.worlds / report.seconds if report.seconds else 0.0
-    return f"{report.worlds} worlds in {report.seconds:.1f} s, {rate:.0f} a second"
+    return f"{report.worlds} runs in {report.seconds:.1f} s, {rate:.0f} per second"
 
 
 def _tell_reached(console: Console, report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from holdfast.sim.states import STATES
+    from holdfast.sim.swarm import possible_pairs
+
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("how often", justify="right")
-    table.add_column("what the worlds came across")
-    for name in report.states:
-        times = report.reached[name]
-        style = "" if times else "yellow"
-        table.add_row(Text(str(times) if times else "never", style), Text(name, style))
+    table.add_column("runs", justify="right")
+    table.add_column("that reached this state")
+    for name in STATES:
+        runs = report.reached[name]
+        style = "" if runs else "yellow"
+        table.add_row(Text(str(runs) if runs else "never", style), Text(name, style))
     console.print(table)
     _say(console)
+    possible = possible_pairs()
+    _say(
+        console,
+        f"pairs of features and faults that were switched on together: "
+        f"{len(report.pairs & possible)} of {len(possible)} possible ones",
+    )
 
 
-def _tell_found(console: Console, found: Found, save: Path | None) -> None:
-    """Keep it before it is made shorter: that takes a while, and may be interrupted."""
+def _tell_found(
+    console: Console, found: Found, command: str, save: Path | None, seconds: float
+) -> None:
+    """Save it before it is made smaller: that takes a while, and may be interrupted."""
+    from holdfast.sim.shrinking import smallest
+
     name = re.sub(r"[^\w-]+", "-", f"holdfast-{found.check}-seed-{found.seed}")
     path = save or Path(f"{name}.json")
     _say(console, f"seed {found.seed} breaks {found.check}: {found.detail}", "bold red")
+    _say(console, f"settings: {_settings(found)}")
+    _say(console, f"the same run again: {command}")
     _write(path, found.dump())
-    _say(console, f"saved in {path}; to see it again: holdfast sim replay {shlex.quote(str(path))}")
-    _say(console, "looking for the shortest way to it, which may take a minute ...")
-    shortest = found.shortest()
-    _write(path, shortest.dump())
-    special = sum(map(bool, shortest.choices))
-    unlike = "1 choice differs" if special == 1 else f"{special} choices differ"
-    _say(console, f"found, and saved there: {unlike} from a world without trouble")
+    _say(console, f"saved in {path}; to see it: holdfast sim replay {shlex.quote(str(path))}")
+    if not seconds:
+        return
+    _say(console, f"looking for a smaller run, for {seconds:g} s at most ...")
+    small = smallest(found, seconds, progress=_Progress(console))
+    _write(path, small.dump())
+    _say(console, f"a smaller run, saved in {path}: {_size(small)}")
+    _say(console, f"settings: {_settings(small)}")
     _say(console)
-    _draw(console, _picture(shortest, shortest.run(), whole=False))
+    _draw(console, _picture(small, small.run(), whole=False))
+
+
+class _Progress:
+    """Tells from time to time how small a run has become."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._line_at = time.monotonic() + A_MOMENT
+
+    def __call__(self, found: Found) -> None:
+        now = time.monotonic()
+        if now >= self._line_at:
+            self._line_at = now + A_MOMENT
+            _say(self._console, f"  so far: {_size(found)}; {_settings(found)}", "dim")
+
+
+def _size(found: Found) -> str:
+    settings, special = found.settings, sum(map(bool, found.choices))
+    parts = [
+        (settings.nodes, "server"),
+        (settings.clients, "client"),
+        (settings.clients * settings.tasks * settings.turns, "turn"),
+        (special, "choice"),
+    ]
+    counted = [f"{number} {word}{'s' * (number != 1)}" for number, word in parts]
+    return f"{', '.join(counted[:-1])}, {counted[-1]} other than usual"
+
+
+def _settings(found: Found) -> str:
+    """Return on one line the settings that differ from a calm run's."""
+    return " ".join(f"{name}={value}" for name, value in found.settings.unusual().items())
 
 
 # ---- sim replay

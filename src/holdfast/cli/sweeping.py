@@ -1,4 +1,4 @@
-"""Worlds run by worker processes, as many as there are cores."""
+"""Simulations run by worker processes, as many as there are cores."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from contextlib import contextmanager
 from itertools import count
 from multiprocessing import get_context, parent_process, resource_tracker
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import quietly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
     from multiprocessing.synchronize import Event
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from holdfast.sim.settings import Settings
     from holdfast.sim.sweep import Report
 
 CHUNK = 28
-"""Worlds that a worker is given at a time: a fraction of a second, and each kind twice."""
+"""Runs that a worker is given at a time: they take about a second."""
 
 
 def cores() -> int:
@@ -37,14 +36,14 @@ def cores() -> int:
 
 
 class Sweeping:
-    """Worker processes that run worlds, and what they have seen so far."""
+    """Worker processes that run simulations, and what they have seen so far."""
 
-    def __init__(self, kinds: Sequence[Settings], *, twice: bool, jobs: int) -> None:
-        from holdfast.sim.sweep import Report, states_of
+    def __init__(self, fixed: Mapping[str, Any], *, twice: bool, jobs: int) -> None:
+        from holdfast.sim.sweep import Report
 
-        self.report = Report(states_of(kinds))
+        self.report = Report()
         self.jobs = jobs
-        self._kinds = kinds
+        self._fixed = fixed
         self._twice = twice
         context = get_context("spawn")
         with _uninterrupted():  # what removes the workers' semaphores is to be the last that ends
@@ -64,10 +63,10 @@ class Sweeping:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, seeds: Iterator[range], seconds: float) -> Iterator[Report]:
-        """Run the worlds of all these seeds, and tell from time to time how it stands.
+        """Run all these seeds, and report from time to time how it stands.
 
-        After a world that breaks a promise those that were begun are still ended, so that the
-        first one is the same each time.
+        After a run that breaks a promise those that were begun are still ended, so that the first
+        one is the same each time.
         """
         began = time.perf_counter()
         running: set[Future[Report]] = set()
@@ -93,7 +92,7 @@ class Sweeping:
 
     def _submit(self, seeds: range) -> Future[Report]:
         with _uninterrupted():  # a worker that is started here is not interrupted at all
-            return self._pool.submit(_Worker.work, seeds, self._kinds, twice=self._twice)
+            return self._pool.submit(_Worker.work, seeds, self._fixed, twice=self._twice)
 
 
 class _Worker:
@@ -118,15 +117,15 @@ class _Worker:
 
     @staticmethod
     def goes_on(report: Report) -> bool:
-        """Whether there is a need for more worlds."""
+        """Whether more runs are needed."""
         return not report.found and not _Worker.stop.is_set()
 
     @staticmethod
-    def work(seeds: range, kinds: Sequence[Settings], *, twice: bool) -> Report:
-        """Run some worlds."""
+    def work(seeds: range, fixed: Mapping[str, Any], *, twice: bool) -> Report:
+        """Run some simulations."""
         from holdfast.sim.sweep import sweep
 
-        return sweep(seeds, kinds, twice=twice, go_on=_Worker.goes_on)
+        return sweep(seeds, fixed, twice=twice, go_on=_Worker.goes_on)
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from holdfast.core.hold import HELD
+from holdfast.core.hold import HELD, LOST
 from holdfast.core.spec import keys_of
 from holdfast.errors import LeaseLost
 from holdfast.sim.evict_check import Evictions, is_shown
+from holdfast.sim.node import LAG
 from holdfast.sim.settings import LONGER
 from holdfast.sim.watch_check import WatchCheck
 from holdfast.sim.world import SECOND
@@ -46,70 +47,6 @@ RETRIED_WITHIN = 2.2
 
 TOLD_WITHIN = 0.15
 """Seconds after its deadline by which a loss has to be told, in a process that runs."""
-
-REACHED = (
-    "stood in line",
-    "granted by a push",
-    "granted by another's answer",
-    "a grant confirmed by a renewal",
-    "a grant for nobody, handed back",
-    "a renewal answered after the deadline",
-    "a lease lost: expired",
-    "a lease lost: taken",
-    "a lease lost: key_missing",
-    "a lease lost: unreachable",
-    "a request that found its tombstone",
-    "a retry that found its own token",
-    "a release that was not answered",
-    "cancelled while waiting",
-    "cancelled while holding",
-    "crashed while holding",
-    "crashed while waiting",
-    "paused beyond the deadline",
-    "a late write, refused by its fence",
-    "the push connection lost while waiting",
-    "a holder that never released, followed",
-)
-"""What a sweep has to have come across, or it proves little."""
-
-PUSHED = {
-    "stood in line",
-    "granted by a push",
-    "granted by another's answer",
-    "a grant confirmed by a renewal",
-    "a grant for nobody, handed back",
-    "the push connection lost while waiting",
-}
-"""Of these, what does not happen where waiting polls."""
-
-
-HANDED_ON = (
-    "a lease adopted",
-    "adopted by another, or over",
-    "exported, and adopted by nobody",
-    "an adoption that found its own token",
-    "an adoption given back",
-)
-"""The same where leases are handed from one client to another."""
-
-EVICTED = (
-    "an operator evicted the holder",
-    "an operator came too late to evict",
-    "an evicted holder was refused a renewal",
-)
-"""The same where an operator evicts holders."""
-
-LIMITED = ("a lease that max_hold ended",)
-"""The same where leases are not renewed for ever."""
-
-FORKED = ("forked while holding", "forked while waiting")
-"""The same where processes fork."""
-
-CLOSED = ("closed while holding", "closed while waiting")
-"""The same where clients are closed."""
-
-UNCOUNTED = ("granted to a waiter that the server does not count",)
-"""The same where the server does not count its listeners."""
 
 
 class Violated(BaseException):
@@ -188,7 +125,11 @@ class Checks:
         self._adopted: dict[str, str] = {}  # what each had exported who adopted it, and believed
         self._same_since: tuple[bytes | None, int] = (None, 0)
         self._free_since = 0
+        self._granted_at: dict[str, int] = {}  # by the answer to a request of the token
         self.untrusted = not settings.trusts
+        self._quiet = FREE_AT_MOST + 3 * LAG[-1] * bool(settings.replicas)
+        """Microseconds in which a holder knows of its grant, if nothing goes wrong: with replicas,
+        the grant counts only when all of them have it."""
         self._watch = WatchCheck()
         self._evictions = Evictions()
         self._co_holds: list[bytes] = []  # of the owner, before the script that runs
@@ -443,12 +384,16 @@ class Checks:
         held = passed_on or any(self.alive(*each) for each in self._holds)
         if holder != self._same_since[0] or held:
             self._same_since = holder, self.world.now
-        elif holder and self.settings.calm and self.world.now - self._same_since[1] > FREE_AT_MOST:
+        elif self._is_unaware(holder) and self.world.now - self._same_since[1] > self._quiet:
             self.fail("L3", f"{holder!r} does not know that it has the lock")
         if holder is not None or not waiting:
             self._free_since = self.world.now
         elif self.world.now - self._free_since > self._patience() and not self.settings.clock_jump:
             self.fail("L1", f"the lock is free, and {waiting!r} wait")
+
+    def _is_unaware(self, holder: bytes | None) -> bool:
+        """Whether nothing goes wrong, and the client to which it was granted never held it."""
+        return self.settings.calm and holder is not None and holder.decode() not in self._kept
 
     def _patience(self) -> int:
         """Two in a row who do not hear what they are told cost up to a ttl, as the README says."""
@@ -502,14 +447,35 @@ class Checks:
         reply: Any,  # noqa: ANN401 - any answer
         earlier: bytes | None,
     ) -> None:
-        reached = self.reached
+        reached, mine = self.reached, earlier == args[0].encode()
         if script.name == "acquire":
             reached["a request that found its tombstone"] += reply == 0
-            reached["a retry that found its own token"] += (
-                isinstance(reply, int) and earlier == args[0].encode()
-            )
-            reached["stood in line"] += isinstance(reply, list) and reply[2] != b"0"
+            reached["a retry that found its own token"] += isinstance(reply, int) and mine
+            waits = isinstance(reply, list)
+            reached["stood in line"] += waits and reply[2] != b"0"
+            ticket = args[2].strip("!") if len(args) > _PLAIN else ""
+            reached["a waiter that asked again with its ticket"] += waits and ticket not in {
+                "",
+                "0",
+            }
+            self._note_late_grant(args[0], reply)
+        self._note_loss(script, args, earlier)
         self._note_adoption(script, args, reply, earlier)
+
+    def _note_late_grant(self, token: str, reply: Any) -> None:  # noqa: ANN401 - any answer
+        """A client that was granted it asks again, because the answer came too late."""
+        now, granted = self.world.now, isinstance(reply, int) and reply > 0
+        since = now - self._granted_at.get(token, now)
+        self.reached["a grant that came too late, asked for again"] += (
+            since > self.settings.ttl * SECOND
+        )
+        if granted:
+            self._granted_at[token] = now
+
+    def _note_loss(self, script: Script, args: Sequence[str], earlier: bytes | None) -> None:
+        lost = script.name == "release" and "lost" in "".join(args[2:3])
+        delays = lost and self.settings.lock_delay and earlier == args[0].encode()
+        self.reached["a lock delay begun by a loss"] += bool(delays)
 
     def _note_adoption(
         self,
@@ -590,7 +556,8 @@ class Checks:
         self.reached["adopted by another, or over"] += isinstance(error, LeaseLost)
         _, takers, at = self._exported[exported]
         soon = self.world.now < at + self.settings.ttl * SECOND / 2
-        if self.settings.calm and soon and takers == 1:
+        prompt = self.settings.calm and not self.settings.replicas  # which may lag behind
+        if prompt and soon and takers == 1:
             self.fail("ADOPT", f"nobody else wanted {exported}, and it was not to be had: {error}")
 
     def _is_passed_on(self, holder: bytes) -> bool:
@@ -649,6 +616,8 @@ class Checks:
         """A client begins to release: from now on it does not believe."""
         self.world.note("through", client.machine.name, hold.token)
         self._releasing.add(hold)
+        under_way = hold in client.session.renewer.under_way
+        self.reached["a release while a renewal is under way"] += under_way
 
     def ended(self, client: SimClient, hold: Hold, how: str) -> None:
         """A client is through with the lock."""
@@ -657,7 +626,9 @@ class Checks:
             self.fail("S12", f"{hold.token} believes after its {how}")
         taken = how == "loss" and hold.reason in {"taken", "key_missing"}
         given_back = hold.token in self._given_back and hold.token not in self._evictions
-        if taken and given_back and not self.world.doubled:
+        # A clock that jumps may end the lease, and its release then only ends the lock delay.
+        steady = not self.world.doubled and not self.settings.clock_jump
+        if taken and given_back and steady:
             self.fail("S9", f"{hold.token} was released, and is said to be lost")
 
     def told(self, client: SimClient, event: Event) -> None:
@@ -751,9 +722,25 @@ class Checks:
         if script.name == "renew" and reply:
             believed = any(hold.token == args[0] for _, hold in self._holds)
             self.reached["a grant confirmed by a renewal"] += not believed
-            for who, hold in self._holds:
-                if who is client and hold.token == args[0] and client.now() >= hold.deadline:
-                    self.reached["a renewal answered after the deadline"] += 1
+        if script.name == "renew":
+            self._note_renewal(client, args[0], reply)
+
+    def _note_renewal(self, client: SimClient, token: str, reply: Reply) -> None:
+        who, hold = self._kept.get(token, (None, None))
+        if who is not client or hold is None:
+            return
+        reached, late = self.reached, client.now() >= hold.deadline
+        valid = hold.state is HELD and not late
+        reached["a renewal answered after the deadline"] += late
+        reached["a renewal answered after the loss"] += hold.state is LOST
+        reached["a renewal refused while its lease was valid"] += valid and not reply
+        reached["a renewal retried in time"] += valid and bool(reply) and hold.unanswered
+
+    def rallied(self, client: SimClient) -> None:
+        """A release was not answered, so that waiters of the same client have to ask again."""
+        self.reached["waiters made to retry by a release without an answer"] += bool(
+            client.waiting()
+        )
 
     def _renewal_answered(self, client: SimClient, token: str, reply: Reply) -> None:
         """Take in the answer to a renewal or an extend."""
@@ -793,6 +780,10 @@ class Checks:
 
     def too_young(self, client: SimClient) -> None:
         """One server is asked whatever it lost."""
+
+    def busy(self, client: SimClient) -> None:
+        """A background job sends requests without end, and no time passes."""
+        self.fail("BUSY", f"the background job of {client.machine.name} never pauses")
 
     def crashed(self, client: SimClient) -> None:
         """A client is no more."""

@@ -93,39 +93,46 @@ def every(run: Callable[[Choices], object], budgets: Mapping[str, int]) -> Itera
 
 
 def shrink(
-    choices: Sequence[int], fails: Callable[[Sequence[int]], bool], tries: int = 2000
+    choices: Sequence[int],
+    run: Callable[[Sequence[int]], Sequence[int] | None],
+    go_on: Callable[[], bool] = lambda: True,
 ) -> list[int]:
-    """Make the shortest list, with the fewest choices that are not 0, that still fails."""
+    """Make as many choices as possible 0, while `go_on` returns True.
+
+    `run` returns the choices that were made until the run failed, or None if it did not fail.
+    """
     best = _without_tail(choices)
-    size = max(1, sum(map(bool, best)))
-    while size >= 1 and tries > 0:
-        smaller = False
+    size = sum(map(bool, best))
+    while size >= 1:
+        begin = 0
         places = [index for index, chosen in enumerate(best) if chosen]
-        for begin in range(0, len(places), size):
-            tries -= 1
+        while begin < len(places):
+            if not go_on():
+                return best
             some = set(places[begin : begin + size])
-            candidate = _without_tail(
-                [0 if index in some else chosen for index, chosen in enumerate(best)]
-            )
-            if candidate != best and fails(candidate):
-                best, smaller = candidate, True
-                break
-            if tries <= 0:
-                break
-        if not smaller:
-            size //= 2
-        else:
-            size = min(size, max(1, sum(map(bool, best))))
-    return _lowered(best, fails)
+            made = run([0 if index in some else chosen for index, chosen in enumerate(best)])
+            if made is None:
+                begin += size
+            else:  # what stands before `begin` is as it was
+                best = _without_tail(made)
+                places = [index for index, chosen in enumerate(best) if chosen]
+        size = min(size, len(places)) // 2
+    return _lowered(best, run, go_on)
 
 
-def _lowered(choices: list[int], fails: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Make each choice that is left the lowest that still fails."""
+def _lowered(
+    choices: list[int],
+    run: Callable[[Sequence[int]], Sequence[int] | None],
+    go_on: Callable[[], bool],
+) -> list[int]:
+    """Make each choice that is left the lowest with which the run still fails."""
     for index in [index for index, chosen in enumerate(choices) if chosen > 1]:
-        for lower in range(1, choices[index]):
-            candidate = [*choices[:index], lower, *choices[index + 1 :]]
-            if fails(candidate):
-                choices = candidate
+        for lower in range(1, choices[index] if index < len(choices) else 0):
+            if not go_on():
+                return choices
+            made = run([*choices[:index], lower, *choices[index + 1 :]])
+            if made is not None:
+                choices = _without_tail(made)
                 break
     return choices
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
+    from holdfast.core.spec import LockSpec
     from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
     from holdfast.sim.node import Server
@@ -42,6 +43,9 @@ LINGER = 30.0
 """Seconds that a push connection which nobody needs is kept."""
 
 COMMAND_TIMEOUT = 1.0
+CALLS_AT_ONCE = 200
+"""Calls of a background job at one moment that are enough to say that it never pauses."""
+
 PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
 """Microseconds for which a process may be paused."""
 
@@ -107,6 +111,12 @@ class Observer(Protocol):
     def too_young(self, client: SimClient) -> None:
         """A node that lost its data was not asked."""
 
+    def rallied(self, client: SimClient) -> None:
+        """Waiters have to ask again, because a release was not answered."""
+
+    def busy(self, client: SimClient) -> None:
+        """The background job sends requests without end, and no time passes."""
+
 
 class _Session(Session):
     """The session of a client that is watched."""
@@ -132,6 +142,11 @@ class _Session(Session):
         """See to a loss, and say so."""
         self._observer.lost(self._client, hold)
         super().lost(hold)
+
+    def rally(self, spec: LockSpec) -> None:
+        """Have waiters ask again, and report it."""
+        self._observer.rallied(self._client)
+        super().rally(spec)
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         self._observer.handed_back(self._client, token)
@@ -604,6 +619,7 @@ class SimBackground:
         self._roused = False
         self._resting: Future[None] | None = None
         self._task: Task | None = None
+        self._called: tuple[int, int] = (-1, 0)  # when the last call began, and the how manieth
 
     def now(self) -> float:
         """The port's clock."""
@@ -644,6 +660,10 @@ class SimBackground:
         for script, _, args in requests:
             if script is RENEW:
                 client.observer.renews(client, args[0])
+        at, calls = self._called
+        self._called = client.world.now, calls + 1 if at == client.world.now else 0
+        if calls > CALLS_AT_ONCE:
+            client.observer.busy(client)
         if client.quorum is not None:
             replies = await client.quorum.call_many(requests, timeout, meanwhile)
             await client.stall()

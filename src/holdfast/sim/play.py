@@ -249,6 +249,10 @@ class Play:
                 self.checks.extended(client, hold, ttl)
             except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
                 self.world.note("not extended", who, type(error).__name__)
+                refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
+                self.checks.reached["an extension refused"] += refused
+                unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
+                self.checks.reached["an extension without an answer"] += unanswered
         if not self.checks.alive(client, hold):
             self.checks.reached["paused beyond the deadline"] += client.was_stopped_since(
                 hold.deadline
@@ -393,8 +397,13 @@ class Play:
             self._run()
         except Violated as violated:
             check, detail = violated.check, violated.detail
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a mistake
+            check, detail = "ERROR", repr(error)
         made, trace = list(self.world.choices.made), list(self.world.trace)
-        self.world.end(HoldfastError, ServerError)
+        try:
+            self.world.end(HoldfastError, ServerError)
+        except Exception as error:  # noqa: BLE001 - the same in a task whose result nobody read
+            check, detail = check or "ERROR", detail or repr(error)
         return Outcome(check, detail, made, self.checks.reached, trace)
 
     def _run(self) -> None:

@@ -8,9 +8,10 @@ some moment, at a majority of the nodes, beside the token it was given to.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.hold import HELD
 from holdfast.sim.checks import SLACK, Checks, look
 from holdfast.sim.evict_check import is_shown
 from holdfast.sim.world import SECOND
@@ -25,32 +26,6 @@ if TYPE_CHECKING:
     from holdfast.sim.node import Server
     from holdfast.sim.settings import Settings
     from holdfast.sim.world import World
-
-REACHED_BY_MANY = (
-    "votes given back",
-    "numbers brought into agreement",
-    "won without a node",
-    "a node that lost its data, not asked",
-    "told that it is free",
-    "taken back in the background",
-    "a renewal that a node did not get",
-    "given again to a node",
-    "a request that found its tombstone",
-    "a renewal answered after the deadline",
-    "a lease lost: expired",
-    "a lease lost: taken",
-    "a lease lost: unreachable",
-    "a release that was not answered",
-    "cancelled while waiting",
-    "cancelled while holding",
-    "crashed while holding",
-    "crashed while waiting",
-    "paused beyond the deadline",
-    "a late write, refused by its fence",
-    "the push connection lost while waiting",
-    "a holder that never released, followed",
-)
-"""What a sweep over several nodes has to have come across."""
 
 
 class QuorumChecks(Checks):
@@ -73,6 +48,8 @@ class QuorumChecks(Checks):
         self._denied: defaultdict[str, set[str]] = defaultdict(set)
         """Which nodes said of a token that they do not have it, and were not given it since."""
         self._renewed: set[str] = set()
+        self._votes: Counter[str] = Counter()
+        """How many nodes voted for each token."""
         self._passed_at: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(
             lambda: defaultdict(set)
         )
@@ -218,18 +195,29 @@ class QuorumChecks(Checks):
         reply: Any,  # noqa: ANN401 - any answer
         earlier: bytes | None,
     ) -> None:
-        reached, mine = self.reached, earlier == args[0].encode()
+        reached, mine, token = self.reached, earlier == args[0].encode(), args[0]
         if script.name == "vote":
             reached["a request that found its tombstone"] += reply == 0
+            reached["a vote repeated"] += mine
             given = isinstance(reply, int) and reply > 0 and not mine
-            reached["given again to a node"] += given and args[0] in self._renewed
+            self._votes[token] += given
+            again = given and token in self._renewed
+            reached["given again to a node"] += again
+            releases = again and self._kept[token][1].state is not HELD
+            reached["given again to a node after its release began"] += releases
         elif script.name == "renew" and mine:
-            self._renewed.add(args[0])
+            self._renewed.add(token)
         elif script.name == "confirm":
             reached["numbers brought into agreement"] += reply != 0
+            reached["a confirmation repeated"] += mine and self._before[1] == args[2].encode()
         elif script.name == "release" and mine:
-            reached["votes given back"] += args[0] not in self._kept
+            unheld = token not in self._kept
+            reached["votes given back"] += unheld
+            reached["a majority of votes given back"] += (
+                unheld and self._votes[token] >= self._majority
+            )
             reached["taken back in the background"] += _node_of(keys) is not None
+        self._note_loss(script, args, earlier)
         self._note_adoption(script, args, reply, earlier)
 
     # At a client
@@ -298,9 +286,7 @@ class QuorumChecks(Checks):
         if script.name != "renew":
             return
         self.reached["a renewal that a node did not get"] += not reply
-        for who, hold in self._holds:
-            if who is client and hold.token == args[0] and client.now() >= hold.deadline:
-                self.reached["a renewal answered after the deadline"] += 1
+        self._note_renewal(client, args[0], reply)
 
     def _denies(self, server: Server, token: str) -> None:
         self._denied[token].add(server.name)

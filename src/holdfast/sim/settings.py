@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 LONGEST = 3600.0
 """Seconds that anything in a world may take."""
@@ -124,8 +125,19 @@ class Settings:
             raise ValueError("owner, failover and replicas are for one node")
         if self.replicas < 0:
             raise ValueError("replicas: of one node, 0 for none")
-        if self.nodes > 1 and self.wipe and self.clock_jump:
-            raise ValueError("a node that lost its data trusts its clock: no clock_jump with wipe")
+        forgets = self.wipe or (self.nodes == 1 and (self.evict or self.failover))
+        if forgets and self.clock_jump:
+            raise ValueError(
+                "a node that lost its fences trusts its clock: no clock_jump with wipe, nor on "
+                "one node with evict or failover"
+            )
+
+    def unusual(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults."""
+        mine = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            each.name: mine[each.name] for each in fields(self) if mine[each.name] != each.default
+        }
 
     @property
     def calm(self) -> bool:

@@ -1,0 +1,144 @@
+"""Shrinking: a smaller run that breaks the same promise, found within a limit of time.
+
+First the settings: fewer servers, clients, tasks and turns, faults and features switched off, usual
+durations. A change of settings shifts the choices of a run. So each simplification is tried with
+the same choices, then with some fresh seeds, and is accepted if the same check fails. Then the
+choices: as many of them as possible become 0, which means that nothing special happens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.sim.choices import Choices, RandomChoices, shrink
+from holdfast.sim.play import play
+from holdfast.sim.settings import CALM
+from holdfast.sim.swarm import FAULTS, FEATURES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from holdfast.sim.settings import Settings
+    from holdfast.sim.sweep import Found
+
+SECONDS = 60.0
+"""How long shrinking takes at most."""
+
+SETTINGS_SHARE = 0.6
+"""How much of that time the settings may take."""
+
+SEEDS = 25
+"""Fresh seeds for which a simplification of the settings is tried."""
+
+
+def smallest(
+    found: Found,
+    seconds: float = SECONDS,
+    *,
+    progress: Callable[[Found], object] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Return a smaller run in which the same check fails; `progress` is told of each one."""
+    shrinking = _Shrinking(found, progress, clock)
+    shrinking.settings(clock() + SETTINGS_SHARE * seconds)
+    shrinking.choices(clock() + (1 - SETTINGS_SHARE) * seconds)
+    return shrinking.best
+
+
+class _Shrinking:
+    """The smallest run so far."""
+
+    def __init__(
+        self, found: Found, progress: Callable[[Found], object], clock: Callable[[], float]
+    ) -> None:
+        self.best = found
+        self._progress = progress
+        self._clock = clock
+
+    def _fails(self, settings: Settings, choices: Choices) -> Found | None:
+        outcome = play(settings, choices)
+        if outcome.check != self.best.check:
+            return None
+        return replace(
+            self.best, settings=settings, choices=outcome.choices, detail=outcome.detail, seed=None
+        )
+
+    def _accept(self, found: Found) -> None:
+        self.best = found
+        self._progress(found)
+
+    def settings(self, end: float) -> None:
+        """Make the settings simpler, until nothing more can be left out or the time is up."""
+        simpler = True
+        while simpler:
+            simpler = False
+            for settings in simplifications(self.best.settings):
+                if self._clock() >= end:
+                    return
+                found = self._with(settings, end)
+                if found is not None:
+                    self._accept(found)
+                    simpler = True
+                    break
+        self._shortest_of_fresh(end)
+
+    def _with(self, settings: Settings, end: float) -> Found | None:
+        """Find a run with these settings in which the check fails."""
+        found = self._fails(settings, Choices(self.best.choices))
+        for seed in range(SEEDS):
+            if found is not None or self._clock() >= end:
+                break
+            found = self._fails(settings, RandomChoices(seed))
+        return found
+
+    def _shortest_of_fresh(self, end: float) -> None:
+        """Of some fresh runs with the settings that are left, take the shortest."""
+        for seed in range(SEEDS, 3 * SEEDS):
+            if self._clock() >= end:
+                return
+            found = self._fails(self.best.settings, RandomChoices(seed))
+            if found is not None and len(found.choices) < len(self.best.choices):
+                self._accept(found)
+
+    def choices(self, end: float) -> None:
+        """Make as many choices as possible 0, until the time is up."""
+        settings = self.best.settings
+
+        def run(choices: Sequence[int]) -> list[int] | None:
+            found = self._fails(settings, Choices(choices))
+            if found is None:
+                return None
+            self._accept(found)
+            return list(found.choices)
+
+        choices = shrink(self.best.choices, run, lambda: self._clock() < end)
+        found = self._fails(settings, Choices(choices))
+        if found is not None:
+            self._accept(replace(found, choices=choices))
+
+
+def simplifications(settings: Settings) -> Iterator[Settings]:
+    """Yield simpler settings, those that leave out most first."""
+    for change in _changes(settings):
+        if all(getattr(settings, name) == value for name, value in change.items()):
+            continue
+        try:
+            yield replace(settings, **change)
+        except ValueError:
+            continue
+
+
+def _changes(settings: Settings) -> Iterator[dict[str, Any]]:
+    usual = {name: getattr(CALM, name) for name in (*FEATURES, *FAULTS)}
+    yield {name: usual[name] for name in FAULTS}
+    yield {name: usual[name] for name in FEATURES}
+    yield {"nodes": 1, "skew": 0.0, "loop": False}
+    yield {"nodes": min(3, settings.nodes)}
+    yield {"replicas": 0, "failover": 0.0}
+    yield {"replicas": min(1, settings.replicas)}
+    for name in ("clients", "tasks", "turns"):
+        yield from ({name: fewer} for fewer in range(1, getattr(settings, name)))
+    yield from ({name: value} for name, value in usual.items())
+    yield from ({name: getattr(CALM, name)} for name in ("skew", "ttl", "hold", "drift"))

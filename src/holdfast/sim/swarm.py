@@ -1,0 +1,252 @@
+"""Swarm testing: the settings of a simulation run, drawn from its seed.
+
+A run has a few features and a few kinds of faults switched on, at rates over wide ranges. Runs that
+all have everything reach fewer states: a crash hides what would have happened after it.
+
+To have one more setting drawn, add a line to `SIZES`, `FEATURES` or `FAULTS`. Combinations that
+`Settings` refuses are never drawn. A fault under which exclusion is not promised is switched on in
+few runs, because exclusion is not checked in these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from functools import cache
+from itertools import combinations
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.sim.settings import CALM, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+class Draw(NamedTuple):
+    """How a setting is drawn: it is switched on with this probability, and then has this value."""
+
+    chance: float
+    value: Callable[[Random, Settings], Any]
+
+
+def _on(_random: Random, _settings: Settings) -> bool:
+    return True
+
+
+def _off(_random: Random, _settings: Settings) -> bool:
+    return False
+
+
+def _one_of(*values: object) -> Callable[[Random, Settings], Any]:
+    return lambda random, _: random.choice(values)
+
+
+def _from(least: float, most: float) -> Callable[[Random, Settings], float]:
+    """Draw so that each order of magnitude is as probable as any other; two digits are kept."""
+    low, high = math.log(least), math.log(most)
+    return lambda random, _: float(f"{math.exp(random.uniform(low, high)):.2g}")
+
+
+def _hold(random: Random, settings: Settings) -> float:
+    """Draw how long a turn takes: up to a ttl and a half, but not so long that a run is slow."""
+    ratio = _from(0.01, 1.5)(random, settings)
+    return float(f"{min(ratio * settings.ttl, HOLD_MOST):.2g}")
+
+
+def _turns(random: Random, settings: Settings) -> int:
+    most = max(1, TURNS_MOST // (settings.clients * settings.tasks))
+    return min(random.choice((1, 2, 3, 3)), most)
+
+
+HOLD_MOST = 6.0
+"""Seconds that a turn takes at most, about."""
+
+TURNS_MOST = 12
+"""Turns of all tasks of all clients: with more of them a run is slow and reaches little more."""
+
+DEPLOYMENTS: Mapping[str, tuple[float, Mapping[str, int]]] = {
+    "one server": (11, {"nodes": 1, "replicas": 0}),
+    "a replica that is waited for": (1, {"nodes": 1, "replicas": 1}),
+    "replicas that are waited for": (2, {"nodes": 1, "replicas": 2}),
+    "three servers": (5, {"nodes": 3, "replicas": 0}),
+    "five servers": (1, {"nodes": 5, "replicas": 0}),
+}
+"""Weights: a run of one server takes a fifth of the time of one of three."""
+
+SIZES: Mapping[str, Draw] = {
+    "clients": Draw(1.0, _one_of(2, 2, 3, 3, 3, 4, 5)),
+    "tasks": Draw(0.3, _one_of(2, 2, 3)),
+    "turns": Draw(1.0, _turns),
+    "ttl": Draw(1.0, _from(0.3, 30.0)),
+    "hold": Draw(1.0, _hold),
+    "drift": Draw(0.8, _from(0.0005, 0.005)),
+    "skew": Draw(0.6, _from(0.05, 5.0)),
+}
+"""Drawn in this order: some depend on those before them."""
+
+FEATURES: Mapping[str, Draw] = {
+    "timeout": Draw(0.2, _from(0.1, 5.0)),
+    "renew": Draw(0.15, _off),
+    "max_hold": Draw(0.15, _from(0.1, 5.0)),
+    "fair": Draw(0.15, _off),
+    "lock_delay": Draw(0.2, _from(0.2, 30.0)),
+    "owner": Draw(0.15, _on),
+    "reentrant": Draw(0.15, _on),
+    "polls": Draw(0.15, _on),
+    "uncounted": Draw(0.12, _on),
+    "loop": Draw(0.5, _on),
+    "hand_off": Draw(0.25, _from(0.05, 0.5)),
+}
+"""What a lock, a client or a deployment may be like, each apart from the others."""
+
+FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
+    "slow": _from(0.01, 0.3),
+    "reset": _from(0.003, 0.06),
+    "half_open": _from(0.002, 0.04),
+    "doubled": _from(0.005, 0.1),
+    "pause": _from(0.003, 0.1),
+    "crash": _from(0.001, 0.03),
+    "cancel": _from(0.003, 0.1),
+    "stall": _from(0.02, 0.3),
+    "fork": _from(0.003, 0.05),
+    "stop": _from(0.02, 0.3),
+    "partition": _from(0.03, 0.4),
+    "freeze": _from(0.03, 0.4),
+    "restart": _from(0.02, 0.5),
+    "script_flush": _from(0.02, 0.9),
+    "full": _from(0.02, 0.3),
+    "close": _from(0.02, 0.5),
+    "evict_holder": _from(0.05, 0.7),
+    "wipe": _from(0.03, 0.3),
+    "evict": _from(0.03, 0.6),
+    "clock_jump": _from(0.03, 0.3),
+    "failover": _from(0.05, 0.4),
+}
+"""What goes wrong, and how often."""
+
+DENSITIES = (0.0, 0.1, 0.1, 0.2, 0.2, 0.35, 0.35, 0.6, 1.0)
+"""How probable each fault is to be switched on: one of these for a run. With 0 it is calm."""
+
+BREAKS = 0.15
+"""Of the runs, how many may have faults under which exclusion is not promised."""
+
+
+def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Settings:
+    """Draw the settings of the run with this seed; `fixed` ones are as given.
+
+    Raises:
+        ValueError: the fixed ones do not go together.
+    """
+    random, fixed = Random(f"settings {seed}"), fixed or {}  # noqa: S311 - a seed is wanted
+    settings = _deployed(random, fixed)
+    for name, (chance, value) in SIZES.items():
+        if random.random() < chance:
+            settings = _changed(settings, name, value(random, settings), fixed)
+    for name in random.sample(tuple(FEATURES), len(FEATURES)):
+        chance, value = FEATURES[name]
+        if random.random() < chance:
+            settings = _changed(settings, name, value(random, settings), fixed)
+    return _with_faults(random, settings, fixed)
+
+
+def _deployed(random: Random, fixed: Mapping[str, Any]) -> Settings:
+    """Draw a deployment that the fixed settings allow."""
+    possible = list(_allowed(fixed))
+    if not possible:
+        return replace(CALM, drift=0.0, **fixed)  # it says what does not go together
+    weights = [DEPLOYMENTS[name][0] for name in possible]
+    (name,) = random.choices(possible, weights)
+    return replace(CALM, drift=0.0, **{**DEPLOYMENTS[name][1], **fixed})
+
+
+def _allowed(fixed: Mapping[str, Any]) -> Iterator[str]:
+    for name, (_, deployment) in DEPLOYMENTS.items():
+        others = {key: value for key, value in deployment.items() if key not in fixed}
+        if _accepts({**others, **fixed}) and not _is_repeated(name, fixed):
+            yield name
+
+
+def _is_repeated(name: str, fixed: Mapping[str, Any]) -> bool:
+    """Whether a fixed number makes this deployment the same as an earlier one."""
+    mine = {**DEPLOYMENTS[name][1], **fixed}
+    for other, (_, deployment) in DEPLOYMENTS.items():
+        if other == name:
+            return False
+        if {**deployment, **fixed} == mine:
+            return True
+    return False
+
+
+def _accepts(given: Mapping[str, Any]) -> bool:
+    try:
+        replace(CALM, **given)
+    except ValueError:
+        return False
+    return True
+
+
+def _changed(settings: Settings, name: str, value: object, fixed: Mapping[str, Any]) -> Settings:
+    """Change one setting, unless it is fixed or does not go with the others."""
+    if name in fixed:
+        return settings
+    try:
+        return replace(settings, **{name: value})  # type: ignore[arg-type]  # settings of all types
+    except ValueError:
+        return settings
+
+
+def _with_faults(random: Random, settings: Settings, fixed: Mapping[str, Any]) -> Settings:
+    density, breaks = random.choice(DENSITIES), random.random() < BREAKS
+    faults = random.sample(tuple(FAULTS), len(FAULTS))
+    if breaks:  # one of those at least
+        faults.sort(key=lambda name: _is_trusted(settings, name, fixed))
+    for number, name in enumerate(faults):
+        forced = breaks and not number
+        if forced or random.random() < density:
+            changed = _changed(settings, name, FAULTS[name](random, settings), fixed)
+            if breaks or changed.trusts or not settings.trusts:
+                settings = changed
+    return settings
+
+
+def _is_trusted(settings: Settings, name: str, fixed: Mapping[str, Any]) -> bool:
+    return _changed(settings, name, 0.01, fixed).trusts
+
+
+# Pairs
+
+
+def switched_on(settings: Settings) -> list[str]:
+    """Return the features and faults that are switched on."""
+    return [name for name, usual in _switches().items() if getattr(settings, name) != usual]
+
+
+def pairs_of(settings: Settings) -> set[tuple[str, str]]:
+    """Return all pairs of features and faults that are switched on together."""
+    return set(combinations(switched_on(settings), 2))
+
+
+@cache
+def _switches() -> dict[str, Any]:
+    """Return everything that is on or off, and its value when it is off."""
+    usual = {each.name: each.default for each in fields(Settings)}
+    return {name: usual[name] for name in ("nodes", "replicas", "tasks", *FEATURES, *FAULTS)}
+
+
+@cache
+def possible_pairs() -> frozenset[tuple[str, str]]:
+    """Return all pairs that `Settings` does not refuse, in some deployment."""
+    some: dict[str, Any] = dict.fromkeys(FAULTS, 0.01)
+    some |= {name: value(Random(0), CALM) for name, (_, value) in FEATURES.items()}  # noqa: S311
+    some["tasks"] = 2
+
+    def is_possible(pair: tuple[str, str]) -> bool:
+        both = {name: some[name] for name in pair if name in some}
+        deployed = ({**deployment, **both} for _, deployment in DEPLOYMENTS.values())
+        return any(
+            _accepts(each) and set(pair) <= set(switched_on(replace(CALM, **each)))
+            for each in deployed
+        )
+
+    return frozenset(filter(is_possible, combinations(_switches(), 2)))

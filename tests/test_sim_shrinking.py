@@ -1,0 +1,103 @@
+"""A run that breaks a promise is made smaller: its settings, then its choices, in limited time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING
+
+from holdfast.sim import shrinking
+from holdfast.sim.play import Outcome
+from holdfast.sim.settings import CALM, STORMY, Settings
+from holdfast.sim.shrinking import simplifications, smallest
+from holdfast.sim.swarm import FAULTS, draw
+from holdfast.sim.sweep import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from holdfast.sim.choices import Choices
+
+LARGE = Settings(
+    nodes=5,
+    clients=5,
+    tasks=3,
+    turns=3,
+    ttl=17.0,
+    skew=2.0,
+    loop=True,
+    lock_delay=3.0,
+    **{name: getattr(STORMY, name) for name in FAULTS},
+)
+
+
+def _play(broken: Callable[[Settings, list[int]], bool]) -> Callable[..., Outcome]:
+    """Make runs of a hundred choices, of which some break S1."""
+
+    def play(settings: Settings, choices: Choices) -> Outcome:
+        made = [choices.pick("any", (8, 1, 1, 1)) for _ in range(100)]
+        check = "S1" if broken(settings, made) else ""
+        return Outcome(check, "both", made, Counter(), [])
+
+    return play
+
+
+def _found() -> Found:
+    return Found(LARGE, [index % 4 for index in range(100)], "S1", "both", seed=7)
+
+
+def test_settings_and_choices_become_as_few_as_the_failure_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(settings: Settings, made: list[int]) -> bool:
+        return settings.clients > 1 and settings.slow > 0 and any(made[10:30])
+
+    monkeypatch.setattr(shrinking, "play", _play(broken))
+    seen: list[Found] = []
+    small = smallest(_found(), progress=seen.append)
+    assert small.settings.unusual() == {"clients": 2, "turns": 1, "slow": STORMY.slow}
+    assert [chosen for chosen in small.choices if chosen] == [1]
+    assert small.check == "S1"
+    assert seen[-1] == small
+
+
+def test_a_simplification_that_shifts_the_choices_is_tried_with_fresh_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(settings: Settings, made: list[int]) -> bool:
+        kept = made == list(_found().choices)
+        return kept if settings == LARGE else made[0] == 2
+
+    monkeypatch.setattr(shrinking, "play", _play(broken))
+    small = smallest(_found())
+    assert small.settings.unusual() == {"clients": 1, "turns": 1}
+    assert list(small.choices) == [2]
+
+
+def test_shrinking_ends_in_time_and_returns_the_smallest_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = count()
+
+    def broken(settings: Settings, made: list[int]) -> bool:
+        next(played)
+        return settings.calm and bool(made)
+
+    monkeypatch.setattr(shrinking, "play", _play(broken))
+    ticks = count()
+    small = smallest(_found(), 10.0, clock=lambda: next(ticks))
+    assert small.settings.calm
+    assert small.settings.turns == 3
+    assert next(played) < 20
+
+
+def test_simpler_settings_are_allowed_and_end_in_a_calm_run_of_one_client() -> None:
+    for seed in range(100):
+        settings = draw(seed)
+        for _ in range(60):
+            settings = next(simplifications(settings), settings)
+        assert settings.unusual() == {"clients": 1, "turns": 1}
+    assert not list(simplifications(Settings(clients=1, turns=1)))
+    assert CALM.calm

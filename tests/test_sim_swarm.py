@@ -1,0 +1,84 @@
+"""Settings of simulation runs: drawn by seed, with everything switched on in some runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from holdfast.sim.settings import CALM, Settings
+from holdfast.sim.swarm import FAULTS, FEATURES, SIZES, draw, pairs_of, possible_pairs, switched_on
+
+SEEDS = range(3000)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Settings]:
+    return [draw(seed) for seed in SEEDS]
+
+
+def test_a_seed_draws_the_same_settings_each_time(drawn: list[Settings]) -> None:
+    assert [draw(seed) for seed in range(50)] == drawn[:50]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_every_setting_is_drawn() -> None:
+    names = {each.name for each in fields(Settings)}
+    assert names == {"nodes", "replicas", *SIZES, *FEATURES, *FAULTS}
+
+
+def test_every_pair_of_features_and_faults_is_switched_on_together(drawn: list[Settings]) -> None:
+    assert set().union(*map(pairs_of, drawn)) == possible_pairs()
+
+
+def test_pairs_that_settings_refuse_are_not_possible() -> None:
+    possible = {frozenset(pair) for pair in possible_pairs()}
+    assert {"owner", "hand_off"} not in possible
+    assert {"nodes", "failover"} not in possible
+    assert {"replicas", "failover"} in possible
+    assert {"nodes", "loop"} in possible
+
+
+def test_most_runs_have_few_kinds_of_faults_and_some_none(drawn: list[Settings]) -> None:
+    kinds = sorted(len(set(switched_on(each)) & set(FAULTS)) for each in drawn)
+    assert kinds[len(kinds) // 10] == 0
+    assert 2 <= kinds[len(kinds) // 2] <= 6
+    assert kinds[-1] >= 12
+
+
+def test_exclusion_is_checked_in_most_runs(drawn: list[Settings]) -> None:
+    assert 0.05 < sum(not each.trusts for each in drawn) / len(drawn) < 0.2
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"nodes": 5},
+        {"ttl": 2.0, "hand_off": 0.4},
+        {"skew": 2.0},
+        {"failover": 0.1},
+        {"replicas": 3},
+        {"fair": False, "slow": 0.9},
+        dict.fromkeys(FAULTS, 0.0),
+    ],
+    ids=str,
+)
+def test_fixed_settings_are_as_given_and_the_others_are_drawn(fixed: dict[str, Any]) -> None:
+    some = [draw(seed, fixed) for seed in range(200)]
+    for settings in some:
+        assert {name: getattr(settings, name) for name in fixed} == fixed
+    assert len(set(some)) == len(some)
+
+
+@pytest.mark.parametrize(
+    "fixed", [{"owner": True, "reentrant": True}, {"nodes": 2}, {"nodes": 3, "failover": 0.1}]
+)
+def test_fixed_settings_that_do_not_go_together_are_refused(fixed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"reentrant|node"):
+        draw(0, fixed)
+
+
+def test_settings_that_differ_from_a_calm_run_are_named() -> None:
+    assert CALM.unusual() == {}
+    assert replace(CALM, slow=0.1, fair=False).unusual() == {"slow": 0.1, "fair": False}
