@@ -52,6 +52,9 @@ KEPT = {
     "an_evicted_lease_reported_as_missing": (
         "an eviction raises the fence counter in the delay too"
     ),
+    "a_renewal_repeated_without_a_pause": (
+        "a renewal that failed at once is not repeated without a pause"
+    ),
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"
     ),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "src"
 
 Worlds = dict[str, Any]
-"""How the worlds differ from stormy ones; with `calm` they differ from calm ones."""
+"""How the worlds differ from stormy ones; with `calm` they differ from calm ones. With `drawn` they
+are those of the default sweep, and what else is given is fixed."""
 
 
 class Mutant(NamedTuple):
@@ -114,9 +115,13 @@ def _main() -> None:
         outcome = sweep.Found.load(work["kept"]).run()
         json.dump(Found(outcome.check, -1, 1, outcome.detail)._asdict(), sys.stdout)
         return
+    from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
+
     worlds = dict(work["worlds"])
-    settings = replace(CALM if worlds.pop("calm", False) else STORMY, **worlds)
+    drawn = worlds.pop("drawn", False)
+    usual = CALM if worlds.pop("calm", False) else STORMY
     for seed in range(work["seeds"]):
+        settings = draw(seed, worlds) if drawn else replace(usual, **worlds)
         outcome = play(settings, RandomChoices(seed))
         if outcome.check:
             found = Found(outcome.check, seed, seed + 1, outcome.detail)
@@ -164,6 +169,7 @@ MANY_FLUSHED: Worlds = {
     "slow": 0.1,
     "script_flush": 0.9,
 }
+MANY_AWAY: Worlds = {**MANY, "calm": True, "ttl": 0.9, "hold": 0.2, "restart": 0.9}
 MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
 MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
 MANY_LONG: Worlds = {**MANY, "calm": True, "ttl": 15.0, "hold": 6.0, "slow": 0.2, "reset": 0.05}
@@ -233,6 +239,14 @@ QUORUM = [
         "            return script is RENEW",
         MANY_EVICTED,
         "S5",
+    ),
+    Mutant(
+        "a renewal that failed at once is not repeated without a pause",
+        "core/renewer.py",
+        "return min(WINDOW, item.spec.first_due / 2, item.patience / 4)",
+        "return min(WINDOW, item.spec.first_due / 2)",
+        MANY_AWAY,
+        "BUSY",
     ),
     Mutant(
         "who loses gives its votes back",

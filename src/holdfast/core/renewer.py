@@ -384,10 +384,12 @@ def _same(request: Request) -> _Same:
 
 
 def _early(item: Hold | Cleanup | Errand, due: float) -> float:
-    """By how much this may be done before it is due."""
+    """By how much this may be done before it is due: less than the pause after a failure."""
     if due >= item.deadline:
         return 0.0
-    return min(WINDOW, item.spec.first_due / 2) if isinstance(item, Hold) else WINDOW
+    if isinstance(item, Hold):
+        return min(WINDOW, item.spec.first_due / 2, item.patience / 4)
+    return WINDOW
 
 
 def _request(item: Hold | Cleanup, now: float) -> Request:
