@@ -37,6 +37,9 @@ SLACK = 2_000
 FREE_AT_MOST = 1_500_000
 """Microseconds for which a lock may be free, once all is well, while somebody waits in line."""
 
+MARKS = 1e16
+"""The least score of what is in a queue and no waiter."""
+
 _PLAIN = 2  # arguments of a plain lock's requests
 
 OWNED = 3
@@ -116,7 +119,7 @@ class Checks:
         self._closed: set[str] = set()  # the same
         self._before: tuple[bytes | None, bytes | None] = (None, None)
         self._line: list[bytes] = []
-        self._left: object = -2
+        self._left = -2
         self._given_back: set[str] = set()  # tokens whose holder released them
         self._kept: dict[str, tuple[SimClient, Hold]] = {}  # the last hold of each token
         self._exported: dict[str, _Exported] = {}  # by their tokens
@@ -156,7 +159,7 @@ class Checks:
         if keys[0] == self._key:
             self._before = look(server, keys)
             self._line = _line(server, keys)
-            self._left = server.data.run("PTTL", keys[0])
+            self._left = server.data.left(keys[0])
             self._watch.begin()
             if self.settings.owner and len(keys) > OWNED:
                 found = server.data.run("ZRANGE", keys[OWNED], 0, -1)
@@ -277,7 +280,7 @@ class Checks:
     def _not_in_the_delay(self, name: str) -> None:
         """Nobody keeps, or gets back, what is there for the sake of the delay alone."""
         delay = int(self.settings.lock_delay * 1000)
-        if isinstance(self._left, int) and 0 <= self._left <= delay and delay:
+        if delay and 0 <= self._left <= delay:
             self.fail("S5", f"{name} brought a lease back in its delay")
 
     def _may_have_it(self, server: Server, holder: bytes, asking: bytes) -> None:
@@ -354,7 +357,7 @@ class Checks:
         holder = look(server, keys)[0]
         if holder != self._before[0]:
             soon = 1000 + int(self.settings.lock_delay * 1000)  # the longest window (ms)
-            long_held = isinstance(self._left, int) and self._left > soon
+            long_held = self._left > soon
             handed_over = holder != token.encode()
             self._watch.changed_hands(handed_over=handed_over, long_held=long_held)
         if isinstance(reply, list):
@@ -429,10 +432,9 @@ class Checks:
         for client, hold in self._holds:
             if not self.alive(client, hold) or hold.token in self._evictions:
                 continue
-            holder = server.data.run("GET", self._key)
-            if holder != hold.token.encode() and not (
-                isinstance(holder, bytes) and self._joined(holder, hold.token.encode())
-            ):
+            holder = server.data.string(self._key)
+            token = hold.token.encode()
+            if holder != token and not (holder and self._joined(holder, token)):
                 self.fail("S1", f"{hold.token} believes, and the lock is {holder!r}")
             expiry = server.true_expiry(self._key, int(self.settings.lock_delay * 1000))
             deadline = client.machine.true_time(hold.deadline)
@@ -804,7 +806,7 @@ class Checks:
 
     def finished(self, server: Server, keys: Sequence[bytes]) -> None:
         """All are through, and all clean-up has had its time: nothing may be left."""
-        holder = server.data.run("GET", keys[0])
+        holder = server.data.string(keys[0])
         if holder is not None:
             self.fail("S10", f"the lock is still {holder!r}")
         left = [waiter for waiter in _line(server, keys) if not self._excused(waiter)]
@@ -828,12 +830,10 @@ class Checks:
 
 def look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | None]:
     """The lock's holder, and the last fence."""
-    holder, fence = (server.data.run("GET", key) for key in keys[:2])
-    return cast("bytes | None", holder), cast("bytes | None", fence)
+    return server.data.string(keys[0]), server.data.string(keys[1])
 
 
 def _line(server: Server, keys: Sequence[bytes]) -> list[bytes]:
     """Those who wait, in order, without the marks."""
     queue = keys_of(keys[0])[2]
-    line = server.data.run("ZRANGE", queue, "-inf", "(1e16", "BYSCORE")
-    return [waiter.lstrip(b"!") for waiter in cast("list[bytes]", line)]
+    return [waiter.lstrip(b"!") for waiter in server.data.members(queue, MARKS)]

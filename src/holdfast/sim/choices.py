@@ -25,11 +25,10 @@ class Choices:
         self.made: list[int] = []
         """What was chosen so far."""
 
-    def pick(self, kind: str, weights: Sequence[float]) -> int:
+    def pick(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - for subclasses
         """Choose one of so many; `weights` say how often a random world takes each."""
         index = len(self.made)
-        chosen = self._given[index] if index < len(self._given) else self._fresh(kind, weights)
-        chosen %= len(weights)
+        chosen = self._given[index] % len(weights) if index < len(self._given) else 0
         self.made.append(chosen)
         return chosen
 
@@ -37,24 +36,24 @@ class Choices:
         """Choose whether something happens that happens with this probability."""
         return probability > 0 and self.pick(kind, (1 - probability, probability)) == 1
 
-    def _fresh(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - for subclasses
-        return 0
-
 
 class RandomChoices(Choices):
     """Chooses by a seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._random = Random(seed)  # noqa: S311 - a seed is wanted
+        self._draw = Random(seed).random  # noqa: S311 - a seed is wanted
 
-    def _fresh(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - all kinds alike
-        at = self._random.random() * sum(weights)
+    def pick(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - all kinds alike
+        """Choose at random."""
+        at, chosen = self._draw() * sum(weights), 0
         for index, weight in enumerate(weights):
             at -= weight
             if at < 0:
-                return index
-        return 0
+                chosen = index
+                break
+        self.made.append(chosen)
+        return chosen
 
 
 class _Recorded(Choices):

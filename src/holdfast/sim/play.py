@@ -94,6 +94,7 @@ class Play:
             for client in self.clients
             for number in range(settings.tasks)
         ]
+        self._unfinished = self.tasks[0][1]
         self._faults = _Faults(self)
 
     def _server(self, name: str) -> Server:
@@ -436,7 +437,15 @@ class Play:
         world.run(lambda: world.now >= end, end)
 
     def _done(self) -> bool:
-        return all(task.result.done or task.process.crashed for _, task in self.tasks)
+        """Whether all tasks are through. It is asked after every event."""
+        task = self._unfinished
+        if not task.result.done and not task.process.crashed:
+            return False
+        for _, task in self.tasks:
+            if not task.result.done and not task.process.crashed:
+                self._unfinished = task
+                return False
+        return True
 
     def _patience(self) -> int:
         """True time in which all turns have to be through once everything works."""
@@ -485,7 +494,7 @@ class Play:
         self.checks.taken_up(self.servers[0], self.spec.keys, waiting)
 
     def _somebody_waits(self) -> None:
-        found = self.servers[0].data.run("GET", self.spec.keys[0])
+        found = self.servers[0].data.string(self.spec.keys[0])
         waiting = [
             task.name for _, task in self.tasks if not task.result.done and not task.process.crashed
         ]

@@ -61,7 +61,7 @@ class QuorumChecks(Checks):
         """Look at lock and fence."""
         if keys[0] == self._key:
             self._before = look(server, keys)
-            self._left = server.data.run("PTTL", keys[0]) if self.settings.lock_delay else -2
+            self._left = server.data.left(keys[0]) if self.settings.lock_delay else -2
 
     def after(
         self,
@@ -182,7 +182,7 @@ class QuorumChecks(Checks):
     def _keeps(self, server: Server, hold: Hold) -> float:
         """Until when nobody else gets it from this node."""
         silent = server.silent_until
-        if server.data.run("GET", self._key) != hold.token.encode():
+        if server.data.string(self._key) != hold.token.encode():
             return silent
         expiry = server.true_expiry(self._key, int(self.settings.lock_delay * 1000))
         return float("inf") if expiry is None else max(expiry, silent)
@@ -240,7 +240,7 @@ class QuorumChecks(Checks):
             if not self._is_above(hold, self._highest_believed) and not evicted:
                 self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
             self._after_the_delay()
-        has_it = [each.data.run("GET", self._key) == hold.token.encode() for each in self._nodes]
+        has_it = [each.data.string(self._key) == hold.token.encode() for each in self._nodes]
         self.reached["won without a node"] += not all(has_it)
         if self._last_name and self._last_name.split(":")[1] in self._gone:
             self.reached["a holder that never released, followed"] += 1
