@@ -671,7 +671,7 @@ class Checks:
         if hold.reason == "expired" and limited and hold.renewing is False:
             if (client.machine.name, hold.fence) not in self._limit_told:
                 self.fail("MAX_HOLD", f"max_hold ended the renewal of {hold.token}, untold")
-        elif hold.reason == "unreachable" and left > RETRIED_WITHIN:
+        elif hold.reason == "unreachable" and hold.renewing and left > RETRIED_WITHIN:
             self.fail("RENEW", f"{hold.token} was lost {left:.3f} s after its last renewal")
 
     def forked(self, client: SimClient, parent: str) -> None:

@@ -365,7 +365,8 @@ class Play:
     def close(self, client: SimClient) -> None:
         """Close a client amid whatever its tasks do; another one takes its place, or none."""
         self.world.note("closed", client.machine.name)
-        waiting = [task for who, task in self.tasks if who is client and task in self.asking]
+        mine = [task for who, task in self.tasks if who is client and not task.process.crashed]
+        waiting = [task for task in mine if task in self.asking]
         client.close()
         late = int((self.spec.command_timeout + COMMAND_TIMEOUT + 0.5) * SECOND)
         at = client.now()

@@ -14,6 +14,7 @@ STATES = (
     "a grant for nobody, handed back",
     "a grant that came too late, asked for again",
     "a waiter that asked again with its ticket",
+    "a waiter that came back to its place",
     "waiters made to retry by a release without an answer",
     "the push connection lost while waiting",
     "cancelled while waiting",

@@ -54,6 +54,11 @@ def _hold(random: Random, settings: Settings) -> float:
     return float(f"{min(ratio * settings.ttl, HOLD_MOST):.2g}")
 
 
+def _tasks(random: Random, settings: Settings) -> int:
+    most = TASKS_MOST if settings.nodes == 1 else TASKS_MOST_OF_MANY
+    return min(random.choice((2, 2, 3)), max(1, most // settings.clients))
+
+
 def _turns(random: Random, settings: Settings) -> int:
     most = max(1, TURNS_MOST // (settings.clients * settings.tasks))
     return min(random.choice((1, 2, 3, 3)), most)
@@ -61,6 +66,9 @@ def _turns(random: Random, settings: Settings) -> int:
 
 HOLD_MOST = 6.0
 """Seconds that a turn takes at most, about."""
+
+TASKS_MOST, TASKS_MOST_OF_MANY = 10, 6
+"""Tasks of all clients, with one server or with several: those make many rounds to win it."""
 
 TURNS_MOST = 12
 """Turns of all tasks of all clients: with more of them a run is slow and reaches little more."""
@@ -76,7 +84,7 @@ DEPLOYMENTS: Mapping[str, tuple[float, Mapping[str, int]]] = {
 
 SIZES: Mapping[str, Draw] = {
     "clients": Draw(1.0, _one_of(2, 2, 3, 3, 3, 4, 5)),
-    "tasks": Draw(0.3, _one_of(2, 2, 3)),
+    "tasks": Draw(0.35, _tasks),
     "turns": Draw(1.0, _turns),
     "ttl": Draw(1.0, _from(0.3, 30.0)),
     "hold": Draw(1.0, _hold),
