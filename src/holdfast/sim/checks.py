@@ -399,9 +399,17 @@ class Checks:
         return self.settings.calm and holder is not None and holder.decode() not in self._kept
 
     def _patience(self) -> int:
-        """Two in a row who do not hear what they are told cost up to a ttl, as the README says."""
-        two_deaf = self.settings.half_open or len(self._gone) > 1
-        return FREE_AT_MOST + (int(self.settings.ttl * SECOND) if two_deaf else 0)
+        """Return for how many microseconds the lock may be free while a client waits.
+
+        Two waiters in a row that do not receive what they are sent cost up to a ttl, as the README
+        says. A server that does not count its listeners never passes over a dead one: each costs
+        as much.
+        """
+        gone = len(self._gone)
+        deaf = 1 if self.settings.half_open or gone > 1 else 0
+        if self.settings.uncounted:
+            deaf = max(deaf, gone)
+        return FREE_AT_MOST + deaf * int(self.settings.ttl * SECOND)
 
     def _fence_changed(self, name: str, holder: bytes, fence: bytes | None) -> None:
         if not self.untrusted:
@@ -800,6 +808,7 @@ class Checks:
         holder = look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
+        kept = kept or (self.settings.owner and bool(self._gone))  # then a co-holder has it
         left = name is not None and self._is_left(str(name))
         if holder and not left and not kept and not self._is_passed_on(holder):
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")

@@ -251,7 +251,7 @@ class Process:
     def fork(self, task: Task, name: str) -> Process:
         """End, without a word to anybody, and return the child, in which only this task goes on."""
         child = Process(self.world, name, rate=self.rate, offset=self._offset)
-        child.on_crash = self.on_crash
+        child.on_crash, child.went_on = self.on_crash, self.went_on
         self.world.note("forked", self.name, name)
         task.process = child
         self.crashed = True
