@@ -85,7 +85,7 @@ def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Resul
         chosen.append(test)
     with copy.changed(mutant):
         while chosen:
-            failed = copy.test(chosen, limit=120 + 10 * total)
+            failed = copy.test(chosen, limit=60 + 10 * total)
             if failed is None:
                 return Result("time", "tests")
             if not failed:
