@@ -38,13 +38,13 @@ def main() -> int:
     kept: dict[str, list[object]] = json.loads(results.read_text()) if results.exists() else {}
     known = {key: Result(*each) for key, each in kept.items()}  # type: ignore[arg-type]
     again = {"survived"} if options.survivors else set(HOW) if options.fresh else set()
+    accepted = {each[:-1]: each.reason for each in ACCEPTED}
     tried: Tried = []
     rest: list[Mutant] = []
     for mutant in sample:
-        place = mutant.file, mutant.change.place.function, mutant.diff
         result = known.get(mutant.key)
-        if place in ACCEPTED:
-            tried.append((mutant, Result("accepted", ACCEPTED[place])))
+        if mutant.name in accepted:
+            tried.append((mutant, Result("accepted", accepted[mutant.name])))
         elif result is None or result.how in again:
             rest.append(mutant)
         else:
@@ -94,6 +94,8 @@ def _try_all(mutants: list[Mutant], runs: int, workers: int) -> Iterator[tuple[M
 
 def _told(mutant: Mutant, result: Result) -> str:
     place = f"{mutant.file}:{mutant.line}: {mutant.change.operator}"
+    if result.how == "accepted":
+        return f"accepted  {place}: {result.by}"
     runs = f" after {result.runs} runs" if result.runs else ""
     by = f" by {result.by}{runs}" if result.by else ""
     reached = f"reached by {result.reached} runs and {result.tests} tests"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import random
 from pathlib import Path
@@ -42,10 +41,24 @@ class Mutant(NamedTuple):
         return self.old.count("\n", 0, self.change.start) + 1
 
     @property
+    def lines(self) -> tuple[str, str]:
+        """The lines that it changes, before and after, without their indentation."""
+        start = self.old.rfind("\n", 0, self.change.start) + 1
+        rest = len(self.old) - self.old.find("\n", self.change.end)
+        both = self.old[start:-rest], self.new[start:-rest]
+        before, after = ("\n".join(map(str.strip, text.split("\n"))) for text in both)
+        return before, after
+
+    @property
     def diff(self) -> str:
-        """The lines that differ, without their indentation."""
-        lines = difflib.ndiff(self.old.splitlines(), self.new.splitlines())
-        return "\n".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-")
+        """The same, as a diff."""
+        before, after = (text.split("\n") for text in self.lines)
+        return "\n".join([*(f"- {line}" for line in before), *(f"+ {line}" for line in after)])
+
+    @property
+    def name(self) -> tuple[str, str, str, str]:
+        """Its file, its function, and its lines before and after."""
+        return self.file, self.change.place.function, *self.lines
 
     @property
     def key(self) -> str:
