@@ -87,6 +87,7 @@ class Play:
         self.operator = self._client("operator") if settings.evict_holder else None
         if self.operator is not None:
             self.operator.immune = True
+        self._restarts: set[str] = set()  # names of clients that were started again
         self.healed = False
         self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
@@ -166,7 +167,11 @@ class Play:
 
     def _restarted(self, old: SimClient) -> None:
         if not self.healed and not self._done():
-            client = self._client(f"{old.machine.name}'")
+            name = f"{old.machine.name}'"
+            while name in self._restarts:  # a client may be closed, and then crash
+                name += "'"
+            self._restarts.add(name)
+            client = self._client(name)
             self.world.note("restarted", client.machine.name)
             self.clients.append(client)
             self.tasks.append((client, self._begin(client, "t0")))

@@ -267,8 +267,10 @@ class QuorumChecks(Checks):
 
     def _after_the_delay(self) -> None:
         """Nobody gets it before the delay after a loss is over."""
+        delay_us = int(self.settings.lock_delay * SECOND)
+        delay = min(server.true_span(delay_us) for server in self._nodes)  # on the nodes' clocks
         for who, hold in self._holds:
-            until = who.machine.true_time(hold.deadline + self.settings.lock_delay)
+            until = who.machine.true_time(hold.deadline) + delay
             early = (until - self.world.now) / 1000
             through = hold in self._through or hold.token in self._evictions
             if self.settings.lock_delay and not through and early > SLACK / 1000:

@@ -110,8 +110,8 @@ def _lane(rest: Sequence[Any], lanes: Mapping[str, LaneKind]) -> str:
 
 
 def _name(who: str) -> str:
-    """Whose place somebody took: a client that was started again, or a new server."""
-    return who.rstrip("'")
+    """Whose place somebody took: a client that was started again or forked, or a new server."""
+    return who.rstrip("'+")
 
 
 def _fence(number: int) -> str:
