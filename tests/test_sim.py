@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.hold import Grip, Hold
 from holdfast.sim import play as playing
 from holdfast.sim.checks import Violated
-from holdfast.sim.choices import Choices, RandomChoices, every, shrink
+from holdfast.sim.choices import Choices, PossibleChoices, RandomChoices, every, shrink
 from holdfast.sim.play import Play, play
 from holdfast.sim.settings import CALM, STORMY, Settings
 from holdfast.sim.states import STATES
@@ -132,6 +132,13 @@ def test_what_can_never_be_chosen_is_not_gone_through() -> None:
         return choices.pick("a", (0.9, 0, 0, 0.1))
 
     assert sorted(every(run, {"a": 1})) == [[0], [3]]
+
+
+def test_a_list_of_another_run_chooses_nothing_that_is_switched_off() -> None:
+    choices = PossibleChoices([2, 2])
+    assert choices.pick("fault", (0.9, 0.1, 0.0)) == 0
+    assert choices.pick("fault", (0.9, 0.1, 0.1)) == 2
+    assert choices.made == [0, 2]
 
 
 def test_a_budget_counts_over_all_faults() -> None:

@@ -14,7 +14,6 @@ from holdfast.core.hold import HELD, LOST
 from holdfast.core.spec import keys_of
 from holdfast.errors import LeaseLost
 from holdfast.sim.evict_check import Evictions, is_shown
-from holdfast.sim.node import LAG
 from holdfast.sim.settings import LONGER
 from holdfast.sim.watch_check import WatchCheck
 from holdfast.sim.world import SECOND
@@ -130,9 +129,6 @@ class Checks:
         self._free_since = 0
         self._granted_at: dict[str, int] = {}  # by the answer to a request of the token
         self.untrusted = not settings.trusts
-        self._quiet = FREE_AT_MOST + 3 * LAG[-1] * bool(settings.replicas)
-        """Microseconds in which a holder knows of its grant, if nothing goes wrong: with replicas,
-        the grant counts only when all of them have it."""
         self._watch = WatchCheck()
         self._evictions = Evictions()
         self._co_holds: list[bytes] = []  # of the owner, before the script that runs
@@ -387,7 +383,7 @@ class Checks:
         held = passed_on or any(self.alive(*each) for each in self._holds)
         if holder != self._same_since[0] or held:
             self._same_since = holder, self.world.now
-        elif self._is_unaware(holder) and self.world.now - self._same_since[1] > self._quiet:
+        elif self._is_unaware(holder) and self.world.now - self._same_since[1] > FREE_AT_MOST:
             self.fail("L3", f"{holder!r} does not know that it has the lock")
         if holder is not None or not waiting:
             self._free_since = self.world.now
@@ -395,8 +391,12 @@ class Checks:
             self.fail("L1", f"the lock is free, and {waiting!r} wait")
 
     def _is_unaware(self, holder: bytes | None) -> bool:
-        """Whether nothing goes wrong, and the client to which it was granted never held it."""
-        return self.settings.calm and holder is not None and holder.decode() not in self._kept
+        """Whether nothing goes wrong, and the client to which it was granted never held it.
+
+        A grant counts only when all replicas have it, and they may lag behind.
+        """
+        prompt = self.settings.calm and not self.settings.replicas
+        return prompt and holder is not None and holder.decode() not in self._kept
 
     def _patience(self) -> int:
         """Return for how many microseconds the lock may be free while a client waits.
@@ -679,7 +679,9 @@ class Checks:
         if hold.reason == "expired" and limited and hold.renewing is False:
             if (client.machine.name, hold.fence) not in self._limit_told:
                 self.fail("MAX_HOLD", f"max_hold ended the renewal of {hold.token}, untold")
-        elif hold.reason == "unreachable" and hold.renewing and left > RETRIED_WITHIN:
+        elif hold.reason != "unreachable" or not hold.renewing or client.closed:
+            return
+        elif left > RETRIED_WITHIN:
             self.fail("RENEW", f"{hold.token} was lost {left:.3f} s after its last renewal")
 
     def forked(self, client: SimClient, parent: str) -> None:
@@ -808,7 +810,8 @@ class Checks:
         holder = look(server, keys)[0]
         name = holder and holder.split(b":")[1].decode()
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
-        kept = kept or (self.settings.owner and bool(self._gone))  # then a co-holder has it
+        left_some = bool(self._gone or self._closed)
+        kept = kept or (self.settings.owner and left_some)  # then a co-holder has it
         left = name is not None and self._is_left(str(name))
         if holder and not left and not kept and not self._is_passed_on(holder):
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")

@@ -37,6 +37,17 @@ class Choices:
         return probability > 0 and self.pick(kind, (1 - probability, probability)) == 1
 
 
+class PossibleChoices(Choices):
+    """Follows the list of a run with other settings: what is switched off now is not chosen."""
+
+    def pick(self, kind: str, weights: Sequence[float]) -> int:
+        """Choose as the list says, if that is possible, else 0."""
+        chosen = super().pick(kind, weights)
+        if not weights[chosen]:
+            chosen = self.made[-1] = 0
+        return chosen
+
+
 class RandomChoices(Choices):
     """Chooses by a seed."""
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.choices import Choices, RandomChoices, shrink
+from holdfast.sim.choices import PossibleChoices, RandomChoices, shrink
 from holdfast.sim.play import play
 from holdfast.sim.settings import CALM
 from holdfast.sim.swarm import FAULTS, FEATURES
@@ -20,6 +20,7 @@ from holdfast.sim.swarm import FAULTS, FEATURES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from holdfast.sim.choices import Choices
     from holdfast.sim.settings import Settings
     from holdfast.sim.sweep import Found
 
@@ -86,7 +87,7 @@ class _Shrinking:
 
     def _with(self, settings: Settings, end: float) -> Found | None:
         """Find a run with these settings in which the check fails."""
-        found = self._fails(settings, Choices(self.best.choices))
+        found = self._fails(settings, PossibleChoices(self.best.choices))
         for seed in range(SEEDS):
             if found is not None or self._clock() >= end:
                 break
@@ -107,14 +108,14 @@ class _Shrinking:
         settings = self.best.settings
 
         def run(choices: Sequence[int]) -> list[int] | None:
-            found = self._fails(settings, Choices(choices))
+            found = self._fails(settings, PossibleChoices(choices))
             if found is None:
                 return None
             self._accept(found)
             return list(found.choices)
 
         choices = shrink(self.best.choices, run, lambda: self._clock() < end)
-        found = self._fails(settings, Choices(choices))
+        found = self._fails(settings, PossibleChoices(choices))
         if found is not None:
             self._accept(replace(found, choices=choices))
 
