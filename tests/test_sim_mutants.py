@@ -49,6 +49,7 @@ KEPT = {
     "a_forked_child_that_released_its_parents_lock": (
         "a forked child does not go on with its parent's release"
     ),
+    "a_handed_over_lease_with_less_than_min_validity": "a handed-over lease has min_validity left",
     "an_evicted_lease_reported_as_missing": (
         "an eviction raises the fence counter in the delay too"
     ),

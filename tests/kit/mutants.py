@@ -1132,6 +1132,16 @@ EVICTED: Worlds = {"evict_holder": 0.3}
 EVICTED_LATE: Worlds = {**EVICTED, "slow": 0.2, "ttl": 6.0}
 EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5.0}
 EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
+STALLED: Worlds = {"stall": 0.2, "hold": 1.0}
+HURRIED: Worlds = {"ttl": 30.0, "min_validity": 29.6, "slow": 0.3, "polls": True}
+MANY_HURRIED_LATE: Worlds = {**MANY, "ttl": 30.0, "min_validity": 29.6, "slow": 0.2}
+LEAST: Worlds = {"calm": True, "ttl": 10.0, "min_validity": 5.0}
+REPLACED: Worlds = {"calm": True, "sentinel": True, "failover": 0.2, "hold": 0.5}
+REPLACED_UNFAIR: Worlds = {**REPLACED, "fair": False}
+LOST_ANSWERS: Worlds = {"calm": True, "clients": 1, "tasks": 3, "reset": 0.05, "ttl": 10.0}
+CUT_SHORT: Worlds = {"calm": True, "clients": 1, "tasks": 3, "cancel": 0.1, "ttl": 10.0}
+RESET_LONG: Worlds = {"ttl": 10.0, "hold": 3.0, "reset": 0.05}
+DROPPED: Worlds = {"calm": True, "drop": 0.2}
 FORKED: Worlds = {"fork": 0.02}
 FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
 CLOSED: Worlds = {"close": 0.2}
@@ -1212,6 +1222,144 @@ OPERATED = [
         "",
         LIMITED,
         "MAX_HOLD",
+    ),
+    Mutant(
+        "a renewal that is answered after the deadline does not count",
+        "core/hold.py",
+        "        if now >= self.deadline:\n            return False\n",
+        "",
+        STALLED,
+        "S5",
+    ),
+    Mutant(
+        "a renewal that is answered after the loss does not count",
+        "core/renewer.py",
+        "                if item.live:\n                    self._answered",
+        "                if reply and isinstance(item, Hold):\n"
+        "                    item.__dict__.pop('state', None)\n"
+        "                if True:\n                    self._answered",
+        SLOW,
+        "S5",
+    ),
+    Mutant(
+        "nothing is reported of a renewal that fails after the loss",
+        "core/renewer.py",
+        "                if item.live:\n                    self._answered",
+        "                if True:\n                    self._answered",
+        {**SLOW, "stall": 0.1, "ttl": 1.0},
+        "S5",
+    ),
+    Mutant(
+        "a grant that came too late is released",
+        "core/acquire.py",
+        "            self._late += 1\n            return",
+        "            self._late += 1\n            self._asking = False\n            return",
+        HURRIED,
+        "S10",
+    ),
+    Mutant(
+        "a deadline counts from the first sending without an answer",
+        "core/acquire.py",
+        "        if self._counts_anew:\n",
+        "        if True:\n",
+        SLOW,
+        "S2",
+    ),
+    Mutant(
+        "a confirmed grant has the fence that the renewal answers",
+        "core/acquire.py",
+        "return Grant(fence, spec.ttl, asked_at)",
+        "return Grant(grant.fence, spec.ttl, asked_at)",
+        PAUSES,
+        "S9",
+    ),
+    Mutant(
+        "a waiter that comes back shows its ticket",
+        "core/acquire.py",
+        "            self._ticket = ticket.decode()",
+        '            self._ticket = "0"',
+        STORM,
+        "FIFO",
+    ),
+    Mutant(
+        "the end of a lost lease begins the delay",
+        "core/session.py",
+        'self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")',
+        "self.clean_up_after(hold)",
+        DELAYED,
+        "DELAY",
+    ),
+    Mutant(
+        "a handed-over lease has min_validity left",
+        "core/acquire.py",
+        "least = max(grant.seconds / 2, spec.validity - spec.usable)",
+        "least = grant.seconds / 2",
+        LEAST,
+        "S2",
+    ),
+    Mutant(
+        "a server in quarantine grants no lock",
+        "scripts/acquire.lua",
+        "if quarantined > 0 then",
+        "if false then",
+        REPLACED_UNFAIR,
+        "S1",
+    ),
+    Mutant(
+        "a quarantine outlasts the longest lease",
+        "scripts/guard.lua",
+        "local lasts = longest + overlap",
+        "local lasts = overlap",
+        REPLACED,
+        "S1",
+    ),
+    Mutant(
+        "a quarantine outlasts what a replaced server still grants",
+        "scripts/guard.lua",
+        "local lasts = longest + overlap",
+        "local lasts = longest",
+        REPLACED,
+        "S1",
+    ),
+    Mutant(
+        "nothing is renewed while a replaced server may take writes",
+        "scripts/renew.lua",
+        "if quarantined > longest then",
+        "if false then",
+        REPLACED,
+        "S1",
+    ),
+    Mutant(
+        "waiters ask again after a release without an answer",
+        "core/release.py",
+        "        hold.unsure = True\n        session.rally(hold.spec)\n    if session.closed",
+        "        hold.unsure = True\n    if session.closed",
+        LOST_ANSWERS,
+        "L1 L3",
+    ),
+    Mutant(
+        "waiters ask again after a release that was interrupted",
+        "core/release.py",
+        "    else:\n        session.rally(hold.spec)\n        await session.port.shielded",
+        "    else:\n        await session.port.shielded",
+        CUT_SHORT,
+        "L1 L3",
+    ),
+    Mutant(
+        "a renewal that failed is tried again before the deadline",
+        "core/renewer.py",
+        "                self._schedule(item, min(now + item.patience / 2, item.deadline))",
+        "                self._schedule(item, item.deadline)",
+        RESET_LONG,
+        "RENEW",
+    ),
+    Mutant(
+        "a dropped lease is reported",
+        "core/renewer.py",
+        "if hold.is_dropped and not hold.reported_dropped:",
+        "if False:",
+        DROPPED,
+        "DROP",
     ),
     Mutant(
         "a forked child does not hold what its parent holds",
@@ -1298,7 +1446,7 @@ OPERATED = [
         "S8",
     ),
 ]
-"""Of operators, `max_hold`, and servers that do not count their listeners."""
+"""Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""
 
 MUTANTS += QUORUM + REPLICAS + HAND_OFF + OPERATED
 

@@ -264,6 +264,7 @@ def run(
     replicas: Annotated[
         int | None, _number("How many replicas have what is granted, before it is.", 0)
     ] = None,
+    sentinel: Annotated[bool | None, _switch("A promoted replica is in quarantine.")] = None,
     clients: Annotated[int | None, _number("How many clients.", 1)] = None,
     tasks: Annotated[int | None, _number("How many tasks each has.", 1)] = None,
     turns: Annotated[int | None, _number("How often each task takes the lock.", 1)] = None,
@@ -284,6 +285,9 @@ def run(
         float | None, _number("With several servers: seconds by which clocks may be wrong.", 0)
     ] = None,
     renew: Annotated[bool | None, _switch("Leases are renewed.")] = None,
+    min_validity: Annotated[
+        float | None, _number("What a lease has left at least when it is granted.", 0)
+    ] = None,
     max_hold: Annotated[float | None, _number("The lock's max_hold.", 0)] = None,
     uncounted: Annotated[bool | None, _switch("The server does not count its listeners.")] = None,
     drift: Annotated[
@@ -296,6 +300,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    drop: Annotated[float | None, _chance("A lease is dropped, and not released.", WHO)] = None,
     hand_off: Annotated[
         float | None, _chance("A lease is handed to another client in the end.", WHO)
     ] = None,

@@ -360,7 +360,8 @@ class _Attempt:
         """
         port, spec = self._session.port, self._spec
         asked_at = port.now()
-        young = asked_at + grant.seconds / 2 < grant.since + validity_of(grant.seconds)
+        least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
+        young = asked_at + least < grant.since + validity_of(grant.seconds)
         if young and spec.renew and not spec.replicas:
             return grant
         limit = max(0.0, min(spec.command_timeout, self._end - asked_at))

@@ -179,7 +179,7 @@ class Hold:
         The deadline only grows, unless it is to be `exactly` this one. Returns False, and changes
         nothing, when the word came too late to be believed.
         """
-        if self.state is not HELD or now >= self.deadline:
+        if now >= self.deadline:
             return False
         validity = validity_of(ttl)
         self.renew_at = asked_at + validity / RENEWALS_A_TTL

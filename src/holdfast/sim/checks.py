@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.core.hold import HELD, LOST
-from holdfast.core.spec import keys_of
+from holdfast.core.spec import WINDOW_LONGEST, keys_of
 from holdfast.errors import LeaseLost
 from holdfast.sim.evict_check import Evictions, is_shown
 from holdfast.sim.settings import LONGER
@@ -43,6 +43,9 @@ _PLAIN = 2  # arguments of a plain lock's requests
 
 OWNED = 3
 """Which key has the holds of an owner."""
+
+CLEANED_UP = 10_000_000
+"""Microseconds after which a clean-up is through, once all is well."""
 
 RETRIED_WITHIN = 2.2
 """Seconds after which a renewal without an answer is tried again: a timeout, and a pause."""
@@ -139,6 +142,12 @@ class Checks:
         self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
         self._last_renewal: dict[str, int] = {}  # when each token's was last tried
         self._refused: set[str] = set()  # tokens whose last renewal was refused
+        self._failed_over = False
+        self._nobodys_since: dict[str, tuple[int, str]] = {}
+        self._reported: set[tuple[str, int]] = set()  # clients and fences of dropped leases
+        self._freed: set[Hold] = set()  # what was released while it was held
+        self._sent_since: dict[str, int] = {}  # each token's first request without an answer
+        self._granted_since: dict[str, int] = {}  # the same of the request that was granted
         self._forgetful = self.untrusted or settings.failover > 0
         """What nobody waits for, a release or a leaving, may be undone by a failover."""
 
@@ -294,7 +303,7 @@ class Checks:
             self.fail("S10", f"{name} got the lock after it was exported and adopted")
         last = self._kept.get(self._last_name)
         self._last_name = name
-        if last is None or self.untrusted or not self.settings.lock_delay:
+        if last is None or self.untrusted or not self.settings.lock_delay or self._failed_over:
             return
         who, hold = last
         delay = server.true_span(int(self.settings.lock_delay * SECOND))
@@ -302,7 +311,7 @@ class Checks:
         if hold.token in self._evictions:
             evicted = self._evictions.delay_from(hold.token)
             until = 0 if evicted is None else evicted + delay
-        lost = hold.token not in self._given_back and not self._joined(holder, hold.token.encode())
+        lost = hold not in self._freed and not self._joined(holder, hold.token.encode())
         if lost and hold.token != name and self.world.now < until - SLACK:
             early = (until - self.world.now) / 1000
             self.fail("DELAY", f"{name} got the lock {early:.0f} ms before the delay was over")
@@ -367,13 +376,37 @@ class Checks:
 
     def _handed_over(self, server: Server, line: list[bytes]) -> None:
         """A lock that was given back is not left free while somebody is there to have it."""
-        for waiter in line:
+        for waiter in () if server.quarantined else line:
             if server.hears(b"holdfast:push:" + waiter.split(b":")[1]):
                 self.fail("L2", f"the lock was left free, and {waiter!r} waits")
+
+    def failed_over(self) -> None:
+        """A server was replaced by another, which is in quarantine."""
+        self._failed_over = True
+        self.reached["a server replaced by one in quarantine"] += 1
+
+    def quarantined(self, client: SimClient, script: str) -> None:  # noqa: ARG002 - whoever it was
+        """A server in quarantine refused a script."""
+        self.reached["a renewal refused in quarantine"] += script == "renew"
+        self.reached["a lock refused in quarantine"] += script == "acquire"
 
     def all_is_well(self) -> None:
         """Nothing goes wrong from now on."""
         self._free_since = self.world.now
+        self._nobodys_since.clear()
+
+    def is_somebodys(self, server: Server) -> None:
+        """Called again and again once all is well: no client that runs keeps a lock for nobody."""
+        holder = look(server, [self._key, self._key])[0]
+        name = "" if holder is None else holder.decode()
+        since, before = self._nobodys_since.get(server.name, (0, ""))
+        client = name.split(":")[1] if name else ""
+        excused = self._is_left(client) or self.world.doubled or self._forgetful
+        held = any(hold.token == name and self.alive(who, hold) for who, hold in self._holds)
+        if not name or name != before or held or excused or self._is_passed_on(holder or b""):
+            self._nobodys_since[server.name] = self.world.now, name
+        elif self.world.now - since > CLEANED_UP + self.settings.lock_delay * SECOND:
+            self.fail("S10", f"{name} has {server.name}, and nobody holds or wants it")
 
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
         """Called again and again once all is well: nobody of those waits long for a free lock."""
@@ -385,7 +418,7 @@ class Checks:
             self._same_since = holder, self.world.now
         elif self._is_unaware(holder) and self.world.now - self._same_since[1] > FREE_AT_MOST:
             self.fail("L3", f"{holder!r} does not know that it has the lock")
-        if holder is not None or not waiting:
+        if holder is not None or not waiting or server.quarantined:
             self._free_since = self.world.now
         elif self.world.now - self._free_since > self._patience() and not self.settings.clock_jump:
             self.fail("L1", f"the lock is free, and {waiting!r} wait")
@@ -427,6 +460,7 @@ class Checks:
             self.fail("S6", f"fence {number} was given after {self._highest}")
         self._highest = number
         self._fences[number] = holder.decode()
+        self.reached["granted after a quarantine"] += self._failed_over
         if self._last_holder:
             self.reached["a holder that never released, followed"] += (
                 self._last_holder.split(b":")[1].decode() in self._gone
@@ -434,8 +468,12 @@ class Checks:
         self._last_holder = holder
 
     def _believers_are_kept(self, server: Server) -> None:
-        """Whoever believes in the lock is who the server keeps it for, and for as long."""
-        if self.untrusted:
+        """Whoever believes in the lock is who the server keeps it for, and for as long.
+
+        Not where a server in quarantine took another's place: it may not know of the lease, and
+        keeps it for nobody else.
+        """
+        if self.untrusted or self._failed_over:
             return
         for client, hold in self._holds:
             if not self.alive(client, hold) or hold.token in self._evictions:
@@ -625,6 +663,8 @@ class Checks:
     def releasing(self, client: SimClient, hold: Hold) -> None:
         """A client begins to release: from now on it does not believe."""
         self.world.note("through", client.machine.name, hold.token)
+        if self.alive(client, hold):
+            self._freed.add(hold)
         self._releasing.add(hold)
         under_way = hold in client.session.renewer.under_way
         self.reached["a release while a renewal is under way"] += under_way
@@ -646,6 +686,11 @@ class Checks:
         self.world.note("event", client.machine.name, event.kind, event.detail)
         if event.kind == "renewal_failed" and "OOM" in event.detail:
             self.fail("L8", "a full server refused a renewal")
+        if event.kind == "not_released":
+            self.reached["a dropped lease was reported"] += 1
+            self._reported.add((client.machine.name, event.fence))
+        if event.kind == "renewal_failed":
+            self._is_renewed(client, event.fence)
         if event.kind == "max_hold":
             self.reached["a lease that max_hold ended"] += 1
             self._limit_told.add((client.machine.name, event.fence))
@@ -657,8 +702,24 @@ class Checks:
             if evicted and exact and event.detail == "key_missing":
                 self.fail("EVICT", f"fence {event.fence} was evicted, and is said to be missing")
 
+    def _is_renewed(self, client: SimClient, fence: int) -> None:
+        """Nothing is reported of the renewal of a lease that is over."""
+        mine = [hold for who, hold in self._holds if who is client and hold.fence == fence]
+        if mine and all(hold.state is not HELD for hold in mine):
+            self.fail("S5", f"a renewal of fence {fence} failed, which is not held any more")
+
     def took(self, client: SimClient, hold: Hold) -> None:
         """A lease begins: it is not over before it is given to anybody."""
+        least = hold.spec.validity - hold.spec.usable
+        short = hold.deadline - client.now() < least - 1e-6
+        since = self._granted_since.get(hold.token)
+        if since is not None and not self.settings.sentinel:  # there a refusal is an answer
+            late = hold.deadline - hold.spec.validity - client.machine.local_time(since)
+            handed_over = hold.deadline - client.now() <= WINDOW_LONGEST  # by a push, meanwhile
+            if late > 1e-3 and not handed_over:  # noqa: PLR2004 - a millisecond
+                self.fail("S2", f"{hold.token} counts from {late:.3f} s after its first sending")
+        if hold.process == client.generation and short:
+            self.fail("S2", f"{hold.token} was taken with less than min_validity left")
         if hold.process == client.generation and not hold.alive(client.now(), client.generation):
             self.fail("S2", f"{hold.token} was taken when its time was up")
 
@@ -701,6 +762,17 @@ class Checks:
         self.reached["closed while holding" if holding else "closed while waiting"] += 1
         self._closed.add(client.machine.name)
 
+    def dropped(self, client: SimClient, hold: Hold) -> None:
+        """A client drops a lease, and does not release it."""
+        self.world.note("drops", client.machine.name, hold.token)
+
+    def reported(self, client: SimClient, hold: Hold) -> None:
+        """A lease was dropped a while ago: if it was renewed, that is reported."""
+        renewed = self.alive(client, hold) and hold.renewing and self.settings.prompt
+        told = (client.machine.name, hold.fence) in self._reported
+        if renewed and not told and not self.settings.owner:
+            self.fail("DROP", f"{hold.token} was dropped, is renewed, and nobody was told")
+
     def _is_left(self, client: str) -> bool:
         """Whether nobody cleans up any more what this client left on the server."""
         return client in self._gone or client in self._closed
@@ -713,8 +785,10 @@ class Checks:
             # What a parent exported is whoever's adopts it.
             if client.machine.name.startswith(parent) and args[0] not in self._exported:
                 self.fail("S13", f"a forked child sent {script.name} of {args[0]}, its parent's")
-        if script.name == "acquire" and args[0] in self._tickets:
-            self._with_ticket[args[0]] = args, self._tickets[args[0]]
+        if script.name == "acquire":
+            self._sent_since.setdefault(args[0], self.world.now)
+            if args[0] in self._tickets:
+                self._with_ticket[args[0]] = args, self._tickets[args[0]]
 
     def renews(self, client: SimClient, token: str) -> None:
         """A client tries to renew a lease: not, if it was closed."""
@@ -727,8 +801,12 @@ class Checks:
         script, _, args = request
         if script.name == "release" and isinstance(reply, list):
             self.reached["granted by another's answer"] += 1
-        if script.name == "acquire" and isinstance(reply, list) and reply[2] != b"0":
-            self._tickets[args[0]] = reply[2]
+        if script.name == "acquire":
+            self._granted_since[args[0]] = self._sent_since.pop(args[0], self.world.now)
+            if isinstance(reply, list) and reply[2] != b"0":
+                self._tickets[args[0]] = reply[2]
+            if isinstance(reply, list):
+                del self._granted_since[args[0]]
         if script.name == "renew":
             self._renewal_answered(client, args[0], reply)
         if script.name == "renew" and reply:
@@ -756,6 +834,7 @@ class Checks:
 
     def _renewal_answered(self, client: SimClient, token: str, reply: Reply) -> None:
         """Take in the answer to a renewal or an extend."""
+        self._granted_since.pop(token, None)  # it was pushed, and is confirmed by this
         if reply:
             self._refused.discard(token)
             return

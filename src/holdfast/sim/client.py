@@ -78,6 +78,9 @@ class Observer(Protocol):
     def sent(self, client: SimClient, request: Request) -> None:
         """A request is sent."""
 
+    def quarantined(self, client: SimClient, script: str) -> None:
+        """A server in quarantine refused a script."""
+
     def forked(self, client: SimClient, parent: str) -> None:
         """The client goes on in a child; `parent` is the client's name in the tokens until now."""
 
@@ -129,7 +132,7 @@ class _Session(Session):
             lambda: SimBackground(client),
             lambda event: observer.told(client, event),
             polls=settings.polls,
-            longest_ttl=math.inf if client.quorum is None else LONGER * settings.ttl,
+            longest_ttl=LONGER * settings.ttl if client.quorum or settings.sentinel else math.inf,
             quorum=client.quorum,
         )
 
@@ -179,6 +182,7 @@ class SimClient:
         self._opening: dict[int | None, Future[None]] = {}
         self._for_whom: dict[Task, Task] = {}
         nodes = servers()
+        self._seat = nodes[0]
         self.background_nodes = SimNodes(self, nodes, loop=False)
         self.quorum: Quorum | None = None
         self._nodes: SimNodes | None = None
@@ -399,9 +403,20 @@ class SimClient:
     async def link(self, task: Task, timeout: float) -> Connection:
         """The task's connection; a new one takes a round trip."""
         link, server = self._links.get(task), self._servers()[0]
-        if link is None or not link.open or link.server is not server:
+        moved = link is not None and link.server is not server and not self._settings.sentinel
+        if link is None or not link.open or moved:
             link = self._links[task] = await self.connect(server, timeout)
+            self._moved(link.server)
         return link
+
+    def _moved(self, server: Server) -> None:
+        """Use no connection any more that leads to a server which was replaced."""
+        if self._settings.sentinel and self._seat is not server:
+            before, self._seat = self._seat, server
+            for connection in list(before.connections):
+                if connection.process is self.machine:
+                    connection.hang_up()
+            self.session.moved(server)
 
     async def connect(self, server: Server, timeout: float) -> Connection:
         """Make a connection, unless the server lost its data not long ago."""
@@ -409,6 +424,9 @@ class SimClient:
         link, name = Connection(self.machine, server), server.name
 
         def quarantine() -> float:
+            if self._settings.sentinel:
+                server.guard(LONGER * self._settings.ttl)
+                return 0.0
             return (server.young_until - self.world.now) / SECOND
 
         try:
@@ -443,7 +461,13 @@ class SimClient:
                 server.known.add(script.sha)
             elif server.forgetful and script.sha not in server.known:
                 raise ServerError("NOSCRIPT No matching script.")
-            before, reply = server.offset, server.script(script, keys, args)
+            before = server.offset
+            try:
+                reply = server.script(script, keys, args)
+            except ServerError as error:
+                if str(error).startswith("QUARANTINE"):
+                    self.observer.quarantined(self, script.name)
+                raise
             if server.offset > before:
                 link.offset = server.offset
             return reply

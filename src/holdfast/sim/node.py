@@ -12,8 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.scripts import GUARD
 from holdfast.sim.keyspace import Keyspace, ServerError
 from holdfast.sim.lua import Scripts
+from holdfast.sim.settings import OVERLAP
 from holdfast.sim.world import SECOND, Future
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
 LAG = (500, 20_000, 300_000, 1_500_000)
 LAG_WEIGHTS = (60, 25, 10, 5)
 """Microseconds by which a replica is behind, where that matters, and how often."""
+
+HOME, QUARANTINE = b"holdfast:home", b"holdfast:quarantine"
+LONG_UP = 3_600_000
+"""Milliseconds for which a server had been up when its run began."""
 
 _SCRIPTS = Scripts()
 
@@ -83,6 +89,8 @@ class Server:
         self._inbox: list[Callable[[], object]] = []
         self.down = False
         self._gone = self._wiped = False
+        self.starts = self.promotions = 0
+        """How often it was started again, and promoted."""
         self.young_until = 0
         """When it has been up for long enough, after it lost its data."""
         self.cut_off: set[tuple[str, str]] = set()
@@ -155,12 +163,35 @@ class Server:
     def _up(self) -> None:
         if self.down and not self._gone:
             self.down = False
+            self.starts += 1
             self.world.note("up", self.name)
             for follower in list(self.followers):
                 self.lead(follower)  # what was on its way to it is lost: it fetches everything
             if self._wiped:
                 self._wiped = False
                 self.young_until = self.world.now + int(self.settings.quarantine * SECOND)
+
+    def guard(self, longest_ttl: float) -> float:
+        """Greet a connection as `wire.guard` does; return the seconds of a quarantine."""
+        arguments = (
+            f"{self.name}:{self.starts}:{self.promotions}",
+            str(int(longest_ttl * 1000)),
+            str(int(OVERLAP * 1000)),
+            str(LONG_UP + self.world.now // 1000),
+            "1",  # a restart loses nothing
+            str(int(self.promotions > 0)),
+            "000",
+        )
+        answer = _SCRIPTS.run(GUARD.text, [HOME, QUARANTINE], arguments, self.data)
+        self._replicate()
+        assert isinstance(answer, bytes)  # noqa: S101 - it is what the script answers
+        return int(answer[:-3]) / 1000
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it grants no lock, because it may not know of locks that are held."""
+        left = self.data.run("PTTL", QUARANTINE)
+        return isinstance(left, int) and left > 0
 
     def end(self) -> list[Server]:
         """Be gone for good; the replicas that were waited for are left."""

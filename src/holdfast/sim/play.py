@@ -6,6 +6,7 @@ everybody has to finish.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,12 +33,13 @@ from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import Server
 from holdfast.sim.quorum_checks import QuorumChecks
-from holdfast.sim.settings import LONGER
+from holdfast.sim.settings import LONGER, OVERLAP
 from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.sim.choices import Choices
     from holdfast.sim.settings import Settings
@@ -113,6 +115,10 @@ class Play:
         """Let the server be gone, and one of its replicas be the one that is asked."""
         (old,) = self.servers
         self.world.note("failover", old.name, new.name)
+        new.promotions += 1
+        if self.settings.sentinel:
+            self._leave_alone(old, new)
+            return
         followers = old.end()
         self.servers = [new]
         for follower in followers:
@@ -120,6 +126,19 @@ class Play:
                 new.lead(follower)
         if followers:
             self._add_replica(f"{old.name}'")
+
+    def _leave_alone(self, old: Server, new: Server) -> None:
+        """Let a server that was replaced take writes for a while, of those who do not know yet."""
+        still = (0.0, 0.5, 0.95)[self.world.choices.pick("overlap", (1, 1, 1))] * OVERLAP
+        old.replica = None
+        self.servers = [new]
+        self.checks.failed_over()
+        self.world.after(int(still * SECOND), old.end)
+        spare = Server(self.world, f"{old.name}'", self.settings, drift=new.drift)
+        for key in sorted(new.data.keys()):
+            spare.data.put(key, new.data.entry(key))
+        spare.follow(new, 50_000)
+        spare.watcher = self.checks
 
     def _checks(self) -> Checks:
         key = self.spec.keys[0]
@@ -217,7 +236,9 @@ class Play:
             await self._work(client, grip)
         except Cancelled:
             self.checks.reached["cancelled while holding"] += 1
-        if self.world.choices.chance("hands off", self.settings.hand_off):
+        if self.world.choices.chance("drops", self.settings.drop):
+            self._drop(client, grip)
+        elif self.world.choices.chance("hands off", self.settings.hand_off):
             await self._hand_off(client, grip)
         else:
             await self._release(client, grip)
@@ -367,6 +388,22 @@ class Play:
         self.checks.adopted(client, hold, exported)
         await self._hold(client, grip)
 
+    def _drop(self, client: SimClient, grip: Grip) -> None:
+        """Forget a lease: it is renewed, and reported, until its client is closed."""
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        self.checks.dropped(client, hold)
+        later = LONGER * self.settings.ttl / 3 + 1.0  # when it was renewed at least once
+        self.world.after(int(later * SECOND), lambda: self._close_after(client, hold))
+
+    def _close_after(self, client: SimClient, hold: Hold) -> None:
+        """Close the client of a lease that was dropped."""
+        if client.machine.paused and not client.machine.crashed:
+            self.world.after(SECOND, lambda: self._close_after(client, hold))
+        elif not client.machine.crashed and not client.closed:
+            self.checks.reported(client, hold)
+            self.close(client)
+
     def close(self, client: SimClient) -> None:
         """Close a client amid whatever its tasks do; another one takes its place, or none."""
         self.world.note("closed", client.machine.name)
@@ -417,6 +454,8 @@ class Play:
         world = self.world
         if self.settings.calm:
             self._heal()
+        elif self.settings.brisk:
+            self._watch_over()
         try:
             if not world.run(self._done, TROUBLE):
                 self._heal()
@@ -475,10 +514,14 @@ class Play:
         for client in self.clients:
             client.immune = True
         self.checks.all_is_well()
-        if not self.settings.clock_jump:  # else waiters may be wrong about the holder's time
+        if self.settings.calm or not self.settings.brisk:  # else it does since the beginning
             self._watch_over()
 
     def _watch_over(self) -> None:
+        if self.settings.clock_jump:  # then waiters may be wrong about the holder's time
+            return
+        for server in self.servers:
+            self.checks.is_somebodys(server)
         if isinstance(self.checks, QuorumChecks):
             self.checks.won_by_somebody(any(map(self._asks, self.tasks)))
         else:
@@ -652,6 +695,8 @@ def _spec(settings: Settings) -> LockSpec:
         command_timeout=COMMAND_TIMEOUT,
         quorum=settings.nodes > 1,
         replicas=settings.replicas,
+        min_validity=settings.min_validity,
+        longest_ttl=LONGER * settings.ttl if settings.sentinel else math.inf,
     )
 
 

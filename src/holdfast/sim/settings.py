@@ -17,6 +17,9 @@ LONGER = 3.0
 HAND_OFF_MOST = 0.5
 """How probable it may be that a lease is handed on: who adopts it may do so too."""
 
+OVERLAP = 2.0
+"""Seconds for which a server that was replaced may still take writes, where there are Sentinels."""
+
 SLACK = 1.0  # as in the scripts
 """Seconds by which a fence may be ahead of a node's clock."""
 
@@ -43,6 +46,7 @@ class Settings:
     turns: int = 3  # of each task
     ttl: float = 2.0
     timeout: float | None = None
+    min_validity: float = 0.0  # seconds that a lease has left at least when it is granted
     renew: bool = True
     max_hold: float = 0.0  # seconds after which a lease is renewed no more; 0: no limit
     fair: bool = True
@@ -54,8 +58,10 @@ class Settings:
     hold: float = 0.3  # how long a turn takes, about
     drift: float = 0.005  # by which a clock may run fast or slow
     skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
+    sentinel: bool = False  # of one node: a promoted replica is in quarantine, as behind Sentinels
     replicas: int = 0  # of one node: all of them have what is granted, before it is
     loop: bool = False  # of several nodes: tasks share connections, as on an event loop
+    drop: float = 0.0  # a lease is dropped in the end, not released; its client is closed later
     hand_off: float = 0.0  # a lease is exported in the end, and not released
 
     # What may happen to a message
@@ -106,13 +112,20 @@ class Settings:
                 raise ValueError(f"more than 1 together, or below 0: {given}")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
             raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}, so that it ends some time")
+        self._check_lock()
+        self._check_nodes()
+
+    def _check_lock(self) -> None:
+        if not 0 <= self.min_validity < 0.99 * self.ttl - 0.001:  # what a lease of the ttl is worth
+            raise ValueError("min_validity: less than 99 % of the ttl")
         if not 0 <= self.max_hold <= LONGEST or (self.max_hold and not self.renew):
             raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
+        if not 0 <= self.drop <= HAND_OFF_MOST:
+            raise ValueError(f"drop: 0 to {HAND_OFF_MOST}, so that it ends some time")
         if self.owner and self.hand_off:
             raise ValueError("what has an owner is not exported: no hand_off")
         if self.owner and self.reentrant:
             raise ValueError("an owner may take it again anyway: not reentrant too")
-        self._check_nodes()
 
     def _check_nodes(self) -> None:
         if self.nodes < 1 or self.nodes % 2 == 0:
@@ -123,6 +136,8 @@ class Settings:
             raise ValueError("skew and loop are for several nodes")
         if self.nodes > 1 and (self.owner or self.failover or self.replicas):
             raise ValueError("owner, failover and replicas are for one node")
+        if self.sentinel and (self.nodes > 1 or self.replicas):
+            raise ValueError("sentinel is for one node, and no replica is waited for")
         if self.replicas < 0:
             raise ValueError("replicas: of one node, 0 for none")
         forgets = self.wipe or (self.nodes == 1 and (self.evict or self.failover))
@@ -152,9 +167,17 @@ class Settings:
         return not any(getattr(self, fault) for fault in delays)
 
     @property
+    def brisk(self) -> bool:
+        """Whether what goes wrong is noticed at once: answers are lost, and tasks cancelled."""
+        noticed = {"reset", "cancel", "doubled", "script_flush"}
+        faults = {fault for faults in TOGETHER for fault in faults} - noticed
+        return not any(getattr(self, fault) for fault in faults)
+
+    @property
     def trusts(self) -> bool:
         """Whether the assumptions hold under which nobody may believe beside another."""
-        forgets = (self.wipe and self.nodes == 1) or (self.failover and not self.replicas)
+        loses = self.failover and not self.replicas and not self.sentinel
+        forgets = (self.wipe and self.nodes == 1) or loses
         return not (forgets or self.evict or self.clock_jump)
 
     @property
@@ -163,6 +186,8 @@ class Settings:
 
         What it knew of leases has to be over, and its clock beyond every number it gave.
         """
+        if self.sentinel:
+            return LONGER * self.ttl + OVERLAP
         if self.nodes == 1:
             return 0.0
         return 1.05 * max(LONGER * self.ttl + self.lock_delay, 2 * (self.skew + SLACK + 0.2))

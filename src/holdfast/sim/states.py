@@ -43,6 +43,7 @@ STATES = (
     "an operator evicted the holder",
     "an operator came too late to evict",
     "an evicted holder was refused a renewal",
+    "a dropped lease was reported",
     "paused beyond the deadline",
     "a late write, refused by its fence",
     # Its end
@@ -50,6 +51,11 @@ STATES = (
     "a release while a renewal is under way",
     "a lock delay begun by a loss",
     "a holder that never released, followed",
+    # Another primary
+    "a server replaced by one in quarantine",
+    "a lock refused in quarantine",
+    "a renewal refused in quarantine",
+    "granted after a quarantine",
     # Several servers
     "votes given back",
     "a majority of votes given back",

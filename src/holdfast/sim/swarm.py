@@ -64,6 +64,11 @@ def _turns(random: Random, settings: Settings) -> int:
     return min(random.choice((1, 2, 3, 3)), most)
 
 
+def _min_validity(random: Random, settings: Settings) -> float:
+    """Draw what a lease has left at least: with much, a grant is too late after a slow message."""
+    return float(f"{random.choice((0.3, 0.8, 0.97)) * settings.ttl:.2g}")
+
+
 HOLD_MOST = 6.0
 """Seconds that a turn takes at most, about."""
 
@@ -96,6 +101,7 @@ SIZES: Mapping[str, Draw] = {
 FEATURES: Mapping[str, Draw] = {
     "timeout": Draw(0.2, _from(0.1, 5.0)),
     "renew": Draw(0.15, _off),
+    "min_validity": Draw(0.12, _min_validity),
     "max_hold": Draw(0.15, _from(0.1, 5.0)),
     "fair": Draw(0.15, _off),
     "lock_delay": Draw(0.2, _from(0.2, 30.0)),
@@ -105,6 +111,8 @@ FEATURES: Mapping[str, Draw] = {
     "uncounted": Draw(0.12, _on),
     "loop": Draw(0.5, _on),
     "hand_off": Draw(0.25, _from(0.05, 0.5)),
+    "drop": Draw(0.08, _from(0.05, 0.5)),
+    "sentinel": Draw(0.15, _on),
 }
 """What a lock, a client or a deployment may be like, each apart from the others."""
 

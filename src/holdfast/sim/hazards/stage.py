@@ -524,6 +524,9 @@ class Holder(Person):
     def renews(self, client: SimClient, token: str) -> None:
         """Nothing is made of renewals."""
 
+    def quarantined(self, client: SimClient, script: str) -> None:
+        """No server is in quarantine."""
+
     def forked(self, client: SimClient, parent: str) -> None:
         """Nothing forks."""
 
