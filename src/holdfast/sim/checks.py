@@ -402,7 +402,10 @@ class Checks:
         since, before = self._nobodys_since.get(server.name, (0, ""))
         client = name.split(":")[1] if name else ""
         excused = self._is_left(client) or self.world.doubled or self._forgetful
-        held = any(hold.token == name and self.alive(who, hold) for who, hold in self._holds)
+        shared = self.settings.owner  # the holds of others keep it under this name
+        held = any(
+            (shared or hold.token == name) and self.alive(who, hold) for who, hold in self._holds
+        )
         if not name or name != before or held or excused or self._is_passed_on(holder or b""):
             self._nobodys_since[server.name] = self.world.now, name
         elif self.world.now - since > CLEANED_UP + self.settings.lock_delay * SECOND:
@@ -775,6 +778,8 @@ class Checks:
 
     def _is_left(self, client: str) -> bool:
         """Whether nobody cleans up any more what this client left on the server."""
+        if self.settings.owner and (self._gone or self._closed):  # one of its holds may be theirs
+            return True
         return client in self._gone or client in self._closed
 
     def sent(self, client: SimClient, request: Request) -> None:

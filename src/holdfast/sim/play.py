@@ -91,6 +91,8 @@ class Play:
             self.operator.immune = True
         self._restarts: set[str] = set()  # names of clients that were started again
         self.healed = False
+        self._dropped: set[Hold] = set()
+        """Leases that were dropped, and whose clients are not closed yet."""
         self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
             (client, self._begin(client, f"t{number}"))
@@ -393,6 +395,7 @@ class Play:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
         self.checks.dropped(client, hold)
+        self._dropped.add(hold)
         later = LONGER * self.settings.ttl / 3 + 1.0  # when it was renewed at least once
         self.world.after(int(later * SECOND), lambda: self._close_after(client, hold))
 
@@ -400,7 +403,9 @@ class Play:
         """Close the client of a lease that was dropped."""
         if client.machine.paused and not client.machine.crashed:
             self.world.after(SECOND, lambda: self._close_after(client, hold))
-        elif not client.machine.crashed and not client.closed:
+            return
+        self._dropped.discard(hold)
+        if not client.machine.crashed and not client.closed:
             self.checks.reported(client, hold)
             self.close(client)
 
@@ -490,7 +495,7 @@ class Play:
             if not task.result.done and not task.process.crashed:
                 self._unfinished = task
                 return False
-        return True
+        return not self._dropped
 
     def _patience(self) -> int:
         """True time in which all turns have to be through once everything works."""
@@ -500,6 +505,8 @@ class Play:
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
         if settings.hand_off:  # it is held by several, or runs out
             each += 3 * each + LONGER * settings.ttl
+        if settings.drop:  # its client is closed, and it runs out
+            each += 3 * LONGER * settings.ttl + 1.0
         young = settings.quarantine
         return int((turns * each + dead + young + 10.0) * SECOND) + self._faults.jumped
 

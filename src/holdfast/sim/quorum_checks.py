@@ -325,7 +325,7 @@ class QuorumChecks(Checks):
         settings = self.settings
         left_over = 0.0
         # What a crashed holder had, nobody adopts or ran out, for as long as it was extended to.
-        runs_out = settings.max_hold or not settings.renew
+        runs_out = settings.max_hold or settings.drop or not settings.renew
         if settings.hand_off or runs_out or not settings.calm:
             left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
         return int((5.0 + left_over) * SECOND)

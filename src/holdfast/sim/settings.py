@@ -122,6 +122,8 @@ class Settings:
             raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
         if not 0 <= self.drop <= HAND_OFF_MOST:
             raise ValueError(f"drop: 0 to {HAND_OFF_MOST}, so that it ends some time")
+        if self.drop and self.reentrant:
+            raise ValueError("a dropped lease would be taken again: no drop with reentrant")
         if self.owner and self.hand_off:
             raise ValueError("what has an owner is not exported: no hand_off")
         if self.owner and self.reentrant:
