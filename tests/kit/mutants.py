@@ -1362,6 +1362,15 @@ OPERATED = [
         "DROP",
     ),
     Mutant(
+        "a release takes a majority",
+        "core/quorum.py",
+        "        if len(given) >= self.majority:\n            return max(given.values())",
+        "        if len(given) >= (1 if script is RELEASE else self.majority):\n"
+        "            return max(given.values())",
+        {**MANY, "calm": True, "freeze": 0.4, "restart": 0.2, "ttl": 10.0},
+        "S10",
+    ),
+    Mutant(
         "a forked child does not hold what its parent holds",
         "core/hold.py",
         "return self.state is HELD and now < self.deadline and self.process == process",

@@ -282,6 +282,14 @@ class QuorumChecks(Checks):
             self._through.add(hold)
         super().releasing(client, hold)
 
+    def ended(self, client: SimClient, hold: Hold, how: str) -> None:
+        """A client is through with the lock: if it was released, no majority has it any more."""
+        super().ended(client, hold, how)
+        token = hold.token.encode()
+        have = sum(look(node, [self._key, self._key])[0] == token for node in self._nodes)
+        if how == "release" and have >= self._majority and not self.world.doubled:
+            self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
+
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """A node's answer has reached a client."""
         script, _, args = request
