@@ -53,6 +53,9 @@ KEPT = {
     "an_evicted_lease_reported_as_missing": (
         "an eviction raises the fence counter in the delay too"
     ),
+    "a_renewal_sent_by_a_closed_client": (
+        "a renewal that waits to be sent is not sent by a closed client"
+    ),
     "a_renewal_repeated_without_a_pause": (
         "a renewal that failed at once is not repeated without a pause"
     ),

@@ -1118,6 +1118,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a renewal that waits to be sent is not sent by a closed client",
+        "core/renewer.py",
+        "item.live and not (closed and isinstance(item, Hold))]",
+        "item.live]",
+        {},
+        "CLOSE",
+    ),
+    Mutant(
         "an extension counts from the sending that was answered",
         "core/extend.py",
         "        asked_at = session.port.now()\n",

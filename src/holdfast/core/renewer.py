@@ -330,7 +330,8 @@ class Renewer:
         batch = self._next_batch()
         # Under way first, looked at second: a release does these two in the other order.
         self.under_way = dict.fromkeys(batch)
-        batch = [item for item in batch if item.live]
+        closed = self._closed  # since the batch was collected, perhaps: then no lease is renewed
+        batch = [item for item in batch if item.live and not (closed and isinstance(item, Hold))]
         if batch:
             asked_at = self._background.now()
             timeout = max(item.patience for item in batch)
