@@ -1389,8 +1389,8 @@ OPERATED = [
     Mutant(
         "a forked child is refused what it asks of its parent's lease",
         "core/release.py",
-        "    current = port.now() < hold.deadline and hold.process == port.process()",
-        "    current = port.now() < hold.deadline",
+        " and hold.process == port.process()\n    if current and hold.state is HELD and ref(",
+        "\n    if current and hold.state is HELD and ref(",
         FORKED,
         "S13",
     ),

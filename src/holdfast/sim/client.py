@@ -434,6 +434,9 @@ class SimClient:
         except (ConnectionResetError, TimeoutError):
             link.close()
             raise NodeUnavailable(f"cannot reach {name}", node=name) from None
+        except ServerError as refused:
+            link.close()
+            raise refusal(str(refused), name) from None
         except BaseException:
             link.close()
             raise

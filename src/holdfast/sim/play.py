@@ -333,7 +333,7 @@ class Play:
     async def _release(self, client: SimClient, grip: Grip) -> None:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
-        full = any(server.data.full for server in self.servers)
+        full = not self.settings.sentinel and any(server.data.full for server in self.servers)
         self.checks.releasing(client, hold)
         try:
             await release(client.session, grip)
