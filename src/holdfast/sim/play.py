@@ -383,7 +383,8 @@ class Play:
         except (Cancelled, HoldfastError) as error:
             self.world.note("turn ended", who, type(error).__name__)
             self._nothing_is_held(grip)
-            self.checks.not_adopted(exported, error)
+            if not client.closed:
+                self.checks.not_adopted(exported, error)
             return
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - adopt returned
