@@ -576,7 +576,8 @@ class _Directed(Choices):
         super().__init__()
         self.planned: dict[str, int] = {}
 
-    def _fresh(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - as planned
+    def pick(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - as planned
+        """Choose as planned, else 0."""
         return self.planned.pop(kind, 0)
 
 
