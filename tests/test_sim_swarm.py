@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.sim.choices import RandomChoices
+from holdfast.sim.play import play
 from holdfast.sim.settings import CALM, Settings
 from holdfast.sim.swarm import FAULTS, FEATURES, SIZES, draw, pairs_of, possible_pairs, switched_on
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SEEDS = range(3000)
 
@@ -77,6 +83,25 @@ def test_fixed_settings_are_as_given_and_the_others_are_drawn(fixed: dict[str, A
 def test_fixed_settings_that_do_not_go_together_are_refused(fixed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reentrant|node"):
         draw(0, fixed)
+
+
+class _Collected(RandomChoices):
+    """Collects garbage before every 50th choice."""
+
+    def pick(self, kind: str, weights: Sequence[float]) -> int:
+        if len(self.made) % 50 == 0:
+            gc.collect()
+        return super().pick(kind, weights)
+
+
+def test_a_run_does_not_depend_on_the_garbage_collector() -> None:
+    settings = [draw(seed, {"drop": 0.3, "fork": 0.05}) for seed in range(8)]
+    gc.disable()
+    try:
+        without = [play(each, RandomChoices(7)).trace for each in settings]
+    finally:
+        gc.enable()
+    assert [play(each, _Collected(7)).trace for each in settings] == without
 
 
 def test_settings_that_differ_from_a_calm_run_are_named() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from holdfast.core.acquire import acquire
 from holdfast.core.evict import evict
@@ -93,6 +94,8 @@ class Play:
         self.healed = False
         self._dropped: set[Hold] = set()
         """Leases that were dropped, and whose clients are not closed yet."""
+        self._grips: list[Grip] = []
+        """All of them, to the end: no run may depend on the garbage collector."""
         self.asking: set[Task] = set()
         self.tasks: list[tuple[SimClient, Task]] = [
             (client, self._begin(client, f"t{number}"))
@@ -209,7 +212,7 @@ class Play:
     async def _turn(self, client: SimClient) -> None:
         choices, settings = self.world.choices, self.settings
         await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
-        grip, began = Grip(), client.now()
+        grip, began = self._grip(), client.now()
         who = client.machine.name
         self.world.note("asks", who)
         asking = client.actor()
@@ -231,6 +234,11 @@ class Play:
         assert hold is not None  # noqa: S101 - acquire returned
         self.checks.granted(client, hold)
         await self._hold(client, grip)
+
+    def _grip(self) -> Grip:
+        grip = Grip()
+        self._grips.append(grip)
+        return grip
 
     async def _hold(self, client: SimClient, grip: Grip) -> None:
         """Work with what was granted or adopted, then release it or hand it on."""
@@ -305,7 +313,7 @@ class Play:
 
     async def _again(self, client: SimClient) -> None:
         """Take the lock again while holding it."""
-        grip = Grip()
+        grip = self._grip()
         hold, began = client.session.held.get(self.spec.keys[0]), client.now()
         try:
             await acquire(client.session, self.spec, 5.0, grip)
@@ -375,7 +383,7 @@ class Play:
 
     async def _adopt(self, client: SimClient, text: str, exported: str, later: float) -> None:
         """Adopt it, and go on as if it had been acquired."""
-        who, grip = client.machine.name, Grip()
+        who, grip = client.machine.name, self._grip()
         await client.sleep(later)
         self.world.note("adopts", who)
         try:
@@ -396,6 +404,8 @@ class Play:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
         self.checks.dropped(client, hold)
+        gone = Grip()  # what `grip` is to a collector that finds it at once
+        hold.grips = {ref(gone)}
         self._dropped.add(hold)
         later = LONGER * self.settings.ttl / 3 + 1.0  # when it was renewed at least once
         self.world.after(int(later * SECOND), lambda: self._close_after(client, hold))
