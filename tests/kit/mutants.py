@@ -883,7 +883,7 @@ MUTANTS = [
         "  ticket = '0'\nend",
         "end",
         PAIRS,
-        "L2",
+        "FIFO L2",
     ),
     Mutant(
         "a release hands over",
@@ -1152,7 +1152,8 @@ RESET_LONG: Worlds = {"ttl": 10.0, "hold": 3.0, "reset": 0.05}
 DROPPED: Worlds = {"calm": True, "drop": 0.2}
 FORKED: Worlds = {"fork": 0.02}
 FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
-CLOSED: Worlds = {"close": 0.2}
+CLOSED: Worlds = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
+CLOSED_LIMITED: Worlds = {"calm": True, "close": 0.3, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 UNCOUNTED: Worlds = {"uncounted": True}
@@ -1433,8 +1434,16 @@ OPERATED = [
     Mutant(
         "a closed client renews nothing",
         "core/renewer.py",
-        "if not hold.renewing or self._closed:",
-        "if not hold.renewing:",
+        "        if self._closed:\n            return False\n        if due",
+        "        if due",
+        CLOSED_LIMITED,
+        "CLOSE",
+    ),
+    Mutant(
+        "a renewal that waits is not sent once the client is closed",
+        "core/renewer.py",
+        "if item.live and not (closed and isinstance(item, Hold))]",
+        "if item.live]",
         CLOSED,
         "CLOSE",
     ),

@@ -301,13 +301,15 @@ class Renewer:
         return True
 
     def _may_renew(self, hold: Hold, due: float) -> bool:
+        if self._closed:
+            return False
         if due >= hold.renew_until and hold.renewing:
             hold.renewing = False
             detail = f"held for max_hold={hold.spec.max_hold} s: it is not renewed any more"
             self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
         if hold.forsaken is not None and hold.forsaken():
             hold.renewing = False
-        if not hold.renewing or self._closed:
+        if not hold.renewing:
             return False
         # A task that is done keeps its result, or the frames of its error, and so its lease.
         if hold.spec.owner is None and hold.actor is not None and self._has_ended(hold.actor):

@@ -699,6 +699,8 @@ class Checks:
         refused = event.kind == "renewal_failed" and "OOM" in event.detail
         if refused and not self.settings.sentinel:
             self.fail("L8", "a full server refused a renewal")
+        if client.closed and event.kind in {"not_released", "max_hold"}:
+            self.fail("CLOSE", f"{event.kind} is reported of a client that renews nothing any more")
         if event.kind == "not_released":
             self.reached["a dropped lease was reported"] += 1
             self._reported.add((client.machine.name, event.fence))
