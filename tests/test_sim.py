@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
     from holdfast.sim.client import SimClient
 
 KEPT = sorted((Path(__file__).parent / "worlds").glob("*.json"))
-SECONDS, RUNS = 40, 1500
-"""How long the sweep of `make test` may take; that of `make soak` has many more runs."""
 
 # Every promise, in many runs
 
 
 @pytest.mark.first
-def test_no_run_of_a_sweep_breaks_a_promise() -> None:
-    began = time.monotonic()
-    report = sweep(range(RUNS), go_on=lambda _: time.monotonic() < began + SECONDS)
+@pytest.mark.parametrize(
+    "seeds", [range(400), pytest.param(range(400, 1500), marks=pytest.mark.long)], ids=str
+)
+def test_no_run_of_a_sweep_breaks_a_promise(seeds: range) -> None:
+    report = sweep(seeds)
     assert [(each.seed, each.check, each.detail) for each in report.found] == []
     assert set(report.reached) <= set(STATES)
 
@@ -77,7 +76,9 @@ def test_what_was_found_once_is_not_found_again(kept: Path) -> None:
 # The same each time
 
 
-@pytest.mark.parametrize("first", range(0, 100, 20))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(20, 100, 20))]
+)
 def test_a_seed_gives_the_same_run_byte_for_byte(first: int) -> None:
     for seed in range(first, first + 20):
         settings = draw(seed)

@@ -381,7 +381,7 @@ def test_garbage_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
-    with on_screen("sim", "run", "--seeds", "60", "--jobs", "2", cwd=tmp_path) as screen:
+    with on_screen("sim", "run", "--seeds", "30", "--jobs", "2", cwd=tmp_path) as screen:
         screen.until("━.* [0-9]+ runs in .* per second")
         assert screen.to_the_end() == 0
     assert "\x1b[" in screen.text

@@ -1476,15 +1476,5 @@ OPERATED = [
 
 MUTANTS += QUORUM + REPLICAS + HAND_OFF + OPERATED
 
-LONG_HUNTS = {
-    "a node that lost its data is not asked",
-    "a lease begins when its votes are counted",
-    "what comes after all is seen to",
-    "what turns out to come after all is buried too",
-    "what is exported is not taken back by a late answer",
-    *(mutant.name for mutant in MUTANTS if mutant.worlds in (MANY_LONG, PASSED_LATE)),
-}
-"""What is rare, or takes worlds in which leases are held for long."""
-
 if __name__ == "__main__":
     _main()
