@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
+_USED_PORTS: deque[socket.socket] = deque()
+_USED_PORTS_KEPT = 200
+
 _STATE_OF_A_CONNECTION = {b"AUTH", b"HELLO", b"SELECT"}
 _ANSWERED_BY_PUSH = {
     prefix + word for prefix in (b"", b"P", b"S") for word in (b"SUBSCRIBE", b"UNSUBSCRIBE")
@@ -224,6 +227,21 @@ class _Link:
                 self.close()
 
 
+def _keep_from_others(port: int) -> None:
+    """Keep a port that was ours from the next proxies and servers, of all workers, for a while.
+
+    A client may outlive its test for a moment and connect again, and another test would count its
+    requests. The socket is bound and never listens, so that such a client is refused.
+    """
+    while len(_USED_PORTS) >= _USED_PORTS_KEPT:
+        _USED_PORTS.popleft().close()
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):  # another process was quicker
+        kept.bind((HOST, port))
+    _USED_PORTS.append(kept)
+
+
 class Proxy(Faults):
     """The proxy: a port that stands for the server's, with the faults of its base in between."""
 
@@ -258,6 +276,7 @@ class Proxy(Faults):
             socket.create_connection((HOST, self.port), PATIENCE).close()
             self._acceptor.join(PATIENCE)
         self._listener.close()
+        _keep_from_others(self.port)
         for link in self._links:
             link.close()
         for link in self._links:

@@ -33,7 +33,6 @@ Reply: TypeAlias = Any
 
 HOST = "127.0.0.1"
 
-_GRACE = 1.0
 _PORT_ATTEMPTS = 10
 _MEMORY, _ROOM = "/dev/shm", 1 << 30  # noqa: S108 - `mkdtemp` makes a folder there
 _KIT_TRAFFIC = {"info", "config|resetstat"}
@@ -233,13 +232,7 @@ class Server:
     def stop(self) -> None:
         """End the process and leave nothing behind; harmless when done before."""
         if self._process is not None:
-            self.thaw()
-            self._process.terminate()
-            try:
-                self._process.wait(_GRACE)
-            except subprocess.TimeoutExpired:  # An endless script ignores SIGTERM.
-                self._process.kill()
-            self._wait_for_end()
+            self.kill()  # what it would still write is removed with its folder
         self._port_claim.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
