@@ -252,9 +252,9 @@ interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExcepti
 
 
 at_many_lines = pytest.mark.parametrize(
-    "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(6, id="some")]
+    "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(12, id="some")]
 )
-"""Of a long operation, each line in `make long`, and one of six in `make test`."""
+"""Of a long operation, each line in `make long`, and one of twelve in `make test`."""
 
 
 @interrupted
@@ -416,7 +416,7 @@ def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: 
                 at += 1
                 continue
             break
-        assert at > 40
+        assert at > 1
 
 
 @interrupted
