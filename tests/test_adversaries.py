@@ -18,6 +18,7 @@ from holdfast.core import renewer
 from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import tombstones
+from kit.matrix import with_one_client_each
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ async def test_s2_an_extend_counts_from_before_its_sending(far: Any, proxy: Prox
 # S3: the deadline needs nobody's help
 
 
+@pytest.mark.only_client("threads")
 async def test_s3_a_lease_ends_on_time_although_the_server_hangs(
     face: Face, own_server: Server
 ) -> None:
@@ -135,6 +137,7 @@ async def test_s4_a_holder_that_expired_does_not_free_its_successors_lock(
     await new.release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
     face: Face, far: Any, proxy: Proxy
 ) -> None:
@@ -174,6 +177,7 @@ async def test_a_server_is_told_of_a_release_for_as_long_as_the_lock_delay_lasts
     await face.eventually(is_gone)
 
 
+@pytest.mark.only_client("threads")
 async def test_s5_an_extend_answered_after_the_deadline_is_a_loss(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -198,7 +202,7 @@ async def test_s5_an_extend_answered_after_the_deadline_is_a_loss(
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["silence", "reset"])
-@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
 async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
     k: int,
     close: bool,
@@ -220,7 +224,7 @@ async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
     assert proxy.rules_left == 0
 
 
-@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
 async def test_s9_whichever_request_is_lost_it_is_made_good(
     k: int, far: Any, proxy: Proxy, server: Server
 ) -> None:
@@ -233,7 +237,7 @@ async def test_s9_whichever_request_is_lost_it_is_made_good(
     assert proxy.rules_left == 0
 
 
-@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
 async def test_s9_whichever_request_is_doubled_it_counts_once(
     k: int, far: Any, proxy: Proxy, server: Server
 ) -> None:
@@ -399,6 +403,7 @@ async def test_s17_a_ttl_that_rounds_to_nothing_is_refused_by_client_and_script(
 # L1, L4, L8: it goes on
 
 
+@pytest.mark.only_client("asyncio")
 async def test_l4_acquire_returns_by_its_timeout_and_one_commands(
     face: Face, own_server: Server
 ) -> None:
@@ -492,6 +497,7 @@ async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_serv
     assert own_server.command("EXISTS", KEY, "holdfast:{b}", "holdfast:{c}") == 0
 
 
+@pytest.mark.only_client("threads")
 async def test_a_renewal_that_fails_is_tried_again_until_it_works(face: Face, proxy: Proxy) -> None:
     events: list[holdfast.Event] = []
     client = face.connect(proxy.url, command_timeout=0.3, on_event=events.append)

@@ -15,6 +15,7 @@ from holdfast.core.atomic import own_script
 from holdfast.wire import sealed
 from kit.faces import Tasks
 from kit.faults import says
+from kit.matrix import with_one_client_each
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ async def tell_all(atomic: Any, server: Server, *, ids: bool) -> int:
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["silence", "reset"])
-@pytest.mark.parametrize("k", range(1, REQUESTS + 1))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, REQUESTS + 1)))
 async def test_whichever_answer_is_lost_what_has_an_id_is_done_once(
     k: int, close: bool, far: Any, proxy: Proxy, server: Server
 ) -> None:
@@ -172,6 +173,7 @@ async def test_without_an_id_an_answer_that_never_comes_is_said_to_be_unknown(
     assert proxy.rules_left == 0
 
 
+@pytest.mark.only_client("threads")
 async def test_an_id_outlives_the_operation_that_could_not_be_answered(
     face: Face, far: Any, proxy: Proxy, server: Server
 ) -> None:

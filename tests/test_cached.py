@@ -34,6 +34,7 @@ from holdfast.core.value import Kept, Wanted, describe_cache, is_due
 from holdfast.faces.recipe import Recipe
 from holdfast.scripts import CLAIM, INVALIDATE, LOOK, RELEASE, STORE
 from kit.contention import waiters
+from kit.matrix import with_one_client_each
 from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
@@ -478,6 +479,7 @@ async def test_a_failure_in_the_background_is_told_and_the_old_value_served_mean
     assert await function() == 4
 
 
+@pytest.mark.only_client("threads")
 async def test_after_a_failure_in_the_background_it_is_tried_again(
     face: Face, client: Any, work: Work, server: Server
 ) -> None:
@@ -738,12 +740,14 @@ REQUESTS = 5
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        lambda proxy, k: proxy.swallow_reply(k),
-        lambda proxy, k: proxy.swallow_reply(k, close=True),
-        lambda proxy, k: proxy.drop_request(k),
-        lambda proxy, k: proxy.duplicate_request(k),
-    ],
+    with_one_client_each(
+        [
+            lambda proxy, k: proxy.swallow_reply(k),
+            lambda proxy, k: proxy.swallow_reply(k, close=True),
+            lambda proxy, k: proxy.drop_request(k),
+            lambda proxy, k: proxy.duplicate_request(k),
+        ]
+    ),
     ids=["lost reply", "lost connection", "lost request", "doubled request"],
 )
 async def test_s9_whatever_is_lost_or_doubled_values_are_right_and_nothing_stays_locked(
@@ -900,7 +904,7 @@ STAMPEDE = {
 }
 
 
-@pytest.mark.parametrize("kind", list(STAMPEDE))
+@pytest.mark.parametrize("kind", [pytest.param("threads", marks=pytest.mark.long), "asyncio"])
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
     kind: str, server: Server

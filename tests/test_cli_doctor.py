@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import PROGRAMS
 from holdfast import embedded
 from holdfast.cli.app import app
 from holdfast.doctor import gathering
 from holdfast.doctor.checks import NAMES
 from holdfast.doctor.report import examine
+from kit.matrix import PROGRAMS
 from kit.servers import Server
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import valkey
 import valkey.asyncio
 
 import holdfast
-from conftest import PROGRAMS
 from holdfast.wire.clock import now
+from kit.matrix import PROGRAMS
 from kit.servers import Server, StartError
 from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import PATIENCE, eventually
@@ -369,6 +369,7 @@ def untrusting(library: Any, port: int) -> list[object]:
     ]
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
 async def test_a_client_that_checks_no_certificates_is_taken_over_as_it_is(
     library: Any, face: Face, server: Server

@@ -12,6 +12,7 @@ import holdfast
 from holdfast import embedded
 from holdfast.wire.clock import now
 from kit.homes import settle_in
+from kit.matrix import with_one_client_each
 from kit.proxy import HOST, Proxy
 from kit.sentinels import SERVICE, Sentinel
 from kit.servers import Server, claim_port, programs
@@ -105,7 +106,10 @@ def three_servers() -> Iterator[Slow]:
 
 
 @pytest.mark.parametrize(
-    "deployment", [one_server, over_tls, behind_a_sentinel, one_node_cluster, three_servers]
+    "deployment",
+    with_one_client_each(
+        [one_server, over_tls, behind_a_sentinel, one_node_cluster, three_servers]
+    ),
 )
 async def test_all_steps_of_connecting_share_one_command_timeout(
     face: Face, deployment: Any
@@ -122,6 +126,7 @@ async def test_all_steps_of_connecting_share_one_command_timeout(
         assert now() - began < STEPS * DELAY / 2
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.parametrize("timeout", [0, 0.001])
 async def test_starting_the_embedded_server_takes_nothing_of_the_timeout(
     face: Face,

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import PROGRAMS
 from holdfast.cli.app import app
 from holdfast.doctor import gathering
 from holdfast.doctor.checks import findings_in
 from holdfast.doctor.checks.timing import offset
 from holdfast.doctor.facts import Deployment, Kind, Member, Node, Sentinel, TimeSample
 from holdfast.doctor.report import Report, examine
+from kit.matrix import PROGRAMS
 from kit.servers import ReplyError, Server, StartError, commands_processed
 from kit.tls_front import CERTIFICATE, TlsFront
 from kit.waiting import eventually
@@ -738,11 +738,11 @@ def test_sentinels_that_are_none_or_not_there_are_told(sound: Server) -> None:
 # ---- clusters
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_wrong_with_a_cluster_is_told(program: str) -> None:
     with contextlib.ExitStack() as stack:
         words = ("--cluster-node-timeout", "1000")
-        nodes = [stack.enter_context(cluster_node(program, *words)) for _ in range(3)]
+        nodes = [stack.enter_context(cluster_node(PROGRAMS[program], *words)) for _ in range(3)]
         first = nodes[0]
         for index, (node, slots) in enumerate(
             zip(nodes, [(0, 5000), (5001, 10000), (10001, 16383)], strict=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from kit.matrix import with_one_client_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ def of_kind(events: list[holdfast.Event], kind: str) -> Callable[[], Any]:
     return check
 
 
+@pytest.mark.only_client("threads")
 async def test_a_dropped_lease_warns_and_is_reported_and_stays_held(
     face: Face, server: Server
 ) -> None:
@@ -144,7 +146,9 @@ async def never_acquired(client: Any, _: Server) -> None:
         assert await client.lock("a").try_acquire() is None
 
 
-@pytest.mark.parametrize("end", [released, left, lost, exported, closed, never_acquired])
+@pytest.mark.parametrize(
+    "end", with_one_client_each([released, left, lost, exported, closed, never_acquired])
+)
 async def test_a_lease_that_was_ended_in_another_way_is_not_reported(
     face: Face, server: Server, end: Callable[[Any, Server], Any]
 ) -> None:

@@ -25,6 +25,7 @@ from holdfast.wire.process import close_after_fork
 from kit.clusters import Cluster
 from kit.contention import waiters
 from kit.homes import settle_in
+from kit.matrix import with_one_client_each
 from kit.processes import Process
 from kit.servers import ONE_KIND, ReplyError, Server, programs
 from kit.tls_front import CERTIFICATE, TlsFront
@@ -330,7 +331,7 @@ def has_a_waiter(server: Server) -> bool:
         return False
 
 
-@pytest.mark.parametrize("deployed", [alone, by_tls, quorum, cluster])
+@pytest.mark.parametrize("deployed", with_one_client_each([alone, by_tls, quorum, cluster]))
 async def test_a_forked_child_has_none_of_its_parents_connections(
     face: Face, deployed: Callable[[], contextlib.AbstractContextManager[Deployed]]
 ) -> None:

@@ -186,7 +186,7 @@ def test_a_child_forked_amid_storing_a_value_leaves_that_to_its_parent(own_serve
     assert forked_amid("store", [own_server], "returns") == PARENT
 
 
-@pytest.mark.parametrize("how", ["returns", "exits"])
+@pytest.mark.parametrize("how", ["returns", pytest.param("exits", marks=pytest.mark.long)])
 @pytest.mark.parametrize("operation", ["acquire", "adopt", "release"])
 def test_a_child_forked_amid_an_operation_on_a_quorum_sends_nothing(
     operation: str, how: str

@@ -133,6 +133,7 @@ in_many_turns = pytest.mark.parametrize(
 """Each worker's: 512 in all in `make test`, ten thousand in `make long`."""
 
 
+@pytest.mark.only_client("threads")
 @in_many_turns
 def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and_at_once(
     server: Server, face: Face, turns: int
@@ -171,10 +172,12 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     assert commands["publish"] <= 2 * len(holds) + beginning + stalls
 
 
+@pytest.mark.only_client("asyncio")
+@pytest.mark.parametrize("turns", [5, pytest.param(15, marks=pytest.mark.long)])
 def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
-    server: Server, face: Face
+    server: Server, face: Face, turns: int
 ) -> None:
-    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=15)
+    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:
         done = threading.Event()
 
@@ -191,7 +194,7 @@ def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
             cutting.join()
         ledger = Ledger(monitor.lines())
 
-    assert len(holds) == PROCESSES * WORKERS * 15
+    assert len(holds) == PROCESSES * WORKERS * turns
     check_exclusion(holds)
     check_fences(holds)
     check_updates(holds, left=int(server.command("GET", COUNTER)))

@@ -15,6 +15,7 @@ import holdfast
 from holdfast.wire.clock import now
 from kit.contention import KEY, in_line, waiters
 from kit.homes import settle_in
+from kit.matrix import with_one_client_each
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -77,7 +78,7 @@ def is_clean(servers: list[Server]) -> bool:
     return not any(server.command("EXISTS", KEY) or waiters(server) for server in servers)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("known", with_one_client_each([True, False]), ids=["connected", "new"])
 async def test_a_timeout_ends_in_time_although_the_server_hangs(
     face: Face, servers: list[Server], known: bool
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_timeout_ends_in_time_although_the_server_hangs(
     eventually(lambda: is_clean(servers), within=PATIENCE, what="nothing is left behind")
 
 
+@pytest.mark.only_client("threads")
 async def test_a_server_that_hangs_is_reported_after_three_to_five_command_timeouts(
     face: Face, one: list[Server]
 ) -> None:
@@ -106,6 +108,7 @@ async def test_a_server_that_hangs_is_reported_after_three_to_five_command_timeo
         assert 3 * limit <= now() - began < 5 * limit + IN_TIME
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_waiter_times_out_in_time_although_the_server_hangs(
     face: Face, one: list[Server]
 ) -> None:
@@ -134,6 +137,7 @@ async def test_no_timeout_is_too_short_for_a_free_lock(face: Face, servers: list
         await lease.release()
 
 
+@pytest.mark.only_client("threads")
 async def test_a_caller_that_does_not_wait_has_a_command_timeout_for_its_try(
     face: Face, one: list[Server]
 ) -> None:

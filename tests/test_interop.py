@@ -143,6 +143,7 @@ async def test_a_key_held_by_python_redis_lock_is_not_ours(
     await (await lock.acquire(timeout=PATIENCE)).release()
 
 
+@pytest.mark.only_client("threads")
 async def test_a_key_held_by_us_is_not_python_redis_locks(
     client: Any, theirs: redis.Redis, server: Server
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
         assert threads.refused == 2
 
 
+@pytest.mark.only_client("threads")
 async def test_a_loss_is_delivered_once_a_thread_can_be_started_again(
     face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_listener_that_raises_a_base_exception_receives_the_next_event(server:
 # Why a lease was lost
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_restart_without_data_is_reported_as_a_missing_key(
     face: Face, own_server: Server
 ) -> None:

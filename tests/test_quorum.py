@@ -222,6 +222,7 @@ async def test_it_can_be_taken_again_extended_and_handed_to_another_client(
     assert await lock.try_acquire() is not None
 
 
+@pytest.mark.only_client("threads")
 async def test_nobody_gets_it_for_the_lock_delay_after_a_loss(
     face: Face, three: list[Server]
 ) -> None:
@@ -247,6 +248,7 @@ async def test_a_lease_is_given_only_with_enough_of_its_time_left(
 # Failing nodes
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_minority_may_be_gone(face: Face, own_three: list[Server]) -> None:
     events = Events()
     client = face.connect(urls(own_three), on_event=events)
@@ -267,6 +269,7 @@ async def test_a_minority_may_be_gone(face: Face, own_three: list[Server]) -> No
     await face.eventually(is_back)
 
 
+@pytest.mark.only_client("threads")
 async def test_without_a_majority_nothing_is_held_and_each_node_is_named(
     face: Face, own_three: list[Server]
 ) -> None:
@@ -314,6 +317,7 @@ async def test_who_finds_it_held_does_not_wait_for_a_node_that_hangs(
     await soon(face, lambda: votes == 0 or five[0].command("EXISTS", KEY) == 0)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
     face: Face, three: list[Server], roads: list[Proxy]
 ) -> None:
@@ -326,6 +330,7 @@ async def test_a_node_that_comes_back_gives_up_what_it_was_not_told_to(
     await soon(face, lambda: nothing_is_left(three))
 
 
+@pytest.mark.only_client("threads")
 async def test_a_node_that_hangs_is_told_once_and_not_with_every_lock(
     face: Face, five: list[Server]
 ) -> None:
@@ -340,6 +345,7 @@ async def test_a_node_that_hangs_is_told_once_and_not_with_every_lock(
     assert [event.kind for event in events.seen] == ["node_failed"]
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_node_that_refuses_to_write_is_told_of_once(
     face: Face, own_three: list[Server]
 ) -> None:
@@ -378,6 +384,7 @@ async def test_a_node_that_is_set_up_wrongly_is_named_and_done_without(
     assert bad.url in events.of("node_failed")[0]
 
 
+@pytest.mark.only_client("threads")
 async def test_it_is_kept_alive_by_a_majority(face: Face, own_three: list[Server]) -> None:
     client = face.connect(urls(own_three))
     lease = await client.lock("a", ttl=1.0).acquire()
@@ -432,6 +439,7 @@ async def test_that_a_majority_has_lost_it_is_noticed_by_the_next_renewal(
         lease.check()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_it_is_lost_at_its_deadline_when_no_majority_answers(
     face: Face, three: list[Server]
 ) -> None:
@@ -545,6 +553,7 @@ async def test_nodes_are_told_of_a_release_for_as_long_as_the_lock_delay_lasts_t
     await soon(face, lambda: nothing_is_left(three))
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.parametrize("how", ["released", "adopted"])
 async def test_a_token_that_nothing_more_can_be_done_about_is_not_remembered(
     face: Face, roads: list[Proxy], monkeypatch: pytest.MonkeyPatch, how: str
@@ -577,6 +586,7 @@ async def test_a_lease_that_is_on_no_node_any_more_is_not_remembered(
     await soon(face, lambda: whereabouts.of(lease.token) is None)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_lease_outlives_nodes_that_lose_it_one_after_the_other(
     face: Face, three: list[Server]
 ) -> None:
@@ -639,6 +649,7 @@ def forgetful() -> Iterator[list[Server]]:
         yield [stack.enter_context(server) for server in servers]
 
 
+@pytest.mark.only_client("threads")
 async def test_a_node_that_may_have_lost_locks_has_no_vote_for_the_longest_ttl(
     face: Face, forgetful: list[Server]
 ) -> None:
@@ -654,6 +665,7 @@ async def test_a_node_that_may_have_lost_locks_has_no_vote_for_the_longest_ttl(
         client.lock("a", ttl=41)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_it_has_one_again_afterwards(
     face: Face, forgetful: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -767,6 +779,7 @@ async def test_an_adopted_lease_has_its_fence_also_where_nodes_number_it_differe
     assert (await near.lock("a").acquire()).fence > lease.fence
 
 
+@pytest.mark.only_client("threads")
 async def test_a_late_answer_to_its_exporter_does_not_take_an_exported_lease_from_a_node(
     face: Face, three: list[Server]
 ) -> None:
@@ -799,6 +812,7 @@ async def test_a_late_answer_to_its_exporter_does_not_take_an_exported_lease_fro
         await adopted.release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_an_exported_lease_does_not_come_back_by_a_late_vote_when_it_was_adopted(
     face: Face, three: list[Server]
 ) -> None:
@@ -842,6 +856,7 @@ async def test_an_adoption_without_a_majority_leaves_nothing_and_one_with_it_is_
     await face.eventually(is_over)
 
 
+@pytest.mark.only_client("threads")
 async def test_answers_that_nobody_has_read_are_no_failure(face: Face, five: list[Server]) -> None:
     events = Events()
     client = face.connect(urls(five), command_timeout=1, on_event=events)
@@ -852,6 +867,7 @@ async def test_answers_that_nobody_has_read_are_no_failure(face: Face, five: lis
     assert not events.of("node_failed")
 
 
+@pytest.mark.only_client("asyncio")
 async def test_one_server_under_two_names_has_one_vote(face: Face, three: list[Server]) -> None:
     again = f"unix://{three[0].unix_path}"
     client = face.connect([three[0].url, again, three[1].url])
@@ -974,6 +990,7 @@ async def test_who_waits_is_told_also_where_a_node_does_not_have_the_lease(
     await got.release()
 
 
+@pytest.mark.only_client("threads")
 async def test_who_gives_up_waiting_leaves_no_word_behind(face: Face, three: list[Server]) -> None:
     near, far = face.connect(urls(three)), face.connect(urls(three))
     lease = await near.lock("a").acquire()

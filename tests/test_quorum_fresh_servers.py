@@ -52,6 +52,7 @@ def in_quarantine(server: Server) -> bool:
     return bool(server.command("EXISTS", guard.QUARANTINE))
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.usefixtures("_short_quarantine")
 @pytest.mark.parametrize(("timeout", "settings"), [(90, ()), (None, DURABLE)])
 async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
@@ -67,6 +68,7 @@ async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
         lease.check()
 
 
+@pytest.mark.only_client("asyncio")
 @pytest.mark.usefixtures("_short_quarantine")
 async def test_a_majority_that_may_vote_is_enough(
     face: Face, start: Callable[..., list[Server]]
@@ -114,6 +116,7 @@ async def test_nodes_that_fail_for_other_reasons_are_named_once(
     assert [str(caught.value).count(server.url) for server in servers] == [1, 1, 1]
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.usefixtures("_short_quarantine")
 async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
     face: Face, start: Callable[..., list[Server]]
@@ -137,6 +140,7 @@ async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
         await lease.release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_when_the_timeout_ends_the_error_names_each_absent_node(
     face: Face, start: Callable[..., list[Server]]
 ) -> None:
@@ -150,6 +154,7 @@ async def test_when_the_timeout_ends_the_error_names_each_absent_node(
         assert "cannot reach" in caught.value.nodes[server.url]
 
 
+@pytest.mark.only_client("threads")
 async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(face: Face) -> None:
     with Sentinels(PROGRAMS[0]) as service:
         settle_in(service.primary)
@@ -165,6 +170,7 @@ async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(fac
         await (await waiting.result()).release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_closing_a_client_ends_the_wait_for_its_nodes(
     face: Face, start: Callable[..., list[Server]]
 ) -> None:

@@ -30,6 +30,7 @@ from holdfast.core import renewer
 from holdfast.faces import redis_home, redis_lock
 from kit.contention import waiters
 from kit.faces import Tasks
+from kit.matrix import with_one_client_each
 from kit.redis_py import User
 from kit.servers import commands_processed
 from kit.waiting import PATIENCE, eventually
@@ -195,6 +196,7 @@ async def test_whether_it_blocks_is_a_setting_that_a_call_may_override(user: Use
     await holder.release()
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.parametrize("sleep", [0.1, 60])
 async def test_blocking_ends_by_the_blocking_timeout_and_hardly_sooner(
     user: User, server: Server, sleep: float
@@ -486,6 +488,7 @@ async def test_waiters_are_served_in_the_order_in_which_they_came(
     assert not waiters(server, QUEUE)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_waiting_asks_nothing_and_is_woken_by_one_push(
     face: Face, user: User, other: User, server: Server
 ) -> None:
@@ -552,13 +555,15 @@ async def test_each_taking_has_a_greater_fence(user: User, other: User) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"reset": True},
-        {"reset": True, "token": "given"},
-        {"reset": True, "timeout": 5, "token": "given"},
-        {"reset": False, "timeout": 0.5},
-        {"reset": False, "timeout": 5, "token": "given"},
-    ],
+    with_one_client_each(
+        [
+            {"reset": True},
+            {"reset": True, "token": "given"},
+            {"reset": True, "timeout": 5, "token": "given"},
+            {"reset": False, "timeout": 0.5},
+            {"reset": False, "timeout": 5, "token": "given"},
+        ]
+    ),
     ids=str,
 )
 async def test_a_lost_answer_to_any_request_of_a_cycle_costs_nothing_but_time(
@@ -598,6 +603,7 @@ async def test_a_push_that_comes_when_the_lock_was_taken_already_does_not_take_i
     await lock.release()
 
 
+@pytest.mark.only_client("threads")
 async def test_a_lost_answer_to_one_who_does_not_wait_leaves_nothing_held(
     face: Face, afar: User, proxy: Proxy, server: Server
 ) -> None:
@@ -607,6 +613,7 @@ async def test_a_lost_answer_to_one_who_does_not_wait_leaves_nothing_held(
     await face.eventually(free(server))
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_request_that_comes_too_late_does_not_take_the_lock_again(
     afar: User, proxy: Proxy, server: Server
 ) -> None:
@@ -638,7 +645,7 @@ async def test_a_server_out_of_reach_is_an_error_of_redis_pys(
     assert lock.local.token is None
 
 
-@pytest.mark.parametrize("when", ["taken", "taken for ever", "extended"])
+@pytest.mark.parametrize("when", with_one_client_each(["taken", "taken for ever", "extended"]))
 async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR0913, PLR0917 - a whole scene
     face: Face,
     afar: User,

@@ -175,6 +175,7 @@ def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
         assert server.command("EXISTS", KEY) == 0
 
 
+@pytest.mark.only_client("threads")
 async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
     face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

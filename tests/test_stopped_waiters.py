@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kit.contention import KEY, assert_clean, in_line, joined, waiters
 from kit.processes import Process
 
@@ -20,6 +22,7 @@ WAITER = """
 """
 
 
+@pytest.mark.only_client("threads")
 async def test_a_grant_is_valid_for_one_second_until_its_waiter_is_heard_from(
     face: Face, server: Server
 ) -> None:
@@ -32,6 +35,7 @@ async def test_a_grant_is_valid_for_one_second_until_its_waiter_is_heard_from(
         assert server.command("PTTL", KEY) <= 1000
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_process_stopped_beyond_its_window_keeps_its_place_in_the_queue(
     face: Face, server: Server
 ) -> None:

@@ -199,6 +199,7 @@ def check(error: BaseException, url: str, words: str) -> None:
     assert error.__suppress_context__ or error.__context__ is None
 
 
+@pytest.mark.only_client("threads")
 async def test_tls_to_a_plain_port_is_recognised(face: Face, server: Server) -> None:
     """Neither Redis nor Valkey answers a TLS handshake; both answer a PING without TLS.
 

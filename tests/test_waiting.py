@@ -140,6 +140,7 @@ async def test_a_contended_cycle_is_two_commands(face: Face, server: Server) -> 
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_idle_waiters_cost_nothing_but_a_ping_a_second(
     face: Face, client: Any, server: Server
 ) -> None:
@@ -280,6 +281,7 @@ async def test_a_lease_without_renewal_is_handed_over_with_its_full_ttl(
     await handed.release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_lease_that_was_handed_over_is_lost_when_the_server_goes_away(
     face: Face, own_server: Server
 ) -> None:
@@ -295,6 +297,7 @@ async def test_a_lease_that_was_handed_over_is_lost_when_the_server_goes_away(
         handed.check()
 
 
+@pytest.mark.only_client("threads")
 async def test_max_hold_counts_from_the_hand_over_not_from_before_it(
     face: Face, server: Server
 ) -> None:
@@ -320,6 +323,7 @@ async def test_max_hold_counts_from_the_hand_over_not_from_before_it(
     await handed.release()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_holder_that_lost_its_lock_in_silence_is_followed_after_its_ttl(
     face: Face, server: Server
 ) -> None:
@@ -475,6 +479,7 @@ async def test_where_pings_are_refused_waiting_polls_and_the_rule_is_named(
     assert_clean(own_server)
 
 
+@pytest.mark.only_client("threads")
 async def test_a_holder_that_may_not_publish_still_releases_to_those_who_wait(
     face: Face, own_server: Server
 ) -> None:
@@ -538,6 +543,7 @@ async def test_a_release_of_a_lock_without_order_wakes_one_and_all_get_it_in_the
 # A delay after a loss
 
 
+@pytest.mark.only_client("asyncio")
 async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(face: Face, server: Server) -> None:
     with Process(
         server,
@@ -574,6 +580,7 @@ def _free(lock: Any) -> Callable[[], Any]:
     return check
 
 
+@pytest.mark.only_client("threads")
 async def test_a_lease_that_ran_out_is_followed_by_the_delay_too(
     face: Face, server: Server
 ) -> None:
@@ -610,6 +617,7 @@ async def test_s5_nothing_brings_a_lease_back_in_the_delay_that_follows_it(
     assert server.command("PTTL", KEY) <= 20_000
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_delay_begins_when_the_loss_is_learnt(face: Face, server: Server) -> None:
     """Not when the expiry that an extension asked for in vain would have been."""
     lock = face.connect(server.url).lock("a", ttl=0.3, renew=False, lock_delay=1)
@@ -698,6 +706,7 @@ async def test_those_of_one_owner_who_wait_get_it_with_the_first_of_them(
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_a_crashed_co_holder_does_not_keep_the_lock(face: Face, server: Server) -> None:
     with Process(
         server,
@@ -726,6 +735,7 @@ async def test_a_crashed_co_holder_does_not_keep_the_lock(face: Face, server: Se
     assert_clean(server)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_co_holder_that_dies_costs_a_waiter_its_own_ttl_not_the_others(
     face: Face, server: Server
 ) -> None:
@@ -748,6 +758,7 @@ async def test_a_co_holder_that_dies_costs_a_waiter_its_own_ttl_not_the_others(
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_two_processes_of_one_owner_hold_it_together(server: Server, face: Face) -> None:
     text = """
         lease = client.lock("a", owner="us").acquire()

@@ -20,6 +20,7 @@ from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
 from kit.faults import says
+from kit.matrix import with_one_client_each
 from kit.processes import Process
 from kit.proxy import Proxy
 from kit.servers import ReplyError, Server, commands_processed, programs
@@ -113,7 +114,7 @@ async def _contended_cycles(face: Face, server: Server, proxy: Proxy, what: str)
     await two.close()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", with_one_client_each(FAULTS))
 async def test_s9_whichever_step_of_a_contended_cycle_fails_it_is_made_good(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -134,7 +135,7 @@ async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
     assert len(called) == STEPS
 
 
-@pytest.mark.parametrize("k", range(1, 5))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, 5)))
 @pytest.mark.parametrize("close", [False, True], ids=["silence", "reset"])
 async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
     close: bool, k: int, face: Face, server: Server, proxy: Proxy
@@ -196,6 +197,7 @@ async def test_l2_a_message_that_fails_is_made_good(
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_a_grant_that_is_lost_in_silence_costs_no_more_than_the_holders_ttl(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -348,6 +350,7 @@ async def test_waiters_whose_pings_are_not_answered_still_have_their_turn(
     assert_clean(server)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_push_connection_that_cannot_be_had_at_first_is_had_later(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -510,7 +513,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
 # Confirming a grant that may be old
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", with_one_client_each(FAULTS))
 async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -537,7 +540,7 @@ async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
 # Leaving the line
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", with_one_client_each(FAULTS))
 async def test_s10_leaving_the_line_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -578,6 +581,7 @@ async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_takes_nothing(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -596,6 +600,7 @@ async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_
 # The server
 
 
+@pytest.mark.only_client("asyncio")
 @pytest.mark.usefixtures("quick_pings")
 async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     face: Face, own_server: Server
@@ -617,6 +622,7 @@ async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     assert_clean(own_server)
 
 
+@pytest.mark.only_client("threads")
 async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_places(
     face: Face, durable_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -680,6 +686,7 @@ async def test_waiters_of_a_server_that_comes_back_empty_get_the_lock_with_a_gre
     assert_clean(own_server)
 
 
+@pytest.mark.only_client("asyncio")
 async def test_waiters_of_a_server_that_stays_away_are_told_when_what_they_know_is_old(
     face: Face, own_server: Server
 ) -> None:
@@ -693,6 +700,7 @@ async def test_waiters_of_a_server_that_stays_away_are_told_when_what_they_know_
     assert now() - began < 4
 
 
+@pytest.mark.only_client("threads")
 async def test_waiters_outlast_the_loss_of_all_data(face: Face, server: Server) -> None:
     near, *clients = (face.connect(server.url) for _ in range(3))
     lease = await near.lock("a", ttl=0.6).acquire()
@@ -745,6 +753,7 @@ def replica(server: Server) -> Iterator[Server]:
         yield replica
 
 
+@pytest.mark.only_client("asyncio")
 async def test_who_listens_at_a_replica_is_not_counted_and_has_its_turn_all_the_same(
     face: Face, server: Server, replica: Server
 ) -> None:
@@ -772,6 +781,7 @@ async def test_who_listens_at_a_replica_is_not_counted_and_has_its_turn_all_the_
             await client.close()
 
 
+@pytest.mark.only_client("threads")
 async def test_many_who_come_at_once_to_a_server_that_does_not_count_them_are_heard(
     face: Face, server: Server, replica: Server
 ) -> None:

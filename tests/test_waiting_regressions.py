@@ -105,6 +105,7 @@ async def test_keys_that_differ_only_in_braces_have_lines_of_their_own(
     await handed.release()
 
 
+@pytest.mark.only_client("threads")
 async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
@@ -321,7 +322,7 @@ def released_before_stopped_processes(
         waiting.result(30).release()
 
 
-@pytest.mark.parametrize("stopped", [2, 4])
+@pytest.mark.parametrize("stopped", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_stopped_processes_in_the_queue_cost_windows_and_not_a_ttl(
     server: Server, stopped: int
 ) -> None:
@@ -396,6 +397,7 @@ def test_a_grant_heard_amid_queueing_leaves_nobody_in_line(
         eventually(lambda: line.idle and not line._waiting, what="nobody waits any more")
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     face: Face, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +421,7 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     await face.eventually(forgotten)
 
 
+@pytest.mark.only_client("threads")
 @pytest.mark.parametrize("fair", [True, False])
 async def test_a_waiter_that_is_in_the_queue_after_it_gave_up_is_taken_out(
     fair: bool, face: Face, server: Server
