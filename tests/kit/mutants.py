@@ -139,6 +139,7 @@ PAIRS: Worlds = {"tasks": 2, "clients": 2, "slow": 0.2, "restart": 0.3, "cancel"
 PAUSES: Worlds = {"pause": 0.1, "slow": 0.1, "crash": 0.0, "full": 0.0}
 CANCELS: Worlds = {"cancel": 0.08, "freeze": 0.3, "restart": 0.2, "doubled": 0.0}
 SLOW: Worlds = {"slow": 0.2, "pause": 0.05, "hold": 1.0}
+SLOW_LONG: Worlds = {"slow": 0.1, "ttl": 20.0, "hold": 0.5, "clients": 4}
 GIVING_UP: Worlds = {"cancel": 0.08}
 LATE: Worlds = {"cancel": 0.08, "slow": 0.2, "doubled": 0.0}
 CRASHES: Worlds = {"crash": 0.02, "clients": 5}
@@ -176,6 +177,14 @@ MANY_LONG: Worlds = {**MANY, "calm": True, "ttl": 15.0, "hold": 6.0, "slow": 0.2
 MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
 
 QUORUM = [
+    Mutant(
+        "a lost round is released on nodes that did not answer",
+        "core/quorum.py",
+        "if state is THERE}\n        tally",
+        "if state is THERE}\n        if not have_it:\n            return\n        tally",
+        MANY_RESET,
+        "S10",
+    ),
     Mutant(
         "a majority stands at the fence",
         "core/quorum.py",
@@ -852,6 +861,14 @@ MUTANTS = [
         "        self.ear = None",
         STORM,
         "L2 L1",
+    ),
+    Mutant(
+        "an answer changes nothing if a push overtook it",
+        "core/line.py",
+        "                what is _QUEUED and at > timer.told_at\n",
+        "                what is _QUEUED\n",
+        SLOW_LONG,
+        "L3",
     ),
     Mutant(
         "somebody asks when the holder's time is up",

@@ -15,7 +15,7 @@ from holdfast.core.spec import WINDOW_LONGEST, keys_of
 from holdfast.errors import LeaseLost
 from holdfast.sim.evict_check import Evictions, is_shown
 from holdfast.sim.settings import LONGER
-from holdfast.sim.watch_check import WatchCheck
+from holdfast.sim.watch_check import RetryCheck, WatchCheck
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _PLAIN = 2  # arguments of a plain lock's requests
 OWNED = 3
 """Which key has the holds of an owner."""
 
-CLEANED_UP = 10_000_000
+CLEANED_UP = 5_000_000
 """Microseconds after which a clean-up is through, once all is well."""
 
 RETRIED_WITHIN = 2.2
@@ -136,6 +136,7 @@ class Checks:
         self._granted_at: dict[str, int] = {}  # by the answer to a request of the token
         self.untrusted = not settings.trusts
         self._watch = WatchCheck()
+        self._retries = RetryCheck(self)
         self._evictions = Evictions()
         self._co_holds: list[bytes] = []  # of the owner, before the script that runs
         self._renewable_until: dict[Hold, int] = {}  # where max_hold ends renewal
@@ -803,6 +804,7 @@ class Checks:
             if client.machine.name.startswith(parent) and args[0] not in self._exported:
                 self.fail("S13", f"a forked child sent {script.name} of {args[0]}, its parent's")
         if script.name == "acquire":
+            self._retries.forget(client)
             self._sent_since.setdefault(args[0], self.world.now)
             if args[0] in self._tickets:
                 self._with_ticket[args[0]] = args, self._tickets[args[0]]
@@ -818,6 +820,7 @@ class Checks:
         script, _, args = request
         if script.name == "release" and isinstance(reply, list):
             self.reached["granted by another's answer"] += 1
+            self._retries.forget(client)
         if script.name == "acquire":
             self._granted_since[args[0]] = self._sent_since.pop(args[0], self.world.now)
             if isinstance(reply, list) and reply[2] != b"0":
@@ -880,12 +883,16 @@ class Checks:
 
     def pushed(self, client: SimClient, message: bytes) -> None:
         """The server spoke to a client."""
+        self._retries.forget(client)
         if message.startswith(b"G") and not client.machine.crashed:
             self.reached["granted by a push"] += 1
+        if message.startswith(b"W") and client.waiting():
+            self._retries.expect(client, message)
 
     def deaf(self, client: SimClient) -> None:
         """A client's push connection was lost while somebody waited."""
         self.world.note("deaf", client.machine.name)
+        self._retries.forget(client)
         self.reached["the push connection lost while waiting"] += 1
 
     def too_young(self, client: SimClient) -> None:

@@ -49,7 +49,7 @@ NAME = "it"
 TROUBLE = 15 * SECOND
 """True time for which things go wrong, at most."""
 
-CLEAN_UP = 10 * SECOND
+CLEAN_UP = 5 * SECOND
 """True time after which a clean-up is through, once everything works."""
 
 DRIFTS = (0.0, 1.0, -1.0)

@@ -1,4 +1,4 @@
-"""The check that a hand-over is watched.
+"""The checks that a hand-over is watched, and that a waiter which watches one retries in time.
 
 A lock that is handed over is its new holder's for a short window. If that client is stopped, a
 waiter has to ask when the window is over. That is the first one in the queue, so it must know of
@@ -15,9 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.line import read_message
+from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from holdfast.sim.checks import Checks
+    from holdfast.sim.client import SimClient
+
+RETRIES_WITHIN = 0.3
+"""Seconds after the time that a waiter was notified of, by which its client sends a request."""
 
 LAST = 8
 """Waiters at the end of the queue among which the second one is found."""
@@ -67,3 +74,31 @@ class WatchCheck:
         others = [waiter for waiter in others if waiter.split(":")[1] not in clients]
         missing = self._after_long_hold and others and self._informed.isdisjoint(others)
         return others[-1] if missing else ""
+
+
+class RetryCheck:
+    """Which clients were notified that one of their waiters has to retry after a time.
+
+    It is the last message that counts, and an answer to an earlier request changes nothing.
+    """
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._expected: dict[str, object] = {}
+
+    def expect(self, client: SimClient, message: bytes) -> None:
+        """A client received the message that it has to retry after a time."""
+        name, at, expected = client.machine.name, client.now(), object()
+        self._expected[name] = expected
+        seconds = 1.01 * read_message(message)[2] / 1000 + RETRIES_WITHIN
+
+        def look() -> None:
+            over = client.closed or client.machine.crashed or client.was_stopped_since(at)
+            if self._expected.get(name) is expected and client.waiting() and not over:
+                self._checks.fail("L3", f"{name} waits, and did not retry when it was due")
+
+        self._checks.world.after(int(seconds * SECOND), look)
+
+    def forget(self, client: SimClient) -> None:
+        """The client sent a request, or something else was said to it."""
+        self._expected.pop(client.machine.name, None)
