@@ -187,6 +187,23 @@ async def test_an_id_outlives_the_operation_that_could_not_be_answered(
     assert value_of(server, "take") == "1"
 
 
+async def test_an_update_of_which_a_request_may_still_come_is_not_said_to_have_changed_nothing(
+    far: Any, proxy: Proxy, server: Server
+) -> None:
+    held = proxy.hold_request(2)  # the first is the reading
+
+    def change(number: int) -> int:
+        server.command("SET", "add", "5")  # so that the second request finds another value
+        return number + 1
+
+    with pytest.raises(holdfast.OutcomeUnknown, match=r"'add' may have been changed.*same once="):
+        await far.update("add", change, timeout=0, once="order 42")
+    server.command("SET", "add", "7")
+    held.release()  # and it finds what it was to replace
+    assert value_of(server, "add") == "8"
+    assert await far.update("add", change, timeout=0, once="order 42") == 8
+
+
 async def test_a_connection_that_was_closed_while_idle_makes_nothing_unknown(
     face: Face, own_server: Server
 ) -> None:

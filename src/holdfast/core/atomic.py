@@ -191,19 +191,31 @@ class Steps:
         check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
         pause = PAUSE_FIRST
+        # With an id, the requests without an answer. A retry then found another value. Such a
+        # request may still arrive, and write if its old value is there again by then.
+        lost: list[OutcomeUnknown] | None = None if once is None else []
+        # What it makes of the value may differ from try to try: an id is that of the update.
+        record = () if once is None else (_digest(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))
         while True:
-            value, written = await self._read(keys)
+            try:
+                value, written = await self._read(keys)
+            except NodeUnavailable:
+                if lost:
+                    raise _unheard(keys, lost[-1], unsure=True, again=True) from None
+                raise
             if written is not None:
                 return written
             new = await change(value)
             expected = b"" if value is None else b"=" + value
-            args = expected, new, expiry, _WRITTEN
-            # What it makes of the value may differ from try to try: an id is that of the update.
-            done, told = await self._changed(COMPARE_AND_SET, keys, args, once, (_WRITTEN,))
+            args = expected, new, expiry, _WRITTEN, *record
+            reply = await self._sent(COMPARE_AND_SET, keys, args, lost)
+            done, told = _accepted(reply, keys[0])
             if done == 1:
                 return new if once is None else bytes(told)
             rest = pause * self._port.jitter()
             if self._port.now() + rest >= end:
+                if lost:
+                    raise _unheard(keys, lost[-1], unsure=True, again=True)
                 raise Contended(
                     f"{name!r} was changed by others, again and again, for {timeout} s: nothing "
                     "was changed here. Give it more time, or use a lock",
@@ -244,7 +256,7 @@ class Steps:
         values = tuple(_argument(arg) for arg in _listed("args", args))
         if once is None:
             own_keys = _StepKeys(names)
-            return await self._sent(script.plain, own_keys, values, again=False, tries=1)
+            return await self._sent(script.plain, own_keys, values, None, tries=1)
         if not names:
             raise ConfigurationError(
                 "an id is kept beside the first key: name the keys, or drop once"
@@ -256,7 +268,7 @@ class Steps:
         digest = _digest(script.once, (script.plain.sha, *names, *values))
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
         own_keys = _StepKeys((*names, self._record(names[0], once)))
-        reply = await self._sent(script.once, own_keys, sent, again=True)
+        reply = await self._sent(script.once, own_keys, sent, [])
         done, answer = _accepted(reply, names[0])
         if done != 1:
             raise ScriptFailed(f"the script failed: {_text(answer)}", lock=_text(names[0]))
@@ -270,29 +282,30 @@ class Steps:
         keys: Keys,
         args: tuple[str | bytes, ...],
         once: str | int | None,
-        told: tuple[str, ...] = (),
     ) -> Reply:
-        """Run one of our scripts. An id stands for its arguments, or else for what is `told`."""
+        """Run one of our scripts. An id stands for its arguments."""
         if once is not None:
-            args = *args, _digest(script, told or args), to_ms(KEPT)
-        return _accepted(await self._sent(script, keys, args, again=once is not None), keys[0])
+            args = *args, _digest(script, args), to_ms(KEPT)
+        lost: list[OutcomeUnknown] | None = None if once is None else []
+        return _accepted(await self._sent(script, keys, args, lost), keys[0])
 
     async def _sent(
         self,
         script: Script,
         keys: Keys,
         args: tuple[str | bytes, ...],
-        *,
-        again: bool,
+        lost: list[OutcomeUnknown] | None,
         tries: int = TRIES,
     ) -> Reply:
-        """Send it, and if that may be done `again`, do so after a lost answer too."""
-        unsure = False
+        """Send it; after a lost answer, which is added to `lost`, only if that is not None."""
+        unsure, again = bool(lost), lost is not None
         for left in reversed(range(tries)):
             try:
                 return await self._port.step(script, keys, args, self._timeout)
             except (OutcomeUnknown, NodeUnavailable) as error:  # noqa: PERF203 - few times
                 unsure = unsure or isinstance(error, OutcomeUnknown)
+                if lost is not None and isinstance(error, OutcomeUnknown):
+                    lost.append(error)
                 if left and (again or not unsure):
                     continue
                 raise _unheard(keys, error, unsure=unsure, again=again) from None
