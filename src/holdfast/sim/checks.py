@@ -449,7 +449,7 @@ class Checks:
         gone = len(self._gone)
         deaf = 1 if self.settings.half_open or gone > 1 else 0
         if self.settings.uncounted:
-            deaf = max(deaf, gone)
+            deaf = max(deaf, len(self._gone | self._closed))
         told = 0.0
         if self.settings.evict or self.settings.wipe:
             told = LONGER * self.settings.ttl + self.settings.lock_delay
