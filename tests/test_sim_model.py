@@ -377,7 +377,7 @@ COMMANDS = st.one_of(
     words("SETNX", NAMES, VALUES),
     words(st.sampled_from(["DEL", "EXISTS"]), st.lists(NAMES, max_size=4)),
     words(st.sampled_from(["INCR", "DECR", "PTTL", "TTL", "PERSIST", "TYPE", "ZCARD"]), NAMES),
-    words("INCRBY", NAMES, VALUES),
+    words(st.sampled_from(["INCRBY", "DECRBY"]), NAMES, VALUES),
     words(st.sampled_from(["EXPIRE", "PEXPIRE"]), NAMES, AMOUNTS, some(("NX",), ("XX",))),
     words("PEXPIREAT", NAMES, MOMENTS, some(("NX",), ("XX",), ("GT",), ("lt",), ("BOGUS",))),
     words("ZADD", NAMES, SCORES, MEMBERS),
@@ -751,6 +751,13 @@ CONVERSIONS = [
     "return redis.error_reply('BAD luck')",
     "return redis.error_reply(1)",
     "return redis.error_reply()",
+    *(
+        f"return {{1, cmsgpack.unpack(cmsgpack.pack({value}))}}"
+        for value in (
+            *("1", "-1", "2.5", "2^53", "'x'", "''", "'\\0\\255'", "false", "true", "nil", "{}"),
+            *("{1, 'x', {2}, false}", "{ok = 'FINE'}"),
+        )
+    ),
     "return redis.sha1hex('')",
     "return redis.sha1hex(1)",
     "return redis.sha1hex()",

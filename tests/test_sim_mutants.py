@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit.feature_mutants import FEATURES
 from kit.mutants import (
     CONTROL,
-    MUTANTS,
     NO_CHANGE,
     RARE,
     SEEDS,
@@ -20,10 +20,12 @@ from kit.mutants import (
     places,
     replay,
 )
+from kit.mutants import MUTANTS as LOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
     "a_waiter_told_of_a_place_it_does_not_have": "who is not in line has no ticket",
@@ -57,6 +59,9 @@ KEPT = {
     ),
     "a_renewal_repeated_without_a_pause": (
         "a renewal that failed at once is not repeated without a pause"
+    ),
+    "an_update_that_changed_something_after_it_was_given_up": (
+        "an update that may still change something does not claim otherwise"
     ),
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"
@@ -103,15 +108,20 @@ QUICK = {
     "an export ends the belief",
     "barging wakes the first in line",
     "first come, first served",
+    "nothing is taken below the floor",
     "re-entry is for the same task",
     "renewal ends with max_hold",
     "taking it again fails at once",
+    "the answer of a user's script is kept",
+    "the answer to an id is kept",
     "the delay is nobody's",
     "waiters of a closed client end",
     "waiting ends with the timeout",
     "what is exported is kept from now on",
     "what is waited for is what was written here",
     "who does not answer is seen to",
+    "with an id, a lost answer is requested again",
+    "without an id, what may have been carried out is not sent again",
 }
 """What `make test` hunts: found within a few runs, at least one of each file and each check."""
 

@@ -144,6 +144,8 @@ def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
         try:
             return run_script(self, text, *rest)
         finally:
+            if text not in places:  # of a user: one line, alone or in the first line of own.lua
+                places[text] = _origins("own") if text.count(b"\n") else [("", 0)]
             for line in executed().values():
                 file, number = places[text][line - 1]
                 found[file].add(number)

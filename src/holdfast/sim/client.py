@@ -16,7 +16,7 @@ from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
-from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown, ScriptFailed
 from holdfast.scripts import RENEW
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
@@ -24,7 +24,7 @@ from holdfast.sim.node import EPOCH, Connection
 from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND, Future
 from holdfast.wire.copies import confirmed, needed
-from holdfast.wire.refusals import quarantined, refusal
+from holdfast.wire.refusals import is_of_server, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -121,6 +121,26 @@ class Observer(Protocol):
         """The background job sends requests without end, and no time passes."""
 
 
+class Attempt(Protocol):
+    """One request of an atomic operation."""
+
+    once: bool
+    """It may be carried out only once: it has no id by which the server would know it again."""
+
+    def carry_out(self, server: Server, run: Callable[[], Reply]) -> Reply:
+        """Have the server carry it out, and look what it did."""
+
+
+class Operation(Protocol):
+    """An atomic operation that a task is at."""
+
+    tries: int
+    """How often it was tried to send a request of it."""
+
+    def attempt(self, script: Script, keys: Keys) -> Attempt:
+        """Begin a request."""
+
+
 class _Session(Session):
     """The session of a client that is watched."""
 
@@ -181,6 +201,8 @@ class SimClient:
         self._links: dict[Task, Connection] = {}
         self._opening: dict[int | None, Future[None]] = {}
         self._for_whom: dict[Task, Task] = {}
+        self.operations: dict[Task, Operation] = {}
+        """The atomic operation that each task is at."""
         nodes = servers()
         self._seat = nodes[0]
         self.background_nodes = SimNodes(self, nodes, loop=False)
@@ -387,13 +409,20 @@ class SimClient:
             answered = True
         except ServerError as refused:
             answered = True
-            raise refusal(str(refused), link.server.name) from None
+            raise _refusal(script, str(refused), link.server.name) from None
         finally:
             if not answered:
                 link.close()
                 self._links.pop(task, None)
         await self.moment()
         return reply
+
+    async def step(
+        self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
+    ) -> Reply:
+        """Run a script of an atomic operation, as `call`."""
+        self.operations[self.caller()].tries += 1
+        return await self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
     def check_process(self, generation: int) -> None:
         """Send nothing in a child that was forked before the request was sent."""
@@ -456,14 +485,18 @@ class SimClient:
     def post(self, link: Connection, request: Request, *, in_full: bool) -> Future[Reply]:
         """Send a request, by the script's name or text; the future is its answer."""
         script, keys, args = request
-        server = link.server
-        self.observer.sent(self, request)
+        server, operation = link.server, self.operations.get(self.caller())
+        attempt = None if operation is None else operation.attempt(script, keys)
+        if attempt is None:
+            self.observer.sent(self, request)
 
         def run() -> Reply:
             if in_full:
                 server.known.add(script.sha)
             elif server.forgetful and script.sha not in server.known:
                 raise ServerError("NOSCRIPT No matching script.")
+            if attempt is not None:
+                return attempt.carry_out(server, lambda: server.script(script, keys, args))
             before = server.offset
             try:
                 reply = server.script(script, keys, args)
@@ -475,6 +508,8 @@ class SimClient:
                 link.offset = server.offset
             return reply
 
+        if attempt is not None:
+            return link.ask(script.name, run, once=attempt.once)
         what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
         return link.ask(what, run)
 
@@ -551,6 +586,13 @@ class SimClient:
             await begun
         except (ConnectionResetError, TimeoutError):
             raise NodeUnavailable(f"cannot listen to {name}", node=name) from None
+
+
+def _refusal(script: Script, text: str, node: str) -> HoldfastError:
+    """Turn an error reply into the error to raise, as `wire.sealed` does for a user's script."""
+    if script.serial or is_of_server(text):
+        return refusal(text, node)
+    return ScriptFailed(f"the script failed: {text}")
 
 
 class _Ears:

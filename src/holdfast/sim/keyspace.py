@@ -382,6 +382,12 @@ class Keyspace:
     def _incrby(self, words: Sequence[bytes]) -> Answer:
         return self._add(words[1], _integer(words[2]))
 
+    def _decrby(self, words: Sequence[bytes]) -> Answer:
+        amount = _integer(words[2])
+        if amount < -_MOST:
+            raise ServerError("ERR decrement would overflow")
+        return self._add(words[1], -amount)
+
     # Any key
 
     def _del(self, words: Sequence[bytes]) -> Answer:
@@ -614,6 +620,7 @@ class Keyspace:
         b"INCR": _Command(_incr, 2, 2, writes=True, needs_memory=True),
         b"DECR": _Command(_decr, 2, 2, writes=True, needs_memory=True),
         b"INCRBY": _Command(_incrby, 3, 3, writes=True, needs_memory=True),
+        b"DECRBY": _Command(_decrby, 3, 3, writes=True, needs_memory=True),
         b"DEL": _Command(_del, 2, _ANY, writes=True),
         b"EXISTS": _Command(_exists, 2, _ANY),
         b"TYPE": _Command(_type, 2, 2),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
 
+from holdfast.sim import msgpack
 from holdfast.sim.keyspace import ServerError, Status, number_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _ARRAY, _STATUS, _RAISED = b"array", b"status", b"raised"
 _NO_WORDS = "ERR Please specify at least one argument for this redis lib call"
 
 _HOST = b"""
-local host, sha1hex = ...
+local host, sha1hex, pack, unpack_packed = ...
 local getinfo = debug.getinfo
 
 local function readonly(content, missing)
@@ -100,6 +101,7 @@ arithmetic.random, arithmetic.randomseed = nil, nil
 local globals = {
   KEYS = {}, ARGV = {}, redis = readonly(redis), server = readonly(redis),
   string = readonly(copy(string)), table = readonly(copy(table)), math = readonly(arithmetic),
+  cmsgpack = readonly({pack = pack, unpack = unpack_packed}),
   assert = assert, error = error, ipairs = ipairs, next = next, pairs = pairs,
   pcall = function(...) return told(pcall(...)) end, rawequal = rawequal, rawget = rawget,
   select = select, setmetatable = setmetatable, tonumber = tonumber, tostring = tostring,
@@ -174,7 +176,9 @@ class _Lua:
         )
         self._make_table = runtime.table_from
         self._make_status = runtime.execute(b"return function(text) return {ok = text} end")
-        self._compile, self._run = runtime.execute(_HOST, self._called, _sha1hex)
+        self._compile, self._run = runtime.execute(
+            _HOST, self._called, _sha1hex, msgpack.pack, self._unpacked
+        )
         self._compiled: dict[bytes, Any] = {}
         self._keyspace: Keyspace
         self._mistake: BaseException | None = None
@@ -195,6 +199,9 @@ class _Lua:
         if type(result) is tuple:
             return _composed(text, *result)
         return _answer(result)
+
+    def _unpacked(self, packed: bytes) -> Any:  # noqa: ANN401 - whatever Lua has
+        return msgpack.unpack(packed, self._make_table)
 
     def _compile_once(self, text: bytes) -> Any:  # noqa: ANN401 - a function of Lua
         script, problem = self._compile(text)

@@ -291,14 +291,17 @@ class Server:
 
     # Requests
 
-    def script(self, script: Script, keys: Sequence[bytes], args: Sequence[str]) -> Any:  # noqa: ANN401 - any answer
-        """Run a script; its answer without the serial."""
+    def script(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> Any:  # noqa: ANN401 - any answer
+        """Run a script; its answer without the serial, if it has one."""
         if self.watcher is not None:
             self.watcher.before(self, keys)
-        answer = _SCRIPTS.run(script.text, keys, (*args, "000"), self.data)
+        serial = ("000",) if script.serial else ()
+        answer = _SCRIPTS.run(script.text, keys, (*args, *serial), self.data)
         self._replicate()
-        if isinstance(answer, list):
-            reply: Any = answer[:-1]
+        if not script.serial:
+            reply: Any = answer
+        elif isinstance(answer, list):
+            reply = answer[:-1]
         else:
             assert isinstance(answer, bytes)  # noqa: S101 - what all scripts answer otherwise
             reply = int(answer[:-3])
@@ -396,10 +399,11 @@ class Connection:
         for direction, number, callback in held_up:
             self._arrive(direction, number, callback)
 
-    def ask(self, what: str, run: Callable[[], Any]) -> Future[Any]:
+    def ask(self, what: str, run: Callable[[], Any], *, once: bool = False) -> Future[Any]:
         """Send a request; the future is its answer, an error reply, or ConnectionResetError.
 
-        What `run` returns is the answer; a future is, when it is known.
+        What `run` returns is the answer; a future is, when it is known. A request that may be
+        carried out only `once` is never doubled: no connection does that by itself.
         """
         answer: Future[Any] = Future()
         if not self.open:
@@ -425,7 +429,8 @@ class Connection:
                 self._deliver("from", f"answer to {what}", settle)
 
         self._deliver("to", what, execute)
-        if self.world.choices.chance("fault:doubled", self.server.settings.doubled):
+        doubled = 0.0 if once else self.server.settings.doubled
+        if self.world.choices.chance("fault:doubled", doubled):
             self.world.note("doubled", self.process.name, what)
             self.world.doubled = True
             late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]

@@ -29,6 +29,7 @@ from holdfast.errors import (
     WouldDeadlock,
 )
 from holdfast.scripts import ACQUIRE, ADOPT, CONFIRM, RENEW, VOTE
+from holdfast.sim.atomic_play import AtomicPlay
 from holdfast.sim.checks import Checks, Violated
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
@@ -51,6 +52,9 @@ TROUBLE = 15 * SECOND
 
 CLEAN_UP = 5 * SECOND
 """True time after which a clean-up is through, once everything works."""
+
+ATOMIC_PATIENCE = 10.0
+"""Seconds that the atomic operations of a turn take at most, once everything works."""
 
 DRIFTS = (0.0, 1.0, -1.0)
 SKEWS = (0.0, 0.1, -0.1, 1.0, -1.0)
@@ -86,6 +90,7 @@ class Play:
             spare = Server(world, "replica", settings, drift=self.servers[0].drift)
             spare.follow(self.servers[0], 50_000)
             spare.watcher = self.checks
+        self.atomic = AtomicPlay(settings, self.checks, self.servers[0])
         self.clients = [self._client(f"c{number + 1}") for number in range(settings.clients)]
         self.operator = self._client("operator") if settings.evict_holder else None
         if self.operator is not None:
@@ -212,6 +217,8 @@ class Play:
     async def _turn(self, client: SimClient) -> None:
         choices, settings = self.world.choices, self.settings
         await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
+        if choices.chance("atomic", settings.atomic):
+            await self.atomic.turn(client)
         grip, began = self._grip(), client.now()
         who = client.machine.name
         self.world.note("asks", who)
@@ -516,6 +523,8 @@ class Play:
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
         if settings.hand_off:  # it is held by several, or runs out
             each += 3 * each + LONGER * settings.ttl
+        if settings.atomic:
+            each += ATOMIC_PATIENCE
         if settings.drop:  # its client is closed, and it runs out
             each += 3 * LONGER * settings.ttl + 1.0
         young = settings.quarantine

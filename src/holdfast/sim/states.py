@@ -75,4 +75,12 @@ STATES = (
     "exported, and adopted by nobody",
     "an adoption that found its own token",
     "an adoption given back",
+    # Atomic operations
+    "an atomic operation that found its answer",
+    "an atomic operation without an answer",
+    "an atomic operation that was not carried out",
+    "an atomic operation that a full server refused",
+    "an id that was used for something else",
+    "an update that found another's value",
+    "an update that others forestalled",
 )
