@@ -198,6 +198,12 @@ class Seat:
         self.out, self.known = [], set()
         self._seated[self.number] = self
         self._poll.register(self.number, select.POLLIN)
+        if self.number not in self._seated:
+            # Another thread has hung up since it was entered there, when there was nothing to
+            # unregister yet. A closed number stays registered, and another socket may be given it.
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self.number)
+            raise ConnectionAbortedError("hung up while it was taken over")
         self.sock = sock  # the last: whoever reads for others may be looking
 
     def unavailable(self) -> HoldfastError:
