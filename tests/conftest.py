@@ -14,6 +14,7 @@ from kit.matrix import PROGRAMS, is_in_the_matrix
 from kit.proxy import Proxy
 from kit.runtimes import runtime_folder
 from kit.servers import Server
+from kit.waiting import Busyness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,6 +114,13 @@ def proxy(server: Server) -> Iterator[Proxy]:
     """A proxy in front of the shared server."""
     with Proxy(server.host, server.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def busy() -> Iterator[Busyness]:
+    """The control for a promise of a duration: how busy this machine is meanwhile."""
+    with Busyness() as busy:
+        yield busy
 
 
 @pytest.fixture

@@ -19,12 +19,14 @@ from holdfast.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import tombstones
 from kit.matrix import with_one_client_each
+from kit.renewals import renew_now
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from kit.faces import Face
     from kit.proxy import Proxy
     from kit.servers import Server
+    from kit.waiting import Busyness
 
 
 KEY = "holdfast:{a}"
@@ -35,7 +37,7 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:
     """A client behind the proxy, on a server that knows all scripts."""
     for script in _scripts():
         server.command("SCRIPT", "LOAD", script)
-    return face.connect(proxy.url, command_timeout=0.3)
+    return face.connect(proxy.url, command_timeout=1)
 
 
 def _scripts() -> list[bytes]:
@@ -74,15 +76,15 @@ async def test_s2_an_extend_counts_from_before_its_sending(far: Any, proxy: Prox
 
 @pytest.mark.only_client("threads")
 async def test_s3_a_lease_ends_on_time_although_the_server_hangs(
-    face: Face, own_server: Server
+    face: Face, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=2.0)
+    client = face.connect(own_server.url, command_timeout=30)
     lease = await client.lock("a", ttl=0.8).acquire()
     own_server.freeze()
-    assert await face.wait(lease.lost, 10)
+    assert await face.wait(lease.lost, PATIENCE)
     late = now() - lease.deadline
     own_server.thaw()
-    assert late < 1, "the loss was told long after the deadline"
+    assert late < 1 + busy.allowance, "the loss was told long after the deadline"
     assert not lease.held
     with pytest.raises(holdfast.LeaseLost) as caught:
         lease.check()
@@ -94,9 +96,9 @@ def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
 ) -> None:
     async def story() -> None:
         async with holdfast.AsyncClient(server.url) as client:
-            kept = await client.lock("kept", ttl=0.9).acquire()
+            kept = await client.lock("kept", ttl=3).acquire()
             gone = await client.lock("gone", ttl=0.9, renew=False).acquire()
-            time.sleep(2)
+            time.sleep(3.5)
             assert kept.held
             assert not gone.held
             await kept.release()
@@ -105,18 +107,18 @@ def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
 
 
 async def test_s3_the_loss_is_told_on_time_while_a_renewal_of_others_hangs(
-    face: Face, own_server: Server
+    face: Face, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=5.0)
+    client = face.connect(own_server.url, command_timeout=30)
     long = await client.lock("long", ttl=20).acquire()
     long._hold.renew_at -= 7  # due for renewal now, its deadline far away
     client._session.renewer.watch(long._hold, 0.0)
     short = await client.lock("short", ttl=0.6, renew=False).acquire()
     own_server.freeze()
-    assert await face.wait(short.lost, 10)
+    assert await face.wait(short.lost, PATIENCE)
     late = now() - short.deadline
     own_server.thaw()
-    assert late < 1
+    assert late < 1 + busy.allowance
     await long.release()
 
 
@@ -139,14 +141,14 @@ async def test_s4_a_holder_that_expired_does_not_free_its_successors_lock(
 
 @pytest.mark.only_client("asyncio")
 async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
-    face: Face, far: Any, proxy: Proxy
+    face: Face, far: Any, proxy: Proxy, busy: Busyness
 ) -> None:
     lease = await far.lock("a", ttl=1.2).acquire()
     held = proxy.hold_reply(1)
-    assert held.arrived.wait(10), "no renewal was sent"
+    assert held.arrived.wait(PATIENCE), "no renewal was sent"
     proxy.blackhole()
-    assert await face.wait(lease.lost, 10)
-    assert now() - lease.deadline < 1, "the loss was told long after the deadline"
+    assert await face.wait(lease.lost, PATIENCE)
+    assert now() - lease.deadline < 1 + busy.allowance, "the loss was told long after the deadline"
     held.release()
     proxy.heal()
     assert not lease.held
@@ -213,9 +215,9 @@ async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
     proxy.swallow_reply(k, close=close)
     fences = []
     for _ in range(2):
-        lease = await far.lock("a", ttl=3, renew=False).acquire()
+        lease = await far.lock("a", ttl=20, renew=False).acquire()
         assert server.command("GET", KEY).decode() == lease.token
-        await lease.extend(4)
+        await lease.extend(30)
         assert lease.fence == int(server.command("GET", f"{KEY}:fence"))
         fences.append(lease.fence)
         await lease.release()
@@ -230,8 +232,8 @@ async def test_s9_whichever_request_is_lost_it_is_made_good(
 ) -> None:
     proxy.drop_request(k)
     for _ in range(2):
-        lease = await far.lock("a", ttl=3, renew=False).acquire()
-        await lease.extend(4)
+        lease = await far.lock("a", ttl=20, renew=False).acquire()
+        await lease.extend(30)
         await lease.release()
         assert server.command("EXISTS", KEY) == 0
     assert proxy.rules_left == 0
@@ -243,8 +245,8 @@ async def test_s9_whichever_request_is_doubled_it_counts_once(
 ) -> None:
     proxy.duplicate_request(k)
     for _ in range(2):
-        lease = await far.lock("a", ttl=3, renew=False).acquire()
-        await lease.extend(4)
+        lease = await far.lock("a", ttl=20, renew=False).acquire()
+        await lease.extend(30)
         assert lease.fence == int(server.command("GET", f"{KEY}:fence"))
         await lease.release()
         eventually(lambda: server.command("EXISTS", KEY) == 0)
@@ -371,7 +373,7 @@ async def test_s16_a_busy_answer_after_an_abandoned_request_still_cleans_up(
     server.command("SET", KEY, "somebody", "PX", 60_000)
     late = proxy.hold_request(1)
     with pytest.raises(holdfast.AcquireTimeout):
-        await far.lock("a", ttl=60).acquire(timeout=0.5)
+        await far.lock("a", ttl=60).acquire(timeout=3)
     server.command("DEL", KEY)
     late.release()
     assert server.command("EXISTS", KEY) == 0
@@ -405,7 +407,7 @@ async def test_s17_a_ttl_that_rounds_to_nothing_is_refused_by_client_and_script(
 
 @pytest.mark.only_client("asyncio")
 async def test_l4_acquire_returns_by_its_timeout_and_one_commands(
-    face: Face, own_server: Server
+    face: Face, own_server: Server, busy: Busyness
 ) -> None:
     client = face.connect(own_server.url, command_timeout=0.4)
     await client.lock("warm").try_acquire()
@@ -414,20 +416,21 @@ async def test_l4_acquire_returns_by_its_timeout_and_one_commands(
         began = now()
         with pytest.raises(holdfast.NodeUnavailable):
             await client.lock("a").acquire(timeout=timeout)
-        # The bound is timeout + 0.4; the rest is for a busy machine.
-        assert now() - began < timeout + 0.4 + 0.5
+        assert now() - began < timeout + 0.4 + 0.3 + busy.allowance
     own_server.thaw()
     eventually(lambda: own_server.command("EXISTS", KEY) == 0, what="what was given up is undone")
 
 
-async def test_l4_a_dead_server_is_told_at_once(face: Face, own_server: Server) -> None:
+async def test_l4_a_dead_server_is_told_at_once(
+    face: Face, own_server: Server, busy: Busyness
+) -> None:
     client = face.connect(own_server.url)
     lease = await client.lock("a", ttl=30).acquire()
     own_server.kill()
     began = now()
     with pytest.raises(holdfast.NodeUnavailable):
         await client.lock("b").acquire()
-    assert now() - began < 2
+    assert now() - began < 1 + busy.allowance
     with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable)):
         await lease.release()
 
@@ -479,13 +482,14 @@ async def test_a_waiter_sits_out_a_short_outage(
 
 async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_server: Server) -> None:
     client = face.connect(own_server.url)
-    lease = await client.lock("a", ttl=0.9).acquire()
+    lease = await client.lock("a", ttl=30).acquire()
     tainted = await client.lock("b", ttl=30).acquire()
     tainted._hold.tainted = True  # its release leaves a tombstone, which needs memory
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(holdfast.NodeUnavailable, match="out of memory"):
         await client.lock("c").acquire()
     first = lease.deadline
+    renew_now(client, lease)
 
     async def renewed() -> bool:
         return bool(lease.deadline > first)

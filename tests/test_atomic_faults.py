@@ -78,7 +78,7 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:
     for story in STORIES:
         if story.before is not None:
             server.command("SET", story.key, story.before)
-    return face.connect(proxy.url, command_timeout=0.3).atomic
+    return face.connect(proxy.url, command_timeout=1).atomic
 
 
 @pytest.fixture(params=[True, False], ids=["native", "script"])
@@ -161,7 +161,7 @@ async def test_without_an_id_an_answer_that_never_comes_is_said_to_be_unknown(
     face: Face, proxy: Proxy, server: Server
 ) -> None:
     async def unheard(story: Story) -> None:
-        atomic = face.connect(proxy.url, command_timeout=0.3).atomic
+        atomic = face.connect(proxy.url, command_timeout=1).atomic
         # Not that of a trial, nor that of the reading before an update.
         proxy.swallow_reply(1 + (story.key == "add"), matching=about(story.key))
         with pytest.raises(holdfast.OutcomeUnknown, match=f"'{story.key}'.*once=") as caught:

@@ -731,7 +731,7 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:
     """A client behind the proxy, on a server that knows all scripts."""
     for script in SCRIPTS:
         server.command("SCRIPT", "LOAD", script.text)
-    return face.connect(proxy.url, command_timeout=0.3)
+    return face.connect(proxy.url, command_timeout=1)
 
 
 REQUESTS = 5

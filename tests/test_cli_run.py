@@ -363,7 +363,7 @@ def test_a_lock_that_others_hold_is_not_waited_for_longer_than_wanted(
 ) -> None:
     with holdfast.Client(server.url) as client, client.lock(NAME, label="first"):
         assert place.run("--no-wait", "--", "touch", "x") == (1, "", "")
-        late = place.run("-v", "-w", "0.05", "-E", "42", "--", "touch", "x")
+        late = place.run("-v", "-w", "1", "-E", "42", "--", "touch", "x")
     assert late.status == 42
     assert re.fullmatch(r"holdfast: 'nightly' is locked: .*, pid \d+ \(first\), .*\n", late.err)
     assert not (place.folder / "x").exists()

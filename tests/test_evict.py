@@ -10,6 +10,8 @@ import holdfast
 from holdfast.core.token import read_holder
 from holdfast.scripts import EVICT
 from kit.contention import KEY, assert_clean, in_line, joined, tombstones
+from kit.renewals import renew_now
+from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from kit.faces import Face
@@ -39,10 +41,12 @@ async def test_the_next_in_line_has_it_at_once_and_the_holder_learns_of_it(
 
 
 async def test_the_holder_hears_of_it_by_its_renewal(face: Face, server: Server) -> None:
-    lease = await face.connect(server.url).lock("a", ttl=0.6).acquire()
+    client = face.connect(server.url)
+    lease = await client.lock("a", ttl=30).acquire()
     lock = face.connect(server.url).lock("a")
     assert await lock.evict(await lock.holder())
-    assert await face.wait(lease.lost, 5)
+    renew_now(client, lease)
+    assert await face.wait(lease.lost, PATIENCE)
     with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
         lease.check()
     assert not server.command("EXISTS", KEY)

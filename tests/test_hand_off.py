@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from kit.contention import waiters
+from kit.renewals import renew_now
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ async def test_export_gives_the_adopter_a_whole_ttl(face: Face, server: Server) 
 
 async def test_an_adopted_lease_is_renewed(face: Face, server: Server) -> None:
     client = face.connect(server.url)
-    lease = await client.lock("a", ttl=0.9).acquire()
+    lease = await client.lock("a", ttl=30).acquire()
     adopted = await client.adopt(await lease.export())
     first = adopted.deadline
+    renew_now(client, adopted)
 
     async def later() -> bool:
         return bool(adopted.deadline > first)
@@ -173,7 +175,7 @@ async def test_a_lost_answer_to_adopt_is_asked_for_again(
     face: Face, server: Server, proxy: Proxy, fault: str
 ) -> None:
     giver = face.connect(server.url)
-    taker = face.connect(proxy.url, command_timeout=0.3)
+    taker = face.connect(proxy.url, command_timeout=1)
     await know_the_script(giver, taker)
     text = await (await giver.lock("a").acquire()).export()
     getattr(proxy, fault)(1)
@@ -187,7 +189,7 @@ async def test_an_adoption_nobody_heard_of_leaves_nothing_held(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
     giver = face.connect(server.url)
-    taker = face.connect(proxy.url, command_timeout=0.2)
+    taker = face.connect(proxy.url, command_timeout=1)
     await know_the_script(giver, taker)
     text = await (await giver.lock("a").acquire()).export()
     for number in (1, 2, 3):

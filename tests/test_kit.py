@@ -450,7 +450,7 @@ def test_a_held_reply_is_delivered_when_released(
 
 
 def test_delayed_replies_are_late_once_and_not_once_each(proxy: Proxy, client: RawClient) -> None:
-    words = [b"one", b"two", b"three", b"four", b"five"]
+    words = [str(number).encode() for number in range(100)]
     proxy.delay(0.2)
     start = time.monotonic()
     client.socket.sendall(b"".join(packed("ECHO", word) for word in words))

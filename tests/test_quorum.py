@@ -559,10 +559,10 @@ async def test_a_token_that_nothing_more_can_be_done_about_is_not_remembered(
     face: Face, roads: list[Proxy], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
-    near, far = (face.connect(urls(roads), command_timeout=0.2) for _ in range(2))
+    near, far = (face.connect(urls(roads), command_timeout=0.5) for _ in range(2))
     async with far.lock("warm"):
         pass
-    lease = await near.lock("a", ttl=1, renew=False).acquire()
+    lease = await near.lock("a", ttl=3, renew=False).acquire()
     text = await lease.export() if how == "adopted" else ""
     for road in roads[:2]:
         road.blackhole()
@@ -1015,7 +1015,7 @@ def test_an_acquire_that_is_cancelled_at_any_await_leaves_nothing(three: list[Se
             with contextlib.suppress(asyncio.CancelledError):
                 lease = await task
                 await lease.release()
-            end = now() + 10
+            end = now() + PATIENCE
             while not nothing_is_left(three):
                 assert now() < end, f"something is left after {turns} turns"
                 await asyncio.sleep(0.001)

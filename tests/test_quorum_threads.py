@@ -313,18 +313,20 @@ def test_a_thread_that_is_ended_from_outside_harms_no_other(three: list[Server])
                     lease.check()
                 cycles[number] += 1
 
-        for number in range(6):
-            work.begin(take, number)
-        eventually(lambda: all(cycles), what="all of them are at it")
-        victims = [work.begin(take, 0) for _ in range(20)]
-        for victim in victims:
-            eventually(partial(is_ended, victim), what="it ends")
-        before = list(cycles)
-        eventually(
-            lambda: all(now > then for now, then in zip(cycles, before, strict=True)),
-            what="all go on",
-        )
-        over.set()
+        try:
+            for number in range(6):
+                work.begin(take, number)
+            eventually(lambda: all(cycles), what="all of them are at it")
+            victims = [work.begin(take, 0) for _ in range(12)]
+            for victim in victims:
+                eventually(partial(is_ended, victim), what="it ends")
+            before = list(cycles)
+            eventually(
+                lambda: all(now > then for now, then in zip(cycles, before, strict=True)),
+                what="all go on",
+            )
+        finally:
+            over.set()
         errors = work.end()
         assert [error for error in errors if not isinstance(error, SystemExit)] == []
         eventually(lambda: nothing_is_left(three), what="nothing is left")

@@ -20,6 +20,7 @@ import holdfast
 from holdfast.core import release as releasing
 from holdfast.wire.clock import now
 from kit.contention import tombstones
+from kit.renewals import renew_now
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.proxy import Proxy
     from kit.servers import Server
+    from kit.waiting import Busyness
 
 KEY = "holdfast:{a}"
 
@@ -145,8 +147,9 @@ def test_an_error_while_the_renewer_connects_costs_no_lease(server: Server) -> N
     server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
     theirs = redis.Redis(host=server.host, port=server.port, credential_provider=Moody())
     with holdfast.Client(theirs) as client:
-        lease = client.lock("a", ttl=1).acquire()
+        lease = client.lock("a", ttl=30).acquire()
         first = lease.deadline
+        renew_now(client, lease)
         eventually(lambda: lease.deadline > first, what="it is renewed")
         lease.release()
     server.command("ACL", "DELUSER", "ann")
@@ -177,7 +180,7 @@ def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
 
 @pytest.mark.only_client("threads")
 async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
-    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
+    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch, busy: Busyness
 ) -> None:
     client = face.connect(own_server.url.replace("127.0.0.1", "localhost"), command_timeout=3)
     lease = await client.lock("a", ttl=1.2).acquire()
@@ -189,14 +192,14 @@ async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     own_server.kill()
-    assert await face.wait(lease.lost, 15)
+    assert await face.wait(lease.lost, PATIENCE)
     late = now() - lease.deadline
     hung.set()
-    assert late < 1
+    assert late < 1 + busy.allowance
 
 
 async def test_l4_holds_also_when_a_connection_must_be_opened(
-    face: Face, own_server: Server
+    face: Face, own_server: Server, busy: Busyness
 ) -> None:
     own_server.freeze()
     for timeout in (0, 0.2):
@@ -204,15 +207,14 @@ async def test_l4_holds_also_when_a_connection_must_be_opened(
         began = now()
         with pytest.raises(holdfast.NodeUnavailable):
             await client.lock("a", ttl=0.4).acquire(timeout=timeout)
-        # The bound is timeout + 0.1; the rest is for a busy machine.
-        assert now() - began < timeout + 0.1 + 1
+        assert now() - began < timeout + 0.1 + 0.5 + busy.allowance
     own_server.thaw()
 
 
 async def test_a_late_request_of_a_lease_that_was_taken_finds_a_tombstone(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=0.3)
+    client = face.connect(proxy.url, command_timeout=1)
     async with client.lock("a"):
         pass
     late = proxy.hold_request(1)
@@ -240,7 +242,7 @@ async def test_a_wrong_password_is_tried_once_and_not_again_in_the_background(
 def test_an_interrupt_is_never_replaced_by_an_error_about_the_lock(
     server: Server, proxy: Proxy
 ) -> None:
-    with holdfast.Client(proxy.url, command_timeout=0.3) as client:
+    with holdfast.Client(proxy.url, command_timeout=1) as client:
         client.lock("a").acquire().release()
         held = proxy.hold_reply(1)
 

@@ -146,8 +146,8 @@ def loading_server() -> Iterator[str]:
         for number in range(200):
             server.command("SET", f"k{number}", secrets.token_bytes(1500))
         server.command("SAVE")
-        # Of 200 keys, 10 ms each: it loads for 2 s, and looks at its connections meanwhile.
-        server._command_line += ["--key-load-delay", "10000"]
+        # Of 200 keys, 0.1 s each: it loads for 20 s, and looks at its connections meanwhile.
+        server._command_line += ["--key-load-delay", "100000"]
         server._command_line += ["--loading-process-events-interval-bytes", "1024"]
         server.restart(ready=False)
         yield server.url
@@ -177,8 +177,9 @@ SITUATIONS: list[tuple[Callable[[], AbstractContextManager[str]], str]] = [
 async def test_the_cause_is_recognised_and_the_remedy_named(
     face: Face, situation: Callable[[], AbstractContextManager[str]], words: str
 ) -> None:
+    hangs = situation in {hung_server, tls_to_a_hung_server}
     with situation() as url:
-        client = face.connect(url, command_timeout=0.4)
+        client = face.connect(url, command_timeout=0.4 if hangs else PATIENCE)
         with pytest.raises((holdfast.NodeUnavailable, holdfast.ConfigurationError)) as caught:
             await client.lock("a").acquire(timeout=0)
     check(caught.value, url, words)

@@ -25,7 +25,7 @@ from kit.contention import KEY, QUEUE, assert_clean, joined, waited, waiters
 from kit.interrupts import interrupted_everywhere
 from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 from test_interruption import (
     _cancelled_everywhere,
     at_many_lines,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kit.faces import Face
     from kit.proxy import Proxy
     from kit.servers import Server
+    from kit.waiting import Busyness
 
 
 # The order
@@ -148,9 +149,10 @@ async def test_idle_waiters_cost_nothing_but_a_ping_a_second(
     lock, order = client.lock("a"), list[object]()
     waiting = await joined(face, server, *(waited(lock, order, number) for number in range(4)))
     server.reset_stats()
+    began = now()
     assert not await face.wait(lease.lost, 2.2)
     seen = commands_processed(server)
-    assert 1 <= seen.pop("ping") <= 3
+    assert 1 <= seen.pop("ping") <= now() - began + 1
     assert set(seen) <= {"zcard"}, "which is how this test looks"
     await lease.release()
     for each in waiting:
@@ -158,7 +160,7 @@ async def test_idle_waiters_cost_nothing_but_a_ping_a_second(
 
 
 async def test_a_timeout_is_honoured_and_the_waiter_leaves_the_line_at_once(
-    face: Face, server: Server
+    face: Face, server: Server, busy: Busyness
 ) -> None:
     holder, waiter = face.connect(server.url), face.connect(server.url)
     lease = await holder.lock("a", label="me").acquire()
@@ -166,7 +168,7 @@ async def test_a_timeout_is_honoured_and_the_waiter_leaves_the_line_at_once(
         began = now()
         with pytest.raises(holdfast.AcquireTimeout) as caught:
             await waiter.lock("a").acquire(timeout=0.3)
-        assert 0.3 <= now() - began < 1.5
+        assert 0.3 <= now() - began < 0.3 + 1 + busy.allowance
         assert waiters(server) == 0
         assert caught.value.holder is not None
         assert caught.value.holder.label == "me"
@@ -174,6 +176,7 @@ async def test_a_timeout_is_honoured_and_the_waiter_leaves_the_line_at_once(
     assert_clean(server)
 
 
+@pytest.mark.only_client("threads")
 async def test_one_who_gave_up_is_not_missed_by_those_behind(face: Face, server: Server) -> None:
     locks = [face.connect(server.url).lock("a") for _ in range(4)]
     order = list[object]()
@@ -182,7 +185,7 @@ async def test_one_who_gave_up_is_not_missed_by_those_behind(face: Face, server:
         face,
         server,
         waited(locks[1], order, "first"),
-        waited(locks[2], order, "second", timeout=0.4),
+        waited(locks[2], order, "second", timeout=3),
         waited(locks[3], order, "third"),
     )
     with pytest.raises(holdfast.AcquireTimeout):
@@ -209,7 +212,7 @@ async def test_a_waiter_whose_client_is_closed_is_passed_over(face: Face, server
     with pytest.raises(holdfast.HoldfastError):
         await gone.result()
     await lease.release()
-    await waiting.result(2)
+    await waiting.result()
     assert order == ["other"]
     assert_clean(server)
 
@@ -222,7 +225,7 @@ async def test_the_waiters_of_a_client_that_is_closed_are_told_at_once(
     (waiting,) = await joined(face, server, closed.lock("a", ttl=30).acquire())
     await closed.close()
     with pytest.raises(holdfast.NodeUnavailable, match="closed"):
-        await waiting.result(2)
+        await waiting.result()
     await lease.release()
 
 
@@ -325,14 +328,14 @@ async def test_max_hold_counts_from_the_hand_over_not_from_before_it(
 
 @pytest.mark.only_client("asyncio")
 async def test_a_holder_that_lost_its_lock_in_silence_is_followed_after_its_ttl(
-    face: Face, server: Server
+    face: Face, server: Server, busy: Busyness
 ) -> None:
     holder, waiter = face.connect(server.url), face.connect(server.url)
     lease = await holder.lock("a", ttl=1, renew=False).acquire()
     (waiting,) = await joined(face, server, waiter.lock("a").acquire())
     handed = await waiting.result()
     assert not lease.held
-    assert now() < lease.deadline + 1.5
+    assert now() < lease.deadline + 1 + busy.allowance
     assert handed.fence > lease.fence
     await handed.release()
     assert_clean(server)
@@ -358,7 +361,7 @@ async def test_l2_a_release_at_any_step_into_the_line_is_not_missed(
     await face.eventually(there)
     await lease.release()
     held.release()
-    handed = await waiting.result(3)
+    handed = await waiting.result()
     assert handed.fence > lease.fence
     assert server.command("GET", KEY).decode() == handed.token
     await handed.release()
@@ -366,7 +369,7 @@ async def test_l2_a_release_at_any_step_into_the_line_is_not_missed(
 
 
 async def test_a_lock_of_a_foreign_client_is_noticed_to_be_free_within_a_moment(
-    face: Face, client: Any, server: Server
+    face: Face, client: Any, server: Server, busy: Busyness
 ) -> None:
     server.command("SET", KEY, "of redis-py", "NX", "PX", 60_000)
     order = list[object]()
@@ -378,7 +381,7 @@ async def test_a_lock_of_a_foreign_client_is_noticed_to_be_free_within_a_moment(
     began = now()
     for each in waiting:
         await each.result()
-    assert now() - began < 1.5, "0.25 s; the rest is for a busy machine"
+    assert now() - began < 0.25 + 1 + busy.allowance
     assert order == [0, 1, 2]
     assert_clean(server)
 
@@ -391,7 +394,7 @@ def _never(face: Face) -> Any:
 
 
 async def test_a_client_that_polls_never_subscribes_and_gets_the_lock(
-    face: Face, server: Server
+    face: Face, server: Server, busy: Busyness
 ) -> None:
     near, poller = face.connect(server.url), face.connect(server.url, wait="poll")
     server.reset_stats()
@@ -411,7 +414,7 @@ async def test_a_client_that_polls_never_subscribes_and_gets_the_lock(
     async with near.lock("a"):
         with pytest.raises(holdfast.AcquireTimeout):
             await poller.lock("a").acquire(timeout=0.3)
-    assert 0.3 <= now() - began < 1.5
+    assert 0.3 <= now() - began < 0.3 + 1 + busy.allowance
     assert_clean(server)
 
 
@@ -494,7 +497,7 @@ async def test_a_holder_that_may_not_publish_still_releases_to_those_who_wait(
     with pytest.raises(holdfast.ConfigurationError, match=r"\+publish"):
         await lease.release()
     for each in waiting:
-        await each.result(5)
+        await each.result()
     assert order == [0, 1]
     assert_clean(own_server)
 
@@ -544,20 +547,23 @@ async def test_a_release_of_a_lock_without_order_wakes_one_and_all_get_it_in_the
 
 
 @pytest.mark.only_client("asyncio")
-async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(face: Face, server: Server) -> None:
+async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(
+    face: Face, server: Server, busy: Busyness
+) -> None:
     with Process(
         server,
         """
-        lease = client.lock("a", ttl=0.6, lock_delay=0.8).acquire()
+        lease = client.lock("a", ttl=0.6, lock_delay=3).acquire()
         print("ready", flush=True)
         time.sleep(60)
         """,
     ) as process:
         assert process.says() == "ready"
         near, far = face.connect(server.url), face.connect(server.url)
-        lock = near.lock("a", ttl=5, lock_delay=0.8)
-        (waiting,) = await joined(face, server, far.lock("a", ttl=5, lock_delay=0.8).acquire())
+        lock = near.lock("a", ttl=5, lock_delay=3)
+        (waiting,) = await joined(face, server, far.lock("a", ttl=5, lock_delay=3).acquire())
         process.kill()
+    held_at = now()
     await face.eventually(_free(lock))
     gone_at = now()
     assert await lock.try_acquire() is None
@@ -565,7 +571,8 @@ async def test_after_a_loss_nobody_gets_the_lock_for_the_delay(face: Face, serve
     with pytest.raises(holdfast.AcquireTimeout):
         await lock.acquire(timeout=0.1)
     handed = await waiting.result()
-    assert 0.7 < now() - gone_at < 2.5
+    assert now() - held_at > 2.9
+    assert now() - gone_at < 3 + 1 + busy.allowance
     await handed.release()
     assert_clean(server)
     again = await lock.try_acquire()
@@ -586,10 +593,9 @@ async def test_a_lease_that_ran_out_is_followed_by_the_delay_too(
 ) -> None:
     near, far = face.connect(server.url), face.connect(server.url)
     lease = await near.lock("a", ttl=0.3, renew=False, lock_delay=0.8).acquire()
-    assert await face.wait(lease.lost, 5)
-    lost_at = now()
-    handed = await far.lock("a", lock_delay=0.8).acquire(timeout=10)
-    assert now() - lost_at > 0.7, "its holder may still be at work"
+    assert await face.wait(lease.lost, PATIENCE)
+    handed = await far.lock("a", lock_delay=0.8).acquire(timeout=PATIENCE)
+    assert now() - lease.deadline > 0.7, "its holder may still be at work"
     await handed.release()
     assert_clean(server)
 
@@ -642,7 +648,7 @@ async def test_a_hand_over_needs_no_delay_and_a_delayed_lock_keeps_its_order(
     for each in waiting:
         await each.result()
     assert order == [0, 1, 2]
-    assert now() - began < 5
+    assert now() - began < 15, "a hand-over took as long as the delay"
     assert_clean(server)
 
 
@@ -694,7 +700,7 @@ async def test_those_of_one_owner_who_wait_get_it_with_the_first_of_them(
         clients[0].lock("a", owner="others").acquire(),
     )
     await lease.release()
-    ours = [await each.result(3) for each in waiting[:4]]
+    ours = [await each.result() for each in waiting[:4]]
     assert len({held.fence for held in ours}) == 1
     assert not waiting[4].done
     for held in ours:
@@ -729,7 +735,7 @@ async def test_a_crashed_co_holder_does_not_keep_the_lock(face: Face, server: Se
     assert server.command("ZCARD", f"{KEY}:holds") > 0
     (waiting,) = await joined(face, server, other.lock("a").acquire())
     await lease.release()
-    handed = await waiting.result(2)
+    handed = await waiting.result()
     assert handed.fence > lease.fence
     await handed.release()
     assert_clean(server)
@@ -753,7 +759,7 @@ async def test_a_co_holder_that_dies_costs_a_waiter_its_own_ttl_not_the_others(
         (waiting,) = await joined(face, server, other.lock("a").acquire())
         process.kill()
     await lease.release()
-    handed = await waiting.result(4)
+    handed = await waiting.result()
     await handed.release()
     assert_clean(server)
 
@@ -777,7 +783,7 @@ async def test_two_processes_of_one_owner_hold_it_together(server: Server, face:
 async def test_a_retried_acquire_of_an_owner_counts_once(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     first = await near.lock("a", owner="us").acquire()
     proxy.swallow_reply(1, close=True)
     proxy.duplicate_request(2)
@@ -1193,7 +1199,7 @@ def test_l3_a_waiting_process_that_is_killed_costs_nobody_anything(server: Serve
             eventually(lambda: server.command("PUBSUB", "NUMSUB", *_channels(server)).count(1) == 1)
             lease.release()
             assert waiters(server) == 0, "the release granted it to a dead process"
-            waiting.join(10)
+            waiting.join(PATIENCE)
         assert not waiting.is_alive()
         assert_clean(server)
 
@@ -1203,7 +1209,9 @@ def _channels(server: Server) -> list[str]:
     return [f"holdfast:push:{member.decode().split(':')[1]}" for member in members]
 
 
-def test_l3_a_waiting_process_that_is_stopped_costs_one_window(server: Server) -> None:
+def test_l3_a_waiting_process_that_is_stopped_costs_one_window(
+    server: Server, busy: Busyness
+) -> None:
     with holdfast.Client(server.url) as client, holdfast.Client(server.url) as other:
         lease = client.lock("a", ttl=1).acquire()
         lease.extend(60)
@@ -1215,8 +1223,8 @@ def test_l3_a_waiting_process_that_is_stopped_costs_one_window(server: Server) -
             process.stop()
             began = now()
             lease.release()
-            waiting.join(20)
-            assert 0.9 < now() - began < 4, "the window is 1 s; the rest is for a busy machine"
+            waiting.join(PATIENCE)
+            assert 0.9 < now() - began < 1 + 2 + busy.allowance, "the window is 1 s"
             process.go_on()
             eventually(lambda: waiters(server) == 1, what="it stands in line again")
             got[0].check()
@@ -1227,7 +1235,7 @@ def test_l3_a_waiting_process_that_is_stopped_costs_one_window(server: Server) -
 
 
 def test_l3_two_stopped_processes_in_a_row_cost_at_most_a_ttl_and_their_windows(
-    server: Server,
+    server: Server, busy: Busyness
 ) -> None:
     with holdfast.Client(server.url) as client, holdfast.Client(server.url) as other:
         lease = client.lock("a", ttl=1).acquire()
@@ -1241,8 +1249,8 @@ def test_l3_two_stopped_processes_in_a_row_cost_at_most_a_ttl_and_their_windows(
             two.stop()
             began = now()
             lease.release()
-            waiting.join(20)
-            assert 1.9 < now() - began < 6
+            waiting.join(PATIENCE)
+            assert 1.9 < now() - began < 3 + 2 + busy.allowance
             one.go_on()
             two.go_on()
             assert one.says()
@@ -1251,7 +1259,7 @@ def test_l3_two_stopped_processes_in_a_row_cost_at_most_a_ttl_and_their_windows(
 
 
 def test_l1_a_killed_holder_is_followed_after_its_ttl_and_a_quarter_of_a_second(
-    server: Server,
+    server: Server, busy: Busyness
 ) -> None:
     with (
         holdfast.Client(server.url) as client,
@@ -1276,7 +1284,7 @@ def test_l1_a_killed_holder_is_followed_after_its_ttl_and_a_quarter_of_a_second(
         eventually(lambda: waiters(server) == 1)
         process.kill()
         killed_at = now()
-        waiting.join(10)
-        assert got[0][0] - killed_at < 1 + 1.5, "1 s of ttl and 0.25; the rest is for load"
+        waiting.join(PATIENCE)
+        assert got[0][0] - killed_at < 1 + 0.25 + 1 + busy.allowance
         got[0][1].release()
         assert_clean(server)

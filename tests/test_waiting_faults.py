@@ -25,13 +25,14 @@ from kit.processes import Process
 from kit.proxy import Proxy
 from kit.servers import ReplyError, Server, commands_processed, programs
 from kit.split import Split
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kit.faces import Face
     from kit.faults import Args, Held, Matching
+    from kit.waiting import Busyness
 
 
 SCRIPTS = (ACQUIRE, PROBE, RELEASE, RENEW)
@@ -95,7 +96,7 @@ STEPS = 10
 
 async def _contended_cycles(face: Face, server: Server, proxy: Proxy, what: str) -> None:
     """Two clients take turns, each waiting for the other."""
-    one, two = (face.connect(proxy.url, command_timeout=0.3) for _ in range(2))
+    one, two = (face.connect(proxy.url, command_timeout=1) for _ in range(2))
     fences = [0]
     for _ in range(2):
         first = await one.lock("a").acquire()
@@ -114,14 +115,14 @@ async def _contended_cycles(face: Face, server: Server, proxy: Proxy, what: str)
     await two.close()
 
 
-@pytest.mark.parametrize("fault", with_one_client_each(FAULTS))
+@pytest.mark.parametrize("k", with_one_client_each(range(1, STEPS + 1)))
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_s9_whichever_step_of_a_contended_cycle_fails_it_is_made_good(
-    fault: str, face: Face, server: Server, proxy: Proxy
+    fault: str, k: int, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    for k in range(1, STEPS + 1):
-        FAULTS[fault](proxy, k)
+    FAULTS[fault](proxy, k)
+    while proxy.rules_left:  # a client that had no reply in time once may take fewer steps
         await _contended_cycles(face, server, proxy, f"{fault}: {k}")
-        assert proxy.rules_left == 0, f"there is no step {k}"
 
 
 async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
@@ -140,7 +141,7 @@ async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
 async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
     close: bool, k: int, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    far = face.connect(proxy.url, command_timeout=0.3)
+    far = face.connect(proxy.url, command_timeout=1)
     with pytest.raises(holdfast.AcquireTimeout):
         async with face.connect(server.url).lock("a"):
             await far.lock("a").acquire(timeout=0.01)
@@ -158,13 +159,13 @@ async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
 async def test_s9_an_answer_that_is_lost_among_others_leaves_nobody_without_one(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=0.3)
+    client = face.connect(proxy.url, command_timeout=1)
     async with client.lock("warm"):
         pass
     proxy.swallow_reply(1)
     started = [face.start(client.lock(f"a{number}").acquire()) for number in range(4)]
     for each in started:
-        lease = await each.result(3)
+        lease = await each.result()
         await lease.release()
     assert proxy.rules_left == 0
     eventually(lambda: server.command("KEYS", "holdfast:{a?}") == [])
@@ -187,7 +188,7 @@ async def test_l2_a_message_that_fails_is_made_good(
     lease = await near.lock("a").acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     await lease.release()
-    handed = await waiting.result(2)
+    handed = await waiting.result()
     assert handed.fence > lease.fence
     assert server.command("GET", KEY).decode() == handed.token
     await handed.release()
@@ -202,12 +203,12 @@ async def test_a_grant_that_is_lost_in_silence_costs_no_more_than_the_holders_tt
     face: Face, server: Server, proxy: Proxy
 ) -> None:
     near, far = face.connect(server.url), face.connect(proxy.url)
-    lease = await near.lock("a", ttl=1).acquire()
+    lease = await near.lock("a", ttl=3).acquire()
     proxy.lose_message(2)
     order = list[object]()
     (waiting,) = await joined(face, server, waited(far.lock("a"), order, "waiter"))
     await lease.release()
-    assert await waiting.result(4) > lease.fence
+    assert await waiting.result() > lease.fence
     assert proxy.rules_left == 0
     assert_clean(server)
 
@@ -246,7 +247,7 @@ async def test_a_grant_for_nobody_is_handed_back_and_passed_on(face: Face, serve
     channel = f"holdfast:push:{ghost.split(':')[1]}"
     message = f"G:1:3000:{len(ghost)}:{ghost}{KEY}"
     assert server.command("PUBLISH", channel, message) == 1
-    await waiting.result(3)
+    await waiting.result()
     with pytest.raises(holdfast.LeaseLost):
         await lease.release()
     assert_clean(server)
@@ -268,7 +269,7 @@ async def test_a_watch_that_overtakes_the_answer_is_remembered(
         await lease.release()  # to the first, who does not hear it
         eventually(lambda: server.command("GET", KEY) is not None)
         queued.release()
-        handed = await second.result(4)
+        handed = await second.result()
         hung.heal()
         hung.cut()
         await handed.release()
@@ -304,7 +305,7 @@ async def test_l2_killed_push_connections_cost_nobody_its_place(
         assert [token.lstrip(b"!") for token in server.command("ZRANGE", QUEUE, 0, -1)] == before
     await lease.release()
     for each in waiting:
-        await each.result(3)
+        await each.result()
     if not at_once:
         assert order == [0, 1, 2, 3, 4, 5]
     assert sorted(order, key=str) == [0, 1, 2, 3, 4, 5]
@@ -324,7 +325,7 @@ async def test_l2_a_push_connection_that_died_in_silence_is_noticed_and_rebuilt(
     proxy.mute_push()
     await lease.release()
     for each in waiting:
-        await each.result(4)
+        await each.result()
     assert order == [0, 1]
     assert_clean(server)
 
@@ -346,7 +347,7 @@ async def test_waiters_whose_pings_are_not_answered_still_have_their_turn(
     await face.eventually(all_lost)
     await in_line(face, server, 1)
     await lease.release()
-    await waiting.result(3)
+    await waiting.result()
     assert_clean(server)
 
 
@@ -354,7 +355,7 @@ async def test_waiters_whose_pings_are_not_answered_still_have_their_turn(
 async def test_a_push_connection_that_cannot_be_had_at_first_is_had_later(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.2)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     async with far.lock("warm"):
         pass
     lease = await near.lock("a").acquire()
@@ -363,7 +364,7 @@ async def test_a_push_connection_that_cannot_be_had_at_first_is_had_later(
     await in_line(face, server, 1)
     assert proxy.rules_left == 0
     await lease.release()
-    handed = await waiting.result(3)
+    handed = await waiting.result()
     await handed.release()
     assert_clean(server)
 
@@ -371,7 +372,7 @@ async def test_a_push_connection_that_cannot_be_had_at_first_is_had_later(
 async def test_while_the_push_connection_cannot_be_had_waiting_polls(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.2)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     async with far.lock("warm"):
         pass
     lease = await near.lock("a").acquire()
@@ -384,7 +385,7 @@ async def test_while_the_push_connection_cannot_be_had_waiting_polls(
 
     await face.eventually(tried)
     await lease.release()
-    await waiting.result(3)  # who neither hears nor asks waits for a whole ttl
+    await waiting.result()  # who neither hears nor asks waits for a whole ttl
     assert_clean(server)
 
 
@@ -425,7 +426,7 @@ async def test_garbage_on_the_push_connection_costs_nobody_its_turn(
         server.command("PUBLISH", channel, GARBAGE[what])
     await lease.release()
     for each in waiting:
-        await each.result(2.5)
+        await each.result()
     assert_clean(server)
 
 
@@ -480,7 +481,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
         eventually(struck.is_set)
         eventually(lambda: commands_processed(server).get("evalsha"), what="it asked")
         lease.release()
-        waiting.join(10)
+        waiting.join(PATIENCE)
         assert len(got) == 1, "nobody told it that the lock is free"
         got[0].release()
         assert_clean(server)
@@ -505,7 +506,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
     probed.release()
     await in_line(face, server, 1)
     await lease.release()
-    handed = await waiting.result(2.5)
+    handed = await waiting.result()
     await handed.release()
     assert_clean(server)
 
@@ -517,7 +518,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
 async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     lease = await near.lock("a", ttl=0.8).acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     assert not await face.wait(lease.lost, 0.45)  # time passes since the last PING
@@ -528,7 +529,7 @@ async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
     else:
         proxy.swallow_reply(1, matching=calls(RENEW), close=fault.endswith("connection"))
     await lease.release()
-    handed = await waiting.result(3)
+    handed = await waiting.result()
     assert [args[1] for args in proxy.log if len(args) > 1].count(_sha(RENEW)) >= 1
     assert server.command("GET", KEY).decode() == handed.token
     assert handed.fence == int(server.command("GET", f"{KEY}:fence"))
@@ -544,7 +545,7 @@ async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
 async def test_s10_leaving_the_line_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     lease = await near.lock("a").acquire()
     if fault == "request doubled":
         proxy.duplicate_request(1, matching=calls(RELEASE))
@@ -564,7 +565,7 @@ async def test_s10_leaving_the_line_may_fail_at_any_point(
 async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets_none(
     held: bool, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     lease = await near.lock("a").acquire()
     late = proxy.hold_request(1, matching=asks_for_a_place)
     with pytest.raises((holdfast.AcquireTimeout, holdfast.NodeUnavailable)):
@@ -585,7 +586,7 @@ async def test_s10_an_asking_for_a_place_that_arrives_after_it_was_given_up_gets
 async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_takes_nothing(
     face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
     lease = await near.lock("a").acquire()
     late = proxy.hold_request(1, matching=asks_for_a_place)
     (waiting,) = await joined(face, server, far.lock("a").acquire())
@@ -605,7 +606,7 @@ async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_
 async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     face: Face, own_server: Server
 ) -> None:
-    near, far = (face.connect(own_server.url, command_timeout=0.2) for _ in range(2))
+    near, far = (face.connect(own_server.url, command_timeout=1) for _ in range(2))
     lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
@@ -636,7 +637,7 @@ async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_plac
             asking.discard(self)
 
     monkeypatch.setattr(_Attempt, "_ask", noted)
-    near, *clients = (face.connect(durable_server.url, command_timeout=0.3) for _ in range(3))
+    near, *clients = (face.connect(durable_server.url, command_timeout=1) for _ in range(3))
     lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
@@ -688,16 +689,16 @@ async def test_waiters_of_a_server_that_comes_back_empty_get_the_lock_with_a_gre
 
 @pytest.mark.only_client("asyncio")
 async def test_waiters_of_a_server_that_stays_away_are_told_when_what_they_know_is_old(
-    face: Face, own_server: Server
+    face: Face, own_server: Server, busy: Busyness
 ) -> None:
-    near, far = (face.connect(own_server.url, command_timeout=0.2) for _ in range(2))
+    near, far = (face.connect(own_server.url, command_timeout=1) for _ in range(2))
     await near.lock("a", ttl=1, renew=False).acquire()
     (waiting,) = await joined(face, own_server, far.lock("a", ttl=1).acquire())
     own_server.kill()
     began = now()
     with pytest.raises(holdfast.NodeUnavailable):
         await waiting.result()
-    assert now() - began < 4
+    assert now() - began < 1 + 2 + busy.allowance, "1 s of ttl"
 
 
 @pytest.mark.only_client("threads")
@@ -755,7 +756,7 @@ def replica(server: Server) -> Iterator[Server]:
 
 @pytest.mark.only_client("asyncio")
 async def test_who_listens_at_a_replica_is_not_counted_and_has_its_turn_all_the_same(
-    face: Face, server: Server, replica: Server
+    face: Face, server: Server, replica: Server, busy: Busyness
 ) -> None:
     with Split(server, replica) as split:
         events: list[holdfast.Event] = []
@@ -774,7 +775,7 @@ async def test_who_listens_at_a_replica_is_not_counted_and_has_its_turn_all_the_
         for each in waiting:
             await each.result()
         assert order == [0, 1, 2, 3]
-        assert now() - began < 2
+        assert now() - began < 1 + busy.allowance
         assert events == []
         assert_clean(server)
         for client in far:
@@ -806,7 +807,7 @@ async def test_who_hears_nothing_of_what_is_published_polls_and_says_so(
     with Split(server, own_server) as split:
         events: list[holdfast.Event] = []
         near = face.connect(server.url)
-        far = face.connect(split.url, on_event=events.append, command_timeout=0.3)
+        far = face.connect(split.url, on_event=events.append, command_timeout=1)
         lease = await near.lock("a").acquire()
         order = list[object]()
         waiting = [face.start(waited(far.lock("a"), order, number)) for number in range(2)]
@@ -818,7 +819,7 @@ async def test_who_hears_nothing_of_what_is_published_polls_and_says_so(
         await in_line(face, server, 0)
         await lease.release()
         for each in waiting:
-            await each.result(3)
+            await each.result()
         await waited(far.lock("a"), order, "last")
         assert len(events) == 1
         assert_clean(server)
@@ -832,7 +833,7 @@ DIES_AT = ["first asking", "probe", "asking for a place", "waiting", "granted", 
 
 @pytest.mark.parametrize("step", DIES_AT)
 def test_l3_a_process_that_dies_at_any_step_of_waiting_blocks_nobody(
-    step: str, server: Server, proxy: Proxy
+    step: str, server: Server, proxy: Proxy, busy: Busyness
 ) -> None:
     with holdfast.Client(server.url) as near, holdfast.Client(server.url) as other:
         lease = near.lock("a", ttl=1).acquire()
@@ -852,18 +853,18 @@ def test_l3_a_process_that_dies_at_any_step_of_waiting_blocks_nobody(
             if DIES_AT.index(step) >= 3:
                 eventually(lambda: waiters(server) == 1)
             elif held is not None:
-                assert held.arrived.wait(10)
+                assert held.arrived.wait(PATIENCE)
             ahead = waiters(server)
             got: list[holdfast.Lease] = []
             waiting = threading.Thread(
-                target=lambda: got.append(other.lock("a").acquire(timeout=10))
+                target=lambda: got.append(other.lock("a").acquire(timeout=PATIENCE))
             )
             waiting.start()
             eventually(lambda: waiters(server) == ahead + 1)
             if step in {"granted", "held"}:
                 lease.release()
                 if held is not None:
-                    assert held.arrived.wait(10)
+                    assert held.arrived.wait(PATIENCE)
                 else:
                     assert process.says() == "held"
                 process.kill()
@@ -872,9 +873,9 @@ def test_l3_a_process_that_dies_at_any_step_of_waiting_blocks_nobody(
                 eventually(lambda: proxy.all_links_ended, what="the server knows that it is gone")
                 lease.release()
             began = now()
-            waiting.join(12)
+            waiting.join(PATIENCE)
         assert got[0].fence > lease.fence
         limit = 1 if step in {"granted", "held"} else 0
-        assert now() - began < limit + 1.5
+        assert now() - began < limit + 1 + busy.allowance
         got[0].release()
         assert_clean(server)
