@@ -272,3 +272,41 @@ def test_a_child_forked_by_a_waiter_stops_waiting(server: Server) -> None:
         eventually(lambda: has_ended(child), within=LIMIT)
         lease.release()
         assert waiter.says() == "held True"
+
+
+JOINS = """
+        import signal, threading
+
+        begun, go, parent = threading.Event(), threading.Event(), os.getpid()
+
+        @client.cached(60, key="a", timeout=30)
+        def value():
+            begun.set()
+            go.wait()
+            return "computed"
+
+        def fork(*_):
+            if os.fork():
+                go.set()
+
+        def strike():
+            flights = client._caching._cache.flights
+            while not any(flight.waiting for flight in list(flights.values())):
+                time.sleep(0.01)
+            os.kill(parent, signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, fork)
+        threading.Thread(target=value, daemon=True).start()
+        begun.wait()
+        threading.Thread(target=strike, daemon=True).start()
+        print(value(), "in the", "parent" if os.getpid() == parent else "child", flush=True)
+        time.sleep(60 if os.getpid() == parent else 0)
+        """
+
+
+def test_a_child_forked_by_a_caller_of_a_cached_function_waits_for_no_thread_of_its_parent(
+    server: Server,
+) -> None:
+    with Process(server, JOINS) as process:
+        said = {process.says(), process.says()}
+    assert said == {"computed in the parent", "computed in the child"}

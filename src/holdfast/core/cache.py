@@ -81,7 +81,7 @@ class Flight:
         self.actor = actor
         self.payload: bytes | None = None
         self.as_of = 0
-        """The payload is for those who came before this moment."""
+        """The payload, or the error, is for those who came before this moment."""
         self.error: Exception | None = None
         """What computing raised."""
         self.traceback: TracebackType | None = None
@@ -212,22 +212,29 @@ async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever w
                 lock=wanted.name,
             )
         await _join(cache, wanted, other, give_up)
-        if other.error is not None:
-            raise other.error.with_traceback(other.traceback)
-        if other.payload is not None and arrived < other.as_of:
-            return wanted.loads(other.payload)
+        if arrived < other.as_of:  # else it may be older than what the caller knows of
+            if other.error is not None:
+                raise other.error.with_traceback(other.traceback)
+            if other.payload is not None:
+                return wanted.loads(other.payload)
 
 
 async def _join(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> None:
-    """Wait until the flight is over."""
+    """Wait until the flight is over, or nobody is there any more who could end it.
+
+    A child that is forked meanwhile has none of the threads of its parent.
+    """
     port, signal = cache.session.port, cache.session.port.signal()
+    process = port.process()
     flight.waiting.append(signal)
     while not flight.done:
         left = give_up - port.now()
         if left <= 0:
             message = f"{wanted.name!r} was not computed within {wanted.spec.lock.timeout} s"
             raise AcquireTimeout(message, lock=wanted.name)
-        if not await port.wait(signal, min(left, LOOK_AFTER)) and port.is_gone(flight.actor):
+        if await port.wait(signal, min(left, LOOK_AFTER)):
+            continue
+        if port.is_gone(flight.actor) or port.process() != process:
             cache.end(wanted.name, flight)
 
 
@@ -364,6 +371,7 @@ async def _make(cache: Cache, wanted: Wanted, flight: Flight) -> tuple[bytes, fl
         flight.payload = payload = wanted.dumps(await wanted.compute())
     except Exception as error:
         flight.error, flight.traceback = error, error.__traceback__
+        flight.as_of = next(cache.moments)
         raise
     return payload, port.now() - began
 
