@@ -60,6 +60,12 @@ KEPT = {
     "a_renewal_repeated_without_a_pause": (
         "a renewal that failed at once is not repeated without a pause"
     ),
+    "a_forked_child_that_waits_for_a_thread_of_its_parent": (
+        "a forked child waits for no thread of its parent"
+    ),
+    "an_error_raised_to_a_caller_that_came_after_it": (
+        "an error is not raised to those who call after it"
+    ),
     "an_update_that_changed_something_after_it_was_given_up": (
         "an update that may still change something does not claim otherwise"
     ),
@@ -97,6 +103,9 @@ QUICK = {
     "a renewal needs no memory",
     "a renewal that failed at once is not repeated without a pause",
     "a renewal that failed is tried again before the deadline",
+    "a server that does not answer is not asked again at once",
+    "a value is stored only under the last fence",
+    "a value that has come is not computed again",
     "a vote is above the last number",
     "a vote is for what is free",
     "a waiter whose client is gone is passed over",
@@ -111,6 +120,7 @@ QUICK = {
     "nothing is taken below the floor",
     "re-entry is for the same task",
     "renewal ends with max_hold",
+    "storing a value notifies all who wait",
     "taking it again fails at once",
     "the answer of a user's script is kept",
     "the answer to an id is kept",

@@ -1,4 +1,4 @@
-"""Mutants of what is built on scripts and locks: atomic operations."""
+"""Mutants of what is built on scripts and locks: atomic operations, and cached values."""
 
 from __future__ import annotations
 
@@ -109,4 +109,103 @@ ATOMIC_MUTANTS = [
     ),
 ]
 
-FEATURES = [*ATOMIC_MUTANTS]
+CACHED: Worlds = {"cached": 1.0}
+CACHED_CALM: Worlds = {"cached": 1.0, "calm": True, "tasks": 2}
+CACHED_SLOW: Worlds = {"cached": 1.0, "calm": True, "tasks": 2, "slow": 0.1, "cancel": 0.01}
+CACHED_MANY: Worlds = {"cached": 1.0, "calm": True, "tasks": 4, "slow": 0.05}
+CACHED_FORKED: Worlds = {"cached": 1.0, "calm": True, "tasks": 3, "fork": 0.05}
+
+CACHED_MUTANTS = [
+    Mutant(
+        "a value is stored only under the last fence",
+        "scripts/store.lua",
+        "if call('GET', lock) ~= token or call('GET', KEYS[2]) ~= fence then",
+        "if call('GET', lock) ~= token then",
+        CACHED,
+        "CACHE STORE",
+    ),
+    Mutant(
+        "an invalidation ends what is being computed",
+        "scripts/invalidate.lua",
+        "new_fence()\ncall('PEXPIRE', KEYS[2], 60000)\n",
+        "",
+        CACHED,
+        "CACHE STORE",
+    ),
+    Mutant(
+        "no caller is given a value that is older than its call",
+        "core/cache.py",
+        "if arrived < other.as_of:",
+        "if True:",
+        CACHED_CALM,
+        "CACHE",
+    ),
+    Mutant(
+        "an error is not raised to those who call after it",
+        "core/cache.py",
+        "if arrived < other.as_of:",
+        "if other.error is not None or arrived < other.as_of:",
+        CACHED_MANY,
+        "CACHE",
+    ),
+    Mutant(
+        "a forked child waits for no thread of its parent",
+        "core/cache.py",
+        "if port.is_gone(flight.actor) or port.process() != process:",
+        "if port.is_gone(flight.actor):",
+        CACHED_FORKED,
+        "L1 L2",
+    ),
+    Mutant(
+        "a value that has come is not computed again",
+        "scripts/claim.lua",
+        "if fence and tonumber(fence) > tonumber(ARGV[5]) then",
+        "if false then",
+        CACHED,
+        "CACHE",
+    ),
+    Mutant(
+        "storing a value notifies all who wait",
+        "scripts/store.lua",
+        "    tell(waiter, 'A', 0, 0)\n",
+        "",
+        CACHED_CALM,
+        "TOLD",
+    ),
+    Mutant(
+        "a server that does not answer is not asked again at once",
+        "core/cache.py",
+        "AWAY_FOR = 2.0",
+        "AWAY_FOR = 0.0",
+        CACHED,
+        "CACHE",
+    ),
+    Mutant(
+        "a computation that failed in the background is not repeated at once",
+        "core/cache.py",
+        "AGAIN_AFTER = 1.0",
+        "AGAIN_AFTER = 0.0",
+        CACHED,
+        "REFRESH",
+    ),
+    Mutant(
+        "an interrupted computation gives the lock back",
+        "core/cache.py",
+        "        await session.port.shielded(_let_go(session, grip))\n        raise\n",
+        "        raise\n",
+        CACHED_SLOW,
+        "L1 L2 S10 TOLD",
+    ),
+    Mutant(
+        "a value that was not stored is given to those who were waiting only",
+        "core/cache.py",
+        "            if await _store(cache, wanted, hold, payload, cost):\n"
+        "                flight.as_of = moment\n",
+        "            await _store(cache, wanted, hold, payload, cost)\n"
+        "            flight.as_of = moment\n",
+        CACHED_MANY,
+        "CACHE",
+    ),
+]
+
+FEATURES = [*ATOMIC_MUTANTS, *CACHED_MUTANTS]

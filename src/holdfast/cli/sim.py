@@ -305,6 +305,9 @@ def run(
         float | None, _chance("A lease is handed to another client in the end.", WHO)
     ] = None,
     atomic: Annotated[float | None, _chance("A turn begins with atomic operations.", WHO)] = None,
+    cached: Annotated[
+        float | None, _chance("A turn begins with calls of a cached function.", WHO)
+    ] = None,
     slow: Annotated[float | None, _chance("A message is slow.")] = None,
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,

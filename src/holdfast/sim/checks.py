@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.core.hold import Hold
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
+    from holdfast.sim.cached_check import CachedCheck
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server
     from holdfast.sim.settings import Settings
@@ -152,6 +153,8 @@ class Checks:
         self._freed: set[Hold] = set()  # what was released while it was held
         self._sent_since: dict[str, int] = {}  # each token's first request without an answer
         self._granted_since: dict[str, int] = {}  # the same of the request that was granted
+        self.cached: CachedCheck | None = None
+        """What is checked of a cached value, whose lock is another one."""
         self._forgetful = self.untrusted or settings.failover > 0
         """What nobody waits for, a release or a leaving, may be undone by a failover."""
 
@@ -187,8 +190,19 @@ class Checks:
         reply: Any,  # noqa: ANN401 - any answer
     ) -> None:
         """Compare."""
-        if keys[0] != self._key or script.name in {"inspect", "position", "probe"}:
-            return
+        if keys[0] == self._key and script.name not in {"inspect", "position", "probe"}:
+            self._compare(server, script, keys, args, reply)
+        elif self.cached is not None:
+            self.cached.after(server, script, keys, args, reply)
+
+    def _compare(
+        self,
+        server: Server,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[str],
+        reply: Any,  # noqa: ANN401 - any answer
+    ) -> None:
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
         self._note_reached(script, args, reply, earlier)
@@ -405,7 +419,7 @@ class Checks:
         name = "" if holder is None else holder.decode()
         since, before = self._nobodys_since.get(server.name, (0, ""))
         client = name.split(":")[1] if name else ""
-        excused = self._is_left(client) or self.world.doubled or self._forgetful
+        excused = self.is_left(client) or self.world.doubled or self._forgetful
         shared = self.settings.owner  # the holds of others keep it under this name
         held = any(
             (shared or hold.token == name) and self.alive(who, hold) for who, hold in self._holds
@@ -695,6 +709,9 @@ class Checks:
     def told(self, client: SimClient, event: Event) -> None:
         """An event was reported."""
         self.world.note("event", client.machine.name, event.kind, event.detail)
+        if self.cached is not None and event.lock == self.cached.name:
+            self.cached.told(client, event)
+            return
         # Behind Sentinels a full server that was restarted or promoted refuses new connections: it
         # cannot write down since when it serves.
         refused = event.kind == "renewal_failed" and "OOM" in event.detail
@@ -726,6 +743,9 @@ class Checks:
 
     def took(self, client: SimClient, hold: Hold) -> None:
         """A lease begins: it is not over before it is given to anybody."""
+        if self.cached is not None and hold.spec.keys[0] != self._key:
+            self.cached.took(hold)
+            return
         least = hold.spec.validity - hold.spec.usable
         short = hold.deadline - client.now() < least - 1e-6
         since = self._granted_since.get(hold.token)
@@ -741,6 +761,8 @@ class Checks:
 
     def lost(self, client: SimClient, hold: Hold) -> None:
         """A client learns that a hold is lost."""
+        if hold.spec.keys[0] != self._key:
+            return
         late = client.now() - hold.deadline
         granted = any(held is hold for _, held in self._holds)
         believed = granted and hold not in self._releasing
@@ -789,7 +811,7 @@ class Checks:
         if renewed and not told and not self.settings.owner:
             self.fail("DROP", f"{hold.token} was dropped, is renewed, and nobody was told")
 
-    def _is_left(self, client: str) -> bool:
+    def is_left(self, client: str) -> bool:
         """Whether nobody cleans up any more what this client left on the server."""
         if self.settings.owner and (self._gone or self._closed):  # one of its holds may be theirs
             return True
@@ -797,14 +819,18 @@ class Checks:
 
     def sent(self, client: SimClient, request: Request) -> None:
         """A client sends a request: none of what it has from the process it was forked from."""
-        script, _, args = request
+        script, keys, args = request
         if self.settings.fork and args and args[0].startswith("hf1:"):
             parent = args[0].split(":")[1] + "+"
             # What a parent exported is whoever's adopts it.
             if client.machine.name.startswith(parent) and args[0] not in self._exported:
                 self.fail("S13", f"a forked child sent {script.name} of {args[0]}, its parent's")
-        if script.name == "acquire":
+        if self.cached is not None and keys[0] != self._key:
+            self.cached.sent(client, request)
+            return
+        if script.name in {"acquire", "position", "release"}:  # one that is due may ask, or leave
             self._retries.forget(client)
+        if script.name == "acquire":
             self._sent_since.setdefault(args[0], self.world.now)
             if args[0] in self._tickets:
                 self._with_ticket[args[0]] = args, self._tickets[args[0]]
@@ -817,7 +843,11 @@ class Checks:
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached a client."""
-        script, _, args = request
+        script, keys, args = request
+        if keys[0] != self._key:
+            if self.cached is not None:
+                self.cached.answered(request, reply)
+            return
         if script.name == "release" and isinstance(reply, list):
             self.reached["granted by another's answer"] += 1
             self._retries.forget(client)
@@ -883,6 +913,8 @@ class Checks:
 
     def pushed(self, client: SimClient, message: bytes) -> None:
         """The server spoke to a client."""
+        if not message.endswith(self._key):
+            return
         self._retries.forget(client)
         if message.startswith(b"G") and not client.machine.crashed:
             self.reached["granted by a push"] += 1
@@ -917,7 +949,7 @@ class Checks:
         kept = self.untrusted or self.world.doubled or self.settings.lock_delay
         left_some = bool(self._gone or self._closed)
         kept = kept or (self.settings.owner and left_some)  # then a co-holder has it
-        left = name is not None and self._is_left(str(name))
+        left = name is not None and self.is_left(str(name))
         if holder and not left and not kept and not self._is_passed_on(holder):
             self.fail("S10", f"{holder!r} has the lock, and nobody holds it")
 
@@ -939,7 +971,7 @@ class Checks:
         granted the lock, it hands it back.
         """
         _, client, number, _ = waiter.decode().split(":", 3)
-        if self._is_left(client) or self._is_passed_on(waiter):
+        if self.is_left(client) or self._is_passed_on(waiter):
             return True
         what = f"acquire {client}:{number}"
         return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)

@@ -217,6 +217,8 @@ class SimClient:
         self.immune = False
         """Nothing befalls the process any more."""
         self.closed = False
+        self.after_fork: list[Callable[[], None]] = []
+        """What is begun anew in a child."""
         self.callers: set[Task] = set()
         """The tasks that use the client, as opposed to its own: these may fork."""
         self.session = _Session(self, observer, settings)
@@ -262,6 +264,8 @@ class SimClient:
         if self._nodes is not None:
             self._nodes.begin()
         self.session.begin()
+        for begin in self.after_fork:
+            begin()
         self.callers = {task}
         self.observer.forked(self, before)
 
@@ -305,10 +309,11 @@ class SimClient:
         return self.machine.paused or self.machine.went_on >= self.machine.true_time(local)
 
     def waiting(self) -> list[str]:
-        """The tokens that stand in line, as far as the client knows."""
+        """The tokens that stand in line for the lock, as far as the client knows."""
         line = cast("Line | None", self._lines.get(None))
         known = {} if line is None else line._known  # noqa: SLF001 - to see from outside
-        return [token for token, waiter in known.items() if waiter.waits]
+        waiters = [each for each in known.values() if not each.key.endswith(b":cache")]
+        return [waiter.token for waiter in waiters if waiter.waits]
 
     # Port
 

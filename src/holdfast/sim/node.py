@@ -301,9 +301,11 @@ class Server:
         if not script.serial:
             reply: Any = answer
         elif isinstance(answer, list):
+            assert answer[-1:] == [b"000"]  # noqa: S101 - else the wire would not take it
             reply = answer[:-1]
         else:
             assert isinstance(answer, bytes)  # noqa: S101 - what all scripts answer otherwise
+            assert answer.endswith(b"000")  # noqa: S101 - as above
             reply = int(answer[:-3])
         if self.watcher is not None:
             self.watcher.after(self, script, keys, args, reply)

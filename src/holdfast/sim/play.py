@@ -30,6 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.scripts import ACQUIRE, ADOPT, CONFIRM, RENEW, VOTE
 from holdfast.sim.atomic_play import AtomicPlay
+from holdfast.sim.cached_play import CachedPlay
 from holdfast.sim.checks import Checks, Violated
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
@@ -55,6 +56,9 @@ CLEAN_UP = 5 * SECOND
 
 ATOMIC_PATIENCE = 10.0
 """Seconds that the atomic operations of a turn take at most, once everything works."""
+
+CACHED_PATIENCE = 30.0
+"""The same of the calls of cached functions."""
 
 DRIFTS = (0.0, 1.0, -1.0)
 SKEWS = (0.0, 0.1, -0.1, 1.0, -1.0)
@@ -91,6 +95,7 @@ class Play:
             spare.follow(self.servers[0], 50_000)
             spare.watcher = self.checks
         self.atomic = AtomicPlay(settings, self.checks, self.servers[0])
+        self.cached = CachedPlay(settings, self.checks)
         self.clients = [self._client(f"c{number + 1}") for number in range(settings.clients)]
         self.operator = self._client("operator") if settings.evict_holder else None
         if self.operator is not None:
@@ -219,6 +224,8 @@ class Play:
         await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
         if choices.chance("atomic", settings.atomic):
             await self.atomic.turn(client)
+        if choices.chance("cached", settings.cached):
+            await self.cached.turn(client)
         grip, began = self._grip(), client.now()
         who = client.machine.name
         self.world.note("asks", who)
@@ -498,6 +505,8 @@ class Play:
         self._let_pass(self._patience())
         for server in self.servers:
             self.checks.finished(server, self.spec.keys)
+            if self.checks.cached is not None:
+                self.checks.cached.finished(server)
 
     def _let_pass(self, microseconds: int) -> None:
         world, end = self.world, self.world.now + microseconds
@@ -525,6 +534,8 @@ class Play:
             each += 3 * each + LONGER * settings.ttl
         if settings.atomic:
             each += ATOMIC_PATIENCE
+        if settings.cached:
+            each += CACHED_PATIENCE
         if settings.drop:  # its client is closed, and it runs out
             each += 3 * LONGER * settings.ttl + 1.0
         young = settings.quarantine

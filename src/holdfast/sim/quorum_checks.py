@@ -341,7 +341,7 @@ class QuorumChecks(Checks):
     def _excused(self, waiter: bytes) -> bool:
         """Whether its client is no more, or a request that puts it there came by itself."""
         client = waiter.decode().split(":")[1]
-        return self._is_left(client) or any(
+        return self.is_left(client) or any(
             note[1] == "doubled" and note[2] == client and note[3].startswith("vote")
             for note in self.world.trace
         )

@@ -64,6 +64,7 @@ class Settings:
     drop: float = 0.0  # a lease is dropped in the end, not released; its client is closed later
     hand_off: float = 0.0  # a lease is exported in the end, and not released
     atomic: float = 0.0  # of one node: a turn begins with atomic operations
+    cached: float = 0.0  # of one node: a turn begins with calls of a cached function
 
     # What may happen to a message
     slow: float = 0.0
@@ -111,8 +112,8 @@ class Settings:
             if min(chances) < 0 or sum(chances) > 1:
                 given = ", ".join(f"{name} {getattr(self, name)}" for name in together)
                 raise ValueError(f"more than 1 together, or below 0: {given}")
-        if not 0 <= self.atomic <= 1:
-            raise ValueError("atomic: 0 to 1")
+        if not 0 <= self.atomic <= 1 or not 0 <= self.cached <= 1:
+            raise ValueError("atomic and cached: 0 to 1")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
             raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}, so that it ends some time")
         self._check_lock()
@@ -139,8 +140,9 @@ class Settings:
             raise ValueError(f"skew: up to {LONGEST:.0f} seconds")
         if self.nodes == 1 and (self.skew or self.loop):
             raise ValueError("skew and loop are for several nodes")
-        if self.nodes > 1 and (self.owner or self.failover or self.replicas or self.atomic):
-            raise ValueError("owner, failover, replicas and atomic are for one node")
+        beside = self.atomic or self.cached
+        if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
+            raise ValueError("owner, failover, replicas, atomic and cached are for one node")
         if self.sentinel and (self.nodes > 1 or self.replicas):
             raise ValueError("sentinel is for one node, and no replica is waited for")
         if self.replicas < 0:

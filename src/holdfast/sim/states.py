@@ -83,4 +83,15 @@ STATES = (
     "an id that was used for something else",
     "an update that found another's value",
     "an update that others forestalled",
+    # Cached values
+    "a value stored",
+    "a value that came too late to be stored",
+    "a value invalidated while it was computed",
+    "a value computed again after its lease was lost",
+    "a value computed in the background",
+    "a stale value returned",
+    "a cached value without its server",
+    "a cached value not waited for any longer",
+    "a cached value that asked for itself",
+    "an invalidation or a refresh without the server",
 )

@@ -114,6 +114,7 @@ FEATURES: Mapping[str, Draw] = {
     "drop": Draw(0.08, _from(0.05, 0.5)),
     "sentinel": Draw(0.15, _on),
     "atomic": Draw(0.22, _from(0.2, 1.0)),
+    "cached": Draw(0.22, _from(0.2, 1.0)),
 }
 """What a lock, a client or a deployment may be like, each apart from the others."""
 
