@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.core.line import Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Reply, Request, Signal
+    from holdfast.port import Reply, Request
 
 _WHY: dict[LossReason, str] = {
     "expired": "its time ran out",
@@ -104,8 +104,6 @@ class Hold:
     waiter: Waiter | None = None
     """Who stood in line for it: the server may have more to say to them."""
     reported_dropped = False
-    settled: Signal | None = None
-    """Set by the renewer when a renewal that was under way at the release has ended."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of a grant, all at once, and often
         self,

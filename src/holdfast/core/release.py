@@ -75,9 +75,6 @@ async def release(session: Session, grip: Grip) -> None:
     try:
         if not _begin(session, hold, grip):
             return
-        if hold in session.renewer.under_way:
-            await session.renewer.let_go(hold, session.port)
-            _check_process(session, hold)
         spec = hold.spec
         args = (
             _arguments(session, hold)

@@ -8,8 +8,9 @@ clean-ups that an interrupted operation could not finish. The rules:
 2. A deadline is declared the moment it comes, also while answers are outstanding: a hung server
    must not make a loss known late.
 3. A renewal without an answer is tried again until the strict deadline.
-4. A hold that is being released is not renewed any more, and `let_go` returns only when a renewal
-   that was already on its way has ended.
+4. A hold whose release has begun is not renewed. A renewal may be under way at that moment; the
+   release does not wait for it. If the server runs the release first, it refuses the renewal, as
+   the lock is no longer the token's. The reply is ignored, as the hold is no longer live.
 5. With nothing to watch the job lingers for a moment, so that a program which takes and releases
    locks all the time does not start and end it each time; then it ends, until the next `watch`.
 
@@ -37,7 +38,7 @@ from holdfast.scripts import RELEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.port import Background, Keys, Port, Reply, Request
+    from holdfast.port import Background, Keys, Reply, Request
 
 _Same: TypeAlias = "tuple[int | None, Keys, tuple[str, ...]]"
 
@@ -126,8 +127,6 @@ class Renewer:
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
-        self.under_way: dict[Hold | Cleanup, None] = {}
-        """What was sent and has no answer yet; `let_go` waits for it."""
         self._cleanups: dict[_Same, Cleanup] = {}
         """Those that are not over."""
         self._wake_at = math.inf
@@ -185,12 +184,6 @@ class Renewer:
             return errand
         self.handed_in.pop(errand, None)
         return None
-
-    async def let_go(self, hold: Hold, port: Port) -> None:
-        """Return when no renewal of this hold is under way; it must not be HELD any more."""
-        hold.settled = port.signal()
-        if hold in self.under_way:
-            await port.wait(hold.settled, hold.spec.command_timeout)
 
     def close(self) -> None:
         """Renew nothing from now on; the deadlines of what is still held are watched to the end."""
@@ -330,28 +323,23 @@ class Renewer:
 
     async def _work(self) -> None:
         batch = self._next_batch()
-        # Under way first, looked at second: a release does these two in the other order.
-        self.under_way = dict.fromkeys(batch)
         closed = self._closed  # since the batch was collected, perhaps: then no lease is renewed
         batch = [item for item in batch if item.live and not (closed and isinstance(item, Hold))]
-        if batch:
-            asked_at = self._background.now()
-            timeout = max(item.patience for item in batch)
-            requests = [_request(item, asked_at) for item in batch]
-            for item in batch:
-                if isinstance(item, Cleanup):
-                    item.again = False
-            try:
-                replies = await self._background.call_many(requests, timeout, self._meanwhile)
-            except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
-                replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
-            for item, reply in zip(batch, replies, strict=True):
-                if item.live:
-                    self._answered(item, asked_at, reply)
-        done, self.under_way = self.under_way, {}
-        for item in done:
-            if isinstance(item, Hold) and item.settled is not None:
-                item.settled.set()
+        if not batch:
+            return
+        asked_at = self._background.now()
+        timeout = max(item.patience for item in batch)
+        requests = [_request(item, asked_at) for item in batch]
+        for item in batch:
+            if isinstance(item, Cleanup):
+                item.again = False
+        try:
+            replies = await self._background.call_many(requests, timeout, self._meanwhile)
+        except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
+            replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
+        for item, reply in zip(batch, replies, strict=True):
+            if item.live:
+                self._answered(item, asked_at, reply)
 
     def _answered(self, item: Hold | Cleanup, asked_at: float, reply: Reply) -> None:
         now = self._background.now()

@@ -146,6 +146,7 @@ class Checks:
         self._tickets: dict[str, bytes] = {}  # the last that each waiter received
         self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
         self._last_renewal: dict[str, int] = {}  # when each token's was last tried
+        self._renewing: set[str] = set()  # tokens whose last renewal has no answer yet
         self._refused: set[str] = set()  # tokens whose last renewal was refused
         self._failed_over = False
         self._nobodys_since: dict[str, tuple[int, str]] = {}
@@ -691,8 +692,7 @@ class Checks:
         if self.alive(client, hold):
             self._freed.add(hold)
         self._releasing.add(hold)
-        under_way = hold in client.session.renewer.under_way
-        self.reached["a release while a renewal is under way"] += under_way
+        self.reached["a release while a renewal is under way"] += hold.token in self._renewing
 
     def ended(self, client: SimClient, hold: Hold, how: str) -> None:
         """A client is through with the lock."""
@@ -840,6 +840,7 @@ class Checks:
         if client.closed:
             self.fail("CLOSE", f"{token} is renewed, and its client is closed")
         self._last_renewal[token] = self.world.now
+        self._renewing.add(token)
 
     def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
         """An answer has reached a client."""
@@ -866,6 +867,7 @@ class Checks:
             self._note_renewal(client, args[0], reply)
 
     def _note_renewal(self, client: SimClient, token: str, reply: Reply) -> None:
+        self._renewing.discard(token)
         who, hold = self._kept.get(token, (None, None))
         if who is not client or hold is None:
             return
