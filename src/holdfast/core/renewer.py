@@ -258,7 +258,7 @@ class Renewer:
                 continue
             # Its deadline stays watched while it waits to be sent and to be answered.
             self._schedule(item, item.deadline)
-            if not isinstance(item, Hold) or self._may_renew(item, due):
+            if self._is_to_be_sent(item, now):
                 self._ready.append(item)
         return None
 
@@ -293,10 +293,11 @@ class Renewer:
         )
         return True
 
-    def _may_renew(self, hold: Hold, due: float) -> bool:
+    def _may_renew(self, hold: Hold, now: float) -> bool:
+        """Say whether a renewal may be sent now; report that `max_hold` ends its renewal."""
         if self._closed:
             return False
-        if due >= hold.renew_until and hold.renewing:
+        if hold.renewing and now + _early(hold, hold.renew_until) >= hold.renew_until:
             hold.renewing = False
             detail = f"held for max_hold={hold.spec.max_hold} s: it is not renewed any more"
             self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
@@ -312,6 +313,9 @@ class Renewer:
             self._report(Event("not_released", hold.spec.name, hold.fence, _dropped(hold)))
         return True
 
+    def _is_to_be_sent(self, item: Hold | Cleanup, now: float) -> bool:
+        return item.live and (not isinstance(item, Hold) or self._may_renew(item, now))
+
     def _next_batch(self) -> list[Hold | Cleanup]:
         """Take what is sent next; what waits for one node of several is sent by itself, later."""
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
@@ -322,12 +326,11 @@ class Renewer:
         return first
 
     async def _work(self) -> None:
-        batch = self._next_batch()
-        closed = self._closed  # since the batch was collected, perhaps: then no lease is renewed
-        batch = [item for item in batch if item.live and not (closed and isinstance(item, Hold))]
+        # What was collected may have waited since for the replies to an earlier batch.
+        asked_at = self._background.now()
+        batch = [item for item in self._next_batch() if self._is_to_be_sent(item, asked_at)]
         if not batch:
             return
-        asked_at = self._background.now()
         timeout = max(item.patience for item in batch)
         requests = [_request(item, asked_at) for item in batch]
         for item in batch:
