@@ -313,9 +313,11 @@ class _Attempt:
             self._waiter.forget()
 
     async def _leave(self, tombstone: str) -> None:
-        await take_back(self._session, self._spec, self.token, tombstone, self._limit())
-        if self._waiter is not None:
-            self._waiter.forget()
+        try:
+            await take_back(self._session, self._spec, self.token, tombstone, self._limit())
+        finally:
+            if self._waiter is not None:
+                self._waiter.forget()
 
     # Asking
 

@@ -76,6 +76,7 @@ async def win(
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
         if process != session.port.process():  # a forked child: the attempt is its parent's
+            candidate.forget_waiters()
             raise
         if isinstance(error, GeneratorExit):
             candidate.abandon()
@@ -172,8 +173,7 @@ class _Candidate:
 
     def abandon(self) -> None:
         """Clean up in the background, where nothing can be awaited."""
-        for waiter in self._waiters:
-            waiter.forget()
+        self.forget_waiters()
         for token in (self.token, self._waiter):
             self._quorum.whereabouts.abandon(self._taking_back(token))
 
@@ -204,9 +204,13 @@ class _Candidate:
         """Wait no more."""
         if not self._waiter:
             return
+        self.forget_waiters()
+        await self._quorum.leave(self._taking_back(self._waiter))
+
+    def forget_waiters(self) -> None:
+        """Keep nothing in this process of the waiting."""
         for waiter in self._waiters:
             waiter.forget()
-        await self._quorum.leave(self._taking_back(self._waiter))
 
     def _pause_after(self, votes: Tally) -> float:
         """Say how long to wait before the next round, or give up."""

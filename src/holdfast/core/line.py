@@ -193,7 +193,10 @@ class Line:
     def outlive(self, token: str, now: float) -> None:
         """Forget the token when all that was pushed before now has arrived."""
         self._outlived.append((token, now))
-        if now < self.wake_at:
+        # Noted first, looked at second: a connection that is lost does these two the other way.
+        if self.ear is None:
+            self.forget(token)
+        elif now < self.wake_at:
             self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:
@@ -232,7 +235,7 @@ class Line:
 
     def cut(self, now: float) -> None:
         """The connection is gone, and with it perhaps a grant."""
-        ear = self.ear
+        ear, self.ear = self.ear, None
         self._rouse = _nobody
         self.wake_at = NEVER
         self._heard_since = -NEVER
@@ -240,7 +243,6 @@ class Line:
         while self._outlived:
             self.forget(self._outlived.popleft()[0])
         self._rallied_at = now
-        self.ear = None
         self.rally()
         if ear is not None:
             ear.ended()

@@ -224,7 +224,9 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     """Bring an interrupted release to its end, from wherever it was."""
     if not _is_to_end(session, hold, grip):
         return
-    await take_back(session, hold.spec, hold.token, longest=hold.longest_ttl)
-    if hold.waiter is not None:
-        hold.waiter.forget()
+    try:
+        await take_back(session, hold.spec, hold.token, longest=hold.longest_ttl)
+    finally:
+        if hold.waiter is not None:
+            hold.waiter.forget()
     hold.state = RELEASED
