@@ -55,7 +55,7 @@ KEPT = {
         "an eviction raises the fence counter in the delay too"
     ),
     "a_renewal_sent_by_a_closed_client": (
-        "a renewal that waits to be sent is not sent by a closed client"
+        "a renewal that waits is not sent once the client is closed"
     ),
     "a_renewal_repeated_without_a_pause": (
         "a renewal that failed at once is not repeated without a pause"
@@ -68,6 +68,14 @@ KEPT = {
     ),
     "an_update_that_changed_something_after_it_was_given_up": (
         "an update that may still change something does not claim otherwise"
+    ),
+    "a_renewal_after_max_hold": "a renewal that is late is not sent after max_hold",
+    "a_waiter_kept_after_leaving_was_interrupted": (
+        "a waiter is forgotten although leaving the queue was interrupted"
+    ),
+    "a_waiter_kept_by_a_forked_child": "an election in a forked child leaves no waiter behind",
+    "an_exported_token_kept_without_a_connection": (
+        "an exported token is forgotten at once where no push can arrive"
     ),
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"

@@ -153,6 +153,7 @@ FULL: Worlds = {"full": 0.3}
 WIPED: Worlds = {"wipe": 0.2}
 JUMPING: Worlds = {"clock_jump": 0.2}
 DELAYED: Worlds = {"lock_delay": 1.0}
+CUT_SHORT: Worlds = {"calm": True, "clients": 1, "tasks": 3, "cancel": 0.1, "ttl": 10.0}
 HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
 MANY: Worlds = {"nodes": 3, "skew": 2.0}
@@ -174,6 +175,9 @@ MANY_AWAY: Worlds = {**MANY, "calm": True, "ttl": 0.9, "hold": 0.2, "restart": 0
 MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
 MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
 MANY_LONG: Worlds = {**MANY, "calm": True, "ttl": 15.0, "hold": 6.0, "slow": 0.2, "reset": 0.05}
+MANY_EXTENDED: Worlds = {**MANY, "calm": True, "ttl": 10.0, "extend": 1.0, "doubled": 0.1}
+MANY_RENEWED: Worlds = {**MANY, "calm": True, "ttl": 0.5, "hold": 0.5, "tasks": 2, "cancel": 0.02}
+MANY_HURRIED_LATE: Worlds = {**MANY, "ttl": 30.0, "min_validity": 29.6, "slow": 0.2}
 MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
 
 QUORUM = [
@@ -271,7 +275,7 @@ QUORUM = [
         "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
         "        pass",
         MANY_LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "what may yet come is buried",
@@ -287,7 +291,7 @@ QUORUM = [
         'if unsure and tombstone == "0" and',
         "if False and",
         MANY_TORN,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "what comes after all is seen to",
@@ -295,7 +299,7 @@ QUORUM = [
         "if node not in stands:  #",
         "if False:  #",
         MANY_FLUSHED,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "what is given again may be overtaken by its release",
@@ -303,7 +307,7 @@ QUORUM = [
         "there.update(dict.fromkeys(nodes, UNSURE))",
         "there.update(dict.fromkeys(new, THERE))",
         MANY_LONG,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "an old answer does not undo what was given again",
@@ -319,7 +323,7 @@ QUORUM = [
         "            await session.port.shielded(candidate.withdraw())\n",
         "            pass\n",
         MANY_LATE,
-        "S10",
+        "S10 S16 LEAK",
     ),
     Mutant(
         "a withdrawal that is interrupted is left to the background",
@@ -327,7 +331,7 @@ QUORUM = [
         "            if not through:\n",
         "            if False:\n",
         MANY_LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "who leaves a queue makes sure of it",
@@ -335,7 +339,7 @@ QUORUM = [
         "            whereabouts.leave(request, await self._release(request, 0.0, set()))",
         "            await self._release(request, 0.0, set())",
         MANY_LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "who was buried is not queued again",
@@ -384,6 +388,80 @@ QUORUM = [
         "give_back(request, self._spec.command_timeout, hurry=hurry)",
         MANY_HURRIED,
         "L4",
+    ),
+    Mutant(
+        "a vote that is repeated does not shorten a lease",
+        "scripts/vote.lua",
+        "  call('PEXPIRE', lock, math.max(left, ttl + delay))",
+        "  call('PEXPIRE', lock, ttl + delay)",
+        MANY_EXTENDED,
+        "S2",
+    ),
+    Mutant(
+        "a confirmation does not shorten a lease",
+        "scripts/confirm.lua",
+        "call('PEXPIRE', lock, math.max(left, ttl + delay))",
+        "call('PEXPIRE', lock, ttl + delay)",
+        MANY_EXTENDED,
+        "S2",
+    ),
+    Mutant(
+        "a lease that is being released is given to no more nodes",
+        "core/whereabouts.py",
+        "if token in self._leaving or self._tokens.get(token) is not there:",
+        "if False:",
+        MANY_RENEWED,
+        "S10 S16",
+    ),
+    Mutant(
+        "a lease is given to more nodes only after a majority renewed it",
+        "core/quorum.py",
+        "if script is not RENEW or len(tally.given) < self.majority:",
+        "if script is not RENEW or not tally.given:",
+        MANY,
+        "S5",
+    ),
+    Mutant(
+        "a lease is given to the nodes that do not have it",
+        "core/quorum.py",
+        "            if nodes:\n",
+        "            if False:\n",
+        MANY_EVICTED,
+        "RESTORE",
+    ),
+    Mutant(
+        "a renewal that a majority answers counts",
+        "core/quorum.py",
+        "if script is RELEASE and tally.failed:",
+        "if tally.failed:",
+        MANY_AWAY,
+        "RENEW",
+    ),
+    Mutant(
+        "a round that is won too late is given back before the next one",
+        "core/election.py",
+        "            await self._give_back(hurry=quorum.name_one(votes))\n            pause",
+        "            if not fence:\n"
+        "                await self._give_back(hurry=quorum.name_one(votes))\n"
+        "            pause",
+        MANY_HURRIED_LATE,
+        "S10",
+    ),
+    Mutant(
+        "a vote for a lock without a last number is numbered",
+        "scripts/_number.lua",
+        "if last and tonumber(last) >= tonumber(fence) then",
+        "if true then",
+        MANY_CALM,
+        "ERROR",
+    ),
+    Mutant(
+        "an election in a forked child leaves no waiter behind",
+        "core/election.py",
+        "            candidate.forget_waiters()\n            raise\n",
+        "            raise\n",
+        {**MANY_CALM, "fork": 0.02, "clients": 4},
+        "LEAK",
     ),
 ]
 """On several nodes."""
@@ -484,6 +562,14 @@ HAND_OFF = [
         "S12",
     ),
     Mutant(
+        "an exported token is forgotten at once where no push can arrive",
+        "core/line.py",
+        "        if self.ear is None:\n            self.forget(token)\n        elif now",
+        "        if now",
+        {**PASSED_CALM, "restart": 0.3, "hold": 1.0},
+        "LEAK",
+    ),
+    Mutant(
         "what is exported is kept from now on",
         "core/hand_off.py",
         "    await keep(session, grip, hold, spec.ttl)\n",
@@ -545,7 +631,7 @@ HAND_OFF = [
         "        if abandoned or several or not refused:\n",
         "        if False:\n",
         PASSED_LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "an adopted lease counts from before the sending",
@@ -577,7 +663,7 @@ HAND_OFF = [
         "there.update({node: UNSURE for node in self._all if there.get(node) is not THERE})",
         "self._tokens[token] = there = {**self._asked, **there}",
         PASSED_BY_MANY_AGAIN,
-        "S1",
+        "S1 S16",
     ),
     Mutant(
         "what is exported is not taken back by a late answer",
@@ -737,7 +823,7 @@ MUTANTS = [
         "        self.token = port.draw_token(port.actor(), spec.suffix)\n"
         "        args = self.token, spec.ttl_ms, place",
         STORM,
-        "S9 S1 S10 S4",
+        "S9 S1 S10 S4 S16",
     ),
     Mutant(
         "a retry gets what the first try got",
@@ -827,7 +913,7 @@ MUTANTS = [
         "        session.see_to(spec, self.token)\n",
         "",
         STORM,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "what could not be taken back is cleaned up later",
@@ -835,7 +921,7 @@ MUTANTS = [
         "        if not done:\n",
         "        if False:\n",
         CANCELS,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "a clean-up is tried again",
@@ -843,7 +929,7 @@ MUTANTS = [
         "self._schedule(item, min(now + item.patience / 2, item.deadline))",
         "self._schedule(item, item.deadline)",
         STORM,
-        "S10",
+        "S10 S16",
     ),
     # Waiting
     Mutant(
@@ -857,8 +943,8 @@ MUTANTS = [
     Mutant(
         "everybody asks when the connection is lost",
         "core/line.py",
-        "        self.ear = None\n        self.rally()",
-        "        self.ear = None",
+        "        self._rallied_at = now\n        self.rally()\n        if ear",
+        "        self._rallied_at = now\n        if ear",
         STORM,
         "L2 L1",
     ),
@@ -950,6 +1036,41 @@ MUTANTS = [
         STORM,
         "FIFO",
     ),
+    Mutant(
+        "a waiter waits in the queue and does not poll",
+        "core/acquire.py",
+        "        if self.line is not None:\n            ear = self.line.ear",
+        "        if False:\n            ear = self.line.ear",
+        {"calm": True, "ttl": 5.0},
+        "POLL",
+    ),
+    Mutant(
+        "a waiter that was granted the lock is forgotten with its lease",
+        "core/acquire.py",
+        "            hold.waiter = self._waiter\n            self._waiter.leave()",
+        "            self._waiter.leave()",
+        {"calm": True, "ttl": 5.0},
+        "LEAK",
+    ),
+    Mutant(
+        "a waiter that gives up wakes no more",
+        "core/acquire.py",
+        "or self._abandoned\n        if self._waiter is not None:\n"
+        "            self._waiter.leave()",
+        "or self._abandoned",
+        LEAVING,
+        "LEAK",
+    ),
+    Mutant(
+        "a waiter is forgotten although leaving the queue was interrupted",
+        "core/acquire.py",
+        "        finally:\n            if self._waiter is not None:\n"
+        "                self._waiter.forget()\n",
+        "        except HoldfastError:\n            if self._waiter is not None:\n"
+        "                self._waiter.forget()\n",
+        CUT_SHORT,
+        "LEAK",
+    ),
     # Timeouts
     Mutant(
         "waiting ends with the timeout",
@@ -1007,7 +1128,7 @@ MUTANTS = [
         'TOMBSTONE_MS if abandoned else "0"',
         '"0"',
         LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "a hold knows what it abandoned",
@@ -1015,7 +1136,7 @@ MUTANTS = [
         "hold.tainted = self._abandoned",
         "hold.tainted = False",
         LATE,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "a release without an answer is cleaned up later",
@@ -1135,14 +1256,6 @@ MUTANTS = [
 
 RARE = [
     Mutant(
-        "a renewal that waits to be sent is not sent by a closed client",
-        "core/renewer.py",
-        "item.live and not (closed and isinstance(item, Hold))]",
-        "item.live]",
-        {},
-        "CLOSE",
-    ),
-    Mutant(
         "an extension counts from the sending that was answered",
         "core/extend.py",
         "        asked_at = session.port.now()\n",
@@ -1159,12 +1272,10 @@ EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5
 EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
 STALLED: Worlds = {"stall": 0.2, "hold": 1.0}
 HURRIED: Worlds = {"ttl": 30.0, "min_validity": 29.6, "slow": 0.3, "polls": True}
-MANY_HURRIED_LATE: Worlds = {**MANY, "ttl": 30.0, "min_validity": 29.6, "slow": 0.2}
 LEAST: Worlds = {"calm": True, "ttl": 10.0, "min_validity": 5.0}
 REPLACED: Worlds = {"calm": True, "sentinel": True, "failover": 0.2, "hold": 0.5}
 REPLACED_UNFAIR: Worlds = {**REPLACED, "fair": False}
 LOST_ANSWERS: Worlds = {"calm": True, "clients": 1, "tasks": 3, "reset": 0.05, "ttl": 10.0}
-CUT_SHORT: Worlds = {"calm": True, "clients": 1, "tasks": 3, "cancel": 0.1, "ttl": 10.0}
 RESET_LONG: Worlds = {"ttl": 10.0, "hold": 3.0, "reset": 0.05}
 DROPPED: Worlds = {"calm": True, "drop": 0.2}
 FORKED: Worlds = {"fork": 0.02}
@@ -1236,9 +1347,17 @@ OPERATED = [
     Mutant(
         "renewal ends with max_hold",
         "core/renewer.py",
-        "if due >= hold.renew_until and hold.renewing:",
+        "if hold.renewing and now + _early(hold, hold.renew_until) >= hold.renew_until:",
         "if False:",
         LIMITED,
+        "MAX_HOLD",
+    ),
+    Mutant(
+        "a renewal that is late is not sent after max_hold",
+        "core/renewer.py",
+        "now + _early(hold, hold.renew_until) >= hold.renew_until",
+        "hold.renew_at >= hold.renew_until",
+        {**LIMITED, "stop": 0.5},
         "MAX_HOLD",
     ),
     Mutant(
@@ -1260,18 +1379,18 @@ OPERATED = [
     Mutant(
         "a renewal that is answered after the loss does not count",
         "core/renewer.py",
-        "                if item.live:\n                    self._answered",
-        "                if reply and isinstance(item, Hold):\n"
-        "                    item.__dict__.pop('state', None)\n"
-        "                if True:\n                    self._answered",
+        "            if item.live:\n                self._answered",
+        "            if reply and isinstance(item, Hold):\n"
+        "                item.__dict__.pop('state', None)\n"
+        "            if True:\n                self._answered",
         SLOW,
-        "S5",
+        "S5 S1",
     ),
     Mutant(
         "nothing is reported of a renewal that fails after the loss",
         "core/renewer.py",
-        "                if item.live:\n                    self._answered",
-        "                if True:\n                    self._answered",
+        "            if item.live:\n                self._answered",
+        "            if True:\n                self._answered",
         {**SLOW, "stall": 0.1, "ttl": 1.0},
         "S5",
     ),
@@ -1434,8 +1553,8 @@ OPERATED = [
     Mutant(
         "a forked child does not go on with its parent's release",
         "core/release.py",
-        "            _check_process(session, hold)\n        spec = hold.spec",
-        "        spec = hold.spec",
+        "    _check_process(session, hold)\n    if isinstance(error, OutcomeUnknown):",
+        "    if isinstance(error, OutcomeUnknown):",
         FORKED,
         "S13",
     ),
@@ -1451,16 +1570,16 @@ OPERATED = [
     Mutant(
         "a closed client renews nothing",
         "core/renewer.py",
-        "        if self._closed:\n            return False\n        if due",
-        "        if due",
+        "        if self._closed:\n            return False\n        if hold",
+        "        if hold",
         CLOSED_LIMITED,
         "CLOSE",
     ),
     Mutant(
         "a renewal that waits is not sent once the client is closed",
         "core/renewer.py",
-        "if item.live and not (closed and isinstance(item, Hold))]",
-        "if item.live]",
+        "[item for item in self._next_batch() if self._is_to_be_sent(item, asked_at)]",
+        "[item for item in self._next_batch() if item.live]",
         CLOSED,
         "CLOSE",
     ),

@@ -308,6 +308,7 @@ def run(
     cached: Annotated[
         float | None, _chance("A turn begins with calls of a cached function.", WHO)
     ] = None,
+    extend: Annotated[float | None, _chance("A lease is extended at once.", WHO)] = None,
     slow: Annotated[float | None, _chance("A message is slow.")] = None,
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,

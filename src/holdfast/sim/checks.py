@@ -11,8 +11,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.core.hold import HELD, LOST
-from holdfast.core.spec import WINDOW_LONGEST, keys_of
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of
 from holdfast.errors import LeaseLost
+from holdfast.sim.abandon_check import AbandonCheck
 from holdfast.sim.evict_check import Evictions, is_shown
 from holdfast.sim.settings import LONGER
 from holdfast.sim.watch_check import RetryCheck, WatchCheck
@@ -50,6 +51,9 @@ CLEANED_UP = 5_000_000
 
 RETRIED_WITHIN = 2.2
 """Seconds after which a renewal without an answer is tried again: a timeout, and a pause."""
+
+DOWN_AT_MOST = 15.0
+"""Seconds for which a server may be down before its quarantine begins."""
 
 BATCH_WITHIN = 1.0
 """Seconds that the renewer waits for the answers of a batch, at most."""
@@ -107,7 +111,9 @@ class _Exported(NamedTuple):
 class Checks:
     """Everything that is checked in one world, about one lock."""
 
-    def __init__(self, world: World, settings: Settings, key: bytes) -> None:
+    def __init__(  # noqa: PLR0915 - all that is checked
+        self, world: World, settings: Settings, key: bytes
+    ) -> None:
         self.world = world
         self.settings = settings
         self.reached: Counter[str] = Counter()
@@ -127,6 +133,7 @@ class Checks:
         self._line: list[bytes] = []
         self._left = -2
         self._given_back: set[str] = set()  # tokens whose holder released them
+        self._over: set[str] = set()  # tokens that were released, or taken out of the queue
         self._kept: dict[str, tuple[SimClient, Hold]] = {}  # the last hold of each token
         self._exported: dict[str, _Exported] = {}  # by their tokens
         self._passed: defaultdict[str, set[str]] = defaultdict(set)  # to whom, at the server
@@ -138,12 +145,14 @@ class Checks:
         self.untrusted = not settings.trusts
         self._watch = WatchCheck()
         self._retries = RetryCheck(self)
+        self._abandoned = AbandonCheck()
         self._evictions = Evictions()
         self._co_holds: list[bytes] = []  # of the owner, before the script that runs
         self._renewable_until: dict[Hold, int] = {}  # where max_hold ends renewal
         self._renewable_left: dict[str, int] = {}  # the same of what was exported
         self._limit_told: set[tuple[str, int]] = set()  # clients and fences that max_hold ended
         self._tickets: dict[str, bytes] = {}  # the last that each waiter received
+        self._without_place: Counter[str] = Counter()  # requests of each token outside the queue
         self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
         self._last_renewal: dict[str, int] = {}  # when each token's was last tried
         self._renewing: set[str] = set()  # tokens whose last renewal has no answer yet
@@ -206,6 +215,7 @@ class Checks:
     ) -> None:
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
+        self._abandoned.executed(script.name, args, server.name)
         self._note_reached(script, args, reply, earlier)
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
@@ -214,6 +224,8 @@ class Checks:
             self._evicts(server, args, reply)
         elif script.name == "acquire":
             self._keeps_its_place(args, reply)
+        self._not_after_its_end(script.name, args, reply)
+        self._keeps_its_time(server, script, holder)
         if holder != earlier:
             self.world.note("holder", server.name, holder, fence)
             self._given_up(script, args, earlier)
@@ -269,6 +281,11 @@ class Checks:
             self.fail("S4", f"an operator evicted {earlier!r}, and was shown another")
             return
         self.world.note("evicted by", "operator", earlier)
+        self._abandoned.buried(earlier.decode(), server.name)
+        if self.settings.owner and self.untrusted:
+            # A clock that is set back makes a lock delay look like a lease, which the owner joins.
+            fence = look(server, [self._key, self._key + b":fence"])[1]
+            self._fences.setdefault(int(fence or 0), earlier.decode())
         self.reached["an operator evicted the holder"] += 1
         delay = int(self.settings.lock_delay * 1000)
         over = isinstance(self._left, int) and 0 <= self._left <= delay and delay > 0
@@ -283,6 +300,25 @@ class Checks:
         for client, hold in self._holds:
             if hold.token == token and self.alive(client, hold) and hold.renewing:
                 self.fail("EVICT", f"{token} was evicted, and does not know")
+
+    def _keeps_its_time(self, server: Server, script: Script, holder: bytes | None) -> None:
+        """Only the end of a lease shortens the time of a lock that does not change hands."""
+        if holder is None or holder != self._before[0] or script.name in {"release", "evict"}:
+            return
+        left = server.data.left(self._key)
+        if 0 <= left < self._left:
+            shorter = self._left - left
+            self.fail("S2", f"{script.name} shortened the time of {holder!r} by {shorter} ms")
+
+    def _not_after_its_end(self, name: str, args: Sequence[str], reply: Any) -> None:  # noqa: ANN401 - any answer
+        """What was released or given up gets neither the lock nor a place in the queue."""
+        if name == "release" and "leave" not in "".join(args[2:3]):
+            self._over.add(args[0])
+        if name != "acquire" or args[0] not in self._over:
+            return
+        got = reply[2] != b"0" if isinstance(reply, list) else reply > 0
+        if got and not self.world.doubled and not self._forgetful:
+            self.fail("S10", f"a request of {args[0]} was granted or queued after its end")
 
     def _may_adopt(self, script: Script, args: Sequence[str], earlier: bytes | None) -> bool:
         """Whether it is the adoption of what is there, and was exported."""
@@ -404,10 +440,13 @@ class Checks:
         self._failed_over = True
         self.reached["a server replaced by one in quarantine"] += 1
 
-    def quarantined(self, client: SimClient, script: str) -> None:  # noqa: ARG002 - whoever it was
-        """A server in quarantine refused a script."""
-        self.reached["a renewal refused in quarantine"] += script == "renew"
-        self.reached["a lock refused in quarantine"] += script == "acquire"
+    def refused(self, client: SimClient, script: str, why: str) -> None:
+        """A script ended with an error: in quarantine, or on a full server, and never else."""
+        if why.startswith("QUARANTINE"):
+            self.reached["a renewal refused in quarantine"] += script == "renew"
+            self.reached["a lock refused in quarantine"] += script == "acquire"
+        elif "OOM" not in why:
+            self.fail("ERROR", f"{script} of {client.machine.name} failed: {why}")
 
     def all_is_well(self) -> None:
         """Nothing goes wrong from now on."""
@@ -451,24 +490,27 @@ class Checks:
         A grant counts only when all replicas have it, and they may lag behind.
         """
         prompt = self.settings.calm and not self.settings.replicas
-        return prompt and holder is not None and holder.decode() not in self._kept
+        name = "" if holder is None else holder.decode()
+        return bool(prompt and name) and name not in self._kept and not self.is_left(_client(name))
 
     def _patience(self) -> int:
         """Return for how many microseconds the lock may be free while a client waits.
 
         Two waiters in a row that do not receive what they are sent cost up to a ttl, as the README
-        says. A server that does not count its listeners never passes over a dead one: each costs
-        as much. After an eviction or a restart without data waiters still wait as long as they were
-        told: until the lease that is gone would have been over, and its lock delay.
+        says, and a lock delay. A server that does not count its listeners never passes over a dead
+        one: each costs as much. After an eviction or a restart without data waiters still wait as
+        long as they were told: until the lease that is gone would have been over, and its lock
+        delay. A message that a lock delay begins may arrive when the delay is over.
         """
         gone = len(self._gone)
         deaf = 1 if self.settings.half_open or gone > 1 else 0
         if self.settings.uncounted:
             deaf = max(deaf, len(self._gone | self._closed))
-        told = 0.0
+        told = 0.0 if self.settings.prompt else self.settings.lock_delay
         if self.settings.evict or self.settings.wipe:
             told = LONGER * self.settings.ttl + self.settings.lock_delay
-        return FREE_AT_MOST + int((deaf * self.settings.ttl + told) * SECOND)
+        lasts = self.settings.ttl + self.settings.lock_delay
+        return FREE_AT_MOST + int((deaf * lasts + told) * SECOND)
 
     def _fence_changed(self, name: str, holder: bytes, fence: bytes | None) -> None:
         if not self.untrusted:
@@ -654,7 +696,7 @@ class Checks:
         if self.alive(client, hold):
             due = client.machine.true_time(hold.deadline) + 1
             self.world.at(due, lambda: self._look_again(client, hold))
-            self._within_its_limit(hold)
+            self._within_its_limit(client, hold)
         elif hold not in self._releasing and not client.machine.crashed:
             self.world.note("doubts", client.machine.name, hold.token)
             if hold.state is HELD:
@@ -668,10 +710,10 @@ class Checks:
         if hold.state is HELD and hold not in self._releasing and not stopped:
             self.fail("S3", f"nobody was told of the loss of {hold.token}")
 
-    def _within_its_limit(self, hold: Hold) -> None:
-        """Nobody holds for longer than max_hold and what the last renewal gave."""
+    def _within_its_limit(self, client: SimClient, hold: Hold) -> None:
+        """No client holds for longer than max_hold and what the last renewal gave."""
         most = self._renewable_until[hold] + int((self.settings.ttl + 0.02) * SECOND)
-        if self.settings.max_hold and self.world.now > most:
+        if self.settings.max_hold and client.machine.true_time(hold.deadline) > most:
             self.fail("MAX_HOLD", f"{hold.token} is held for longer than max_hold and a ttl")
 
     def extended(self, client: SimClient, hold: Hold, ttl: float) -> None:
@@ -817,7 +859,12 @@ class Checks:
             return True
         return client in self._gone or client in self._closed
 
-    def sent(self, client: SimClient, request: Request) -> None:
+    def arrived(self, request: Request, server: str) -> None:
+        """A request arrives at a server."""
+        if request[1][0] == self._key:
+            self._abandoned.arrived(request[0].name, request[2], server)
+
+    def sent(self, client: SimClient, request: Request, server: str) -> None:
         """A client sends a request: none of what it has from the process it was forked from."""
         script, keys, args = request
         if self.settings.fork and args and args[0].startswith("hf1:"):
@@ -828,27 +875,47 @@ class Checks:
         if self.cached is not None and keys[0] != self._key:
             self.cached.sent(client, request)
             return
+        self._abandoned.sent(script.name, args, server)
         if script.name in {"acquire", "position", "release"}:  # one that is due may ask, or leave
             self._retries.forget(client)
         if script.name == "acquire":
+            self._asks_for_a_place(args)
+            self._is_wanted(args[0])
             self._sent_since.setdefault(args[0], self.world.now)
             if args[0] in self._tickets:
                 self._with_ticket[args[0]] = args, self._tickets[args[0]]
 
-    def renews(self, client: SimClient, token: str) -> None:
+    def _is_wanted(self, token: str) -> None:
+        """Note that a lock is wanted: replicas may lag behind, and its client asks again."""
+        for server, (_, name) in self._nobodys_since.items():
+            if name == token:
+                self._nobodys_since[server] = self.world.now, name
+
+    def _asks_for_a_place(self, args: Sequence[str]) -> None:
+        """Where nothing goes wrong, a waiter asks at most once without a place in the queue."""
+        settings = self.settings
+        if not "".join(args[2:3]):
+            self._without_place[args[0]] += 1
+            polls = self._without_place[args[0]] > 1
+            if polls and settings.calm and not settings.polls and settings.timeout is None:
+                self.fail("POLL", f"{args[0]} polls, and could wait in the queue")
+
+    def renews(self, client: SimClient, request: Request) -> None:
         """A client tries to renew a lease: not, if it was closed."""
+        token = request[2][0]
         if client.closed:
             self.fail("CLOSE", f"{token} is renewed, and its client is closed")
         self._last_renewal[token] = self.world.now
         self._renewing.add(token)
 
-    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
-        """An answer has reached a client."""
+    def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
+        """A server's answer has reached a client."""
         script, keys, args = request
         if keys[0] != self._key:
             if self.cached is not None:
                 self.cached.answered(request, reply)
             return
+        self._abandoned.answered(script.name, args, server)
         if script.name == "release" and isinstance(reply, list):
             self.reached["granted by another's answer"] += 1
             self._retries.forget(client)
@@ -966,6 +1033,29 @@ class Checks:
         if self.resource.value != self.resource.accepted and not self.settings.owner:
             self.fail("S6", "an accepted write was overwritten")
 
+    def given_up(self, stopped: set[str]) -> None:
+        """All clean-up has had its time: what was given up and may still arrive is refused.
+
+        Not by a node that lost its data, and is not asked for longer than a clean-up is tried; nor
+        where the client was `stopped` meanwhile.
+        """
+        settings = self.settings
+        tried = max(int(TOMBSTONE_MS) / 1000, settings.ttl + settings.lock_delay)
+        if self._forgetful or (settings.wipe and settings.quarantine + DOWN_AT_MOST > tried):
+            return
+        for token, server in self._abandoned.left(doubled=self.world.doubled):
+            name = _client(token)
+            if not self.is_left(name) and name not in stopped and token not in self._exported:
+                self.fail(
+                    "S16", f"{server} has no tombstone of {token}, of which a request may arrive"
+                )
+
+    def forgot(self, client: SimClient) -> None:
+        """No task of a client waits or holds: it keeps no waiter in memory."""
+        left = client.registered()
+        if left:
+            self.fail("LEAK", f"{client.machine.name} keeps {left}, and nothing waits")
+
     def _excused(self, waiter: bytes) -> bool:
         """Whether its client is no more, or never sent the request that put it there.
 
@@ -977,6 +1067,11 @@ class Checks:
             return True
         what = f"acquire {client}:{number}"
         return any(note[1] == "doubled" and note[3] == what for note in self.world.trace)
+
+
+def _client(token: str) -> str:
+    """Return the name of the client that drew a token."""
+    return token.split(":")[1]
 
 
 def look(server: Server, keys: Sequence[bytes]) -> tuple[bytes | None, bytes | None]:

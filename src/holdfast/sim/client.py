@@ -16,6 +16,7 @@ from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
+from holdfast.core.whereabouts import THERE
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown, ScriptFailed
 from holdfast.scripts import RENEW
 from holdfast.sim.crowd import SimNodes
@@ -75,11 +76,14 @@ class Observer(Protocol):
     def told(self, client: SimClient, event: Event) -> None:
         """An event was reported."""
 
-    def sent(self, client: SimClient, request: Request) -> None:
-        """A request is sent."""
+    def sent(self, client: SimClient, request: Request, server: str) -> None:
+        """A request is sent to a server."""
 
-    def quarantined(self, client: SimClient, script: str) -> None:
-        """A server in quarantine refused a script."""
+    def arrived(self, request: Request, server: str) -> None:
+        """A request arrives at a server."""
+
+    def refused(self, client: SimClient, script: str, why: str) -> None:
+        """A script ended with an error."""
 
     def forked(self, client: SimClient, parent: str) -> None:
         """The client goes on in a child; `parent` is the client's name in the tokens until now."""
@@ -87,11 +91,11 @@ class Observer(Protocol):
     def closed(self, client: SimClient) -> None:
         """The client was closed."""
 
-    def renews(self, client: SimClient, token: str) -> None:
+    def renews(self, client: SimClient, request: Request) -> None:
         """A renewal is tried, whether the server can be reached or not."""
 
-    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
-        """An answer has reached the client."""
+    def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
+        """A server's answer has reached the client."""
 
     def took(self, client: SimClient, hold: Hold) -> None:
         """A hold begins."""
@@ -315,6 +319,22 @@ class SimClient:
         waiters = [each for each in known.values() if not each.key.endswith(b":cache")]
         return [waiter.token for waiter in waiters if waiter.waits]
 
+    def registered(self) -> list[str]:
+        """Return the tokens of waiters that the client keeps, waiting or not."""
+        lines = cast("list[Line]", list(self._lines.values()))
+        known = [token for line in lines for token in line._known]  # noqa: SLF001 - as above
+        # Timers are kept by the connection: without one they wait for the next.
+        timers = [each for line in lines if line.ear for each in line._timers.values()]  # noqa: SLF001
+        return known + [token for timer in timers for token in timer.waiters]
+
+    def keeps_votes(self, token: str) -> bool:
+        """Whether some node has a token, as far as the client knows, which does not release it."""
+        if self.quorum is None:
+            return False
+        whereabouts = self.quorum.whereabouts
+        leaving = token in whereabouts._leaving  # noqa: SLF001 - to see from outside
+        return THERE in (whereabouts.of(token) or {}).values() and not leaving
+
     # Port
 
     def now(self) -> float:
@@ -493,9 +513,11 @@ class SimClient:
         server, operation = link.server, self.operations.get(self.caller())
         attempt = None if operation is None else operation.attempt(script, keys)
         if attempt is None:
-            self.observer.sent(self, request)
+            self.observer.sent(self, request, server.name)
 
         def run() -> Reply:
+            if attempt is None:
+                self.observer.arrived(request, server.name)
             if in_full:
                 server.known.add(script.sha)
             elif server.forgetful and script.sha not in server.known:
@@ -506,8 +528,7 @@ class SimClient:
             try:
                 reply = server.script(script, keys, args)
             except ServerError as error:
-                if str(error).startswith("QUARANTINE"):
-                    self.observer.quarantined(self, script.name)
+                self.observer.refused(self, script.name, str(error))
                 raise
             if server.offset > before:
                 link.offset = server.offset
@@ -536,7 +557,7 @@ class SimClient:
         except (ConnectionResetError, TimeoutError) as error:
             name = link.server.name
             raise OutcomeUnknown(f"{name} did not answer", node=name) from error
-        self.observer.answered(self, request, reply)
+        self.observer.answered(self, request, reply, link.server.name)
         return reply
 
     async def _copied(
@@ -731,9 +752,9 @@ class SimBackground:
     ) -> list[Reply | HoldfastError]:
         """Send them in one go, and collect what is answered in time."""
         client = self._client
-        for script, _, args in requests:
-            if script is RENEW:
-                client.observer.renews(client, args[0])
+        for request in requests:
+            if request[0] is RENEW:
+                client.observer.renews(client, request)
         at, calls = self._called
         self._called = client.world.now, calls + 1 if at == client.world.now else 0
         if calls > CALLS_AT_ONCE:

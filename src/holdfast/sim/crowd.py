@@ -148,7 +148,7 @@ class _Seat:
             return
         try:
             reply = answer.result()
-            self._client.observer.answered(self._client, owed.request, reply)
+            self._client.observer.answered(self._client, owed.request, reply, self._server.name)
         except ServerError as error:
             if str(error).startswith("NOSCRIPT") and not self._is_too_late(owed):
                 self._send(owed, in_full=True)

@@ -287,6 +287,8 @@ class Play:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
         self._fork(client, grip)
+        if choices.chance("extends", self.settings.extend):
+            await self._extend(client, grip, hold)
         kind = choices.pick("work", (6, 1, 1))
         if kind == 1:
             await self._again(client)
@@ -294,16 +296,7 @@ class Play:
         lasts = (1.0, 0.0, 0.1, 8.0)[choices.pick("hold", (3, 3, 3, 1))] * self.settings.hold
         await client.sleep(lasts)
         if kind == 2:  # noqa: PLR2004 - one in eight
-            try:
-                ttl = self.settings.ttl * (1.0, 3.0, 0.5)[choices.pick("extend", (1, 1, 1))]
-                await extend(client.session, grip, ttl)
-                self.checks.extended(client, hold, ttl)
-            except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
-                self.world.note("not extended", who, type(error).__name__)
-                refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
-                self.checks.reached["an extension refused"] += refused
-                unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
-                self.checks.reached["an extension without an answer"] += unanswered
+            await self._extend(client, grip, hold)
         if not self.checks.alive(client, hold):
             self.checks.reached["paused beyond the deadline"] += client.was_stopped_since(
                 hold.deadline
@@ -313,6 +306,19 @@ class Play:
         await client.moment()
         if read is not None and not resource.write(who, hold.fence, read + 1):
             self.checks.reached["a late write, refused by its fence"] += 1
+
+    async def _extend(self, client: SimClient, grip: Grip, hold: Hold) -> None:
+        factor = (1.0, 3.0, 0.5)[self.world.choices.pick("extend", (1, 1, 1))]
+        ttl, reached = self.settings.ttl * factor, self.checks.reached
+        try:
+            await extend(client.session, grip, ttl)
+            self.checks.extended(client, hold, ttl)
+        except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
+            self.world.note("not extended", client.machine.name, type(error).__name__)
+            refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
+            reached["an extension refused"] += refused
+            unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
+            reached["an extension without an answer"] += unanswered
 
     def _fork(self, client: SimClient, grip: Grip) -> None:
         """A child of the process, which has a copy of everything, holds nothing."""
@@ -502,11 +508,22 @@ class Play:
         self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
         for server in self.servers:
             self.checks.tidied(server, self.spec.keys)
+        self._has_cleaned_up()
         self._let_pass(self._patience())
         for server in self.servers:
             self.checks.finished(server, self.spec.keys)
             if self.checks.cached is not None:
                 self.checks.cached.finished(server)
+
+    def _has_cleaned_up(self) -> None:
+        """Clients that were not paused meanwhile have left nothing, on a server or in memory."""
+        stopped = set()
+        for client in self.clients:
+            if client.was_stopped_since(client.now() - CLEAN_UP / SECOND):
+                stopped.add(client.machine.name)
+            elif not client.machine.crashed and not client.closed:
+                self.checks.forgot(client)
+        self.checks.given_up(stopped)
 
     def _let_pass(self, microseconds: int) -> None:
         world, end = self.world, self.world.now + microseconds

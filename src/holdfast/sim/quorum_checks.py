@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.hold import HELD
 from holdfast.sim.checks import SLACK, Checks, look
 from holdfast.sim.evict_check import is_shown
+from holdfast.sim.restore_check import RestoreCheck
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
@@ -54,6 +56,11 @@ class QuorumChecks(Checks):
             lambda: defaultdict(set)
         )
         """Of what was exported, which nodes each adopter ever had."""
+        self._restores = RestoreCheck(world, key, nodes, self.fail)
+        self._rounds: dict[str, Request] = {}
+        """The request by which each token was first asked for."""
+        self._last_round: dict[str, str] = {}
+        """The token of each task's last round."""
 
     # At each node
 
@@ -61,7 +68,7 @@ class QuorumChecks(Checks):
         """Look at lock and fence."""
         if keys[0] == self._key:
             self._before = look(server, keys)
-            self._left = server.data.left(keys[0]) if self.settings.lock_delay else -2
+            self._left = server.data.left(keys[0])
 
     def after(
         self,
@@ -76,6 +83,7 @@ class QuorumChecks(Checks):
             return
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
+        self._abandoned.executed(script.name, args, server.name)
         self._note(script, keys, args, reply, earlier)
         if script.name == "renew" and not reply:
             self._denies(server, args[0])
@@ -84,8 +92,10 @@ class QuorumChecks(Checks):
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
             self._not_in_the_delay(script.name)
+        self._keeps_its_time(server, script, holder)
         if holder != earlier:
             self.world.note("holder", server.name, holder, fence)
+            self._restores.changed(server.name)
             self._gave_up(server, script, args, earlier)
             if holder is not None:
                 self._took(server, script, args, holder, int(fence or 0), int(earlier_fence or 0))
@@ -290,13 +300,53 @@ class QuorumChecks(Checks):
         if how == "release" and have >= self._majority and not self.world.doubled:
             self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
 
-    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
+    def told(self, client: SimClient, event: Event) -> None:
+        """An event was reported."""
+        super().told(client, event)
+        if event.kind == "renewal_failed":
+            self._restores.failed(client, self._fences[event.fence])
+
+    def sent(self, client: SimClient, request: Request, server: str) -> None:
+        """A client sends a request to a node."""
+        super().sent(client, request, server)
+        script, token = request[0].name, "".join(request[2][:1])
+        if script == "vote" and token not in self._rounds:
+            self._begins(client, token)
+            self._rounds[token] = request
+        elif script == "vote" and self._rounds[token] is not request:
+            self._restores.restores(request)
+
+    def _begins(self, client: SimClient, token: str) -> None:
+        """A round begins: the votes of the task's last one are given back, if it was not won."""
+        task = token.split(":", 3)[3]
+        last, self._last_round[task] = self._last_round.get(task, ""), token
+        if last not in self._kept and client.keeps_votes(last):
+            self.fail("S10", f"a round of {task} begins, and the votes for {last} are kept")
+
+    def renews(self, client: SimClient, request: Request) -> None:
+        """A client sends a renewal to the nodes."""
+        super().renews(client, request)
+        self._restores.renews(client, request)
+
+    def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
         """A node's answer has reached a client."""
         script, _, args = request
+        self._abandoned.answered(script.name, args, server)
         if script.name != "renew":
             return
+        if reply and self._restores.kept(client, request) and self._is_prompt():
+            self._restores.confirmed(args[0], lambda: self._is_held(args[0]))
         self.reached["a renewal that a node did not get"] += not reply
         self._note_renewal(client, args[0], reply)
+
+    def _is_prompt(self) -> bool:
+        """Whether each node that is free takes what it is given, at once."""
+        return self.settings.prompt and not self.settings.full and not self.settings.wipe
+
+    def _is_held(self, token: str) -> bool:
+        client, hold = self._kept[token]
+        evicted = token in self._evictions
+        return self.alive(client, hold) and hold not in self._releasing and not evicted
 
     def _denies(self, server: Server, token: str) -> None:
         self._denied[token].add(server.name)

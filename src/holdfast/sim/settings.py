@@ -65,6 +65,7 @@ class Settings:
     hand_off: float = 0.0  # a lease is exported in the end, and not released
     atomic: float = 0.0  # of one node: a turn begins with atomic operations
     cached: float = 0.0  # of one node: a turn begins with calls of a cached function
+    extend: float = 0.0  # a lease is extended as soon as it is granted; some are so later
 
     # What may happen to a message
     slow: float = 0.0

@@ -518,14 +518,17 @@ class Holder(Person):
             "event", client.machine.name, f"is told: {event.kind}, {event.detail}"
         )
 
-    def sent(self, client: SimClient, request: Request) -> None:
+    def sent(self, client: SimClient, request: Request, server: str) -> None:
         """Nothing is made of requests."""
 
-    def renews(self, client: SimClient, token: str) -> None:
+    def arrived(self, request: Request, server: str) -> None:
+        """Nothing is made of their arrival."""
+
+    def renews(self, client: SimClient, request: Request) -> None:
         """Nothing is made of renewals."""
 
-    def quarantined(self, client: SimClient, script: str) -> None:
-        """No server is in quarantine."""
+    def refused(self, client: SimClient, script: str, why: str) -> None:
+        """Nothing is made of scripts that fail."""
 
     def forked(self, client: SimClient, parent: str) -> None:
         """Nothing forks."""
@@ -533,7 +536,7 @@ class Holder(Person):
     def closed(self, client: SimClient) -> None:
         """Nothing is closed."""
 
-    def answered(self, client: SimClient, request: Request, reply: Reply) -> None:
+    def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
         """Nothing is made of answers."""
 
     def handed_back(self, client: SimClient, token: str) -> None:

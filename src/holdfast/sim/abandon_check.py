@@ -1,0 +1,76 @@
+"""The check that a request which may still arrive has no effect once its client has given it up.
+
+A client that gives up a request, or goes on without its reply, cannot know whether the request will
+arrive. So it releases the token with a tombstone, which makes the server refuse the request (S16).
+Only if the request has arrived before, a plain release is enough.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TAKING = frozenset(("acquire", "vote", "adopt"))
+"""The scripts that take the lock, or a place in the queue."""
+
+_TOMBSTONE, _EXPORTED, _WAITER = 2, 2, 4  # arguments of release, adopt and vote
+
+
+class AbandonCheck:
+    """By token and server: how many requests are under way, and whether there is a tombstone."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._buried: set[tuple[str, str]] = set()
+        self._released_early: dict[tuple[str, str], None] = {}
+        """Tokens that were released, without a tombstone, while a request was under way."""
+
+    def sent(self, script: str, args: Sequence[str], server: str) -> None:
+        """A client sends a request."""
+        for token in _taking(script, args):
+            self._under_way[token, server] += 1
+
+    def arrived(self, script: str, args: Sequence[str], server: str) -> None:
+        """A request arrives at a server, which may refuse it."""
+        for token in _taking(script, args):
+            self._under_way[token, server] -= 1
+
+    def answered(self, script: str, args: Sequence[str], server: str) -> None:
+        """A client receives the reply to a request, and so knows what it has to release."""
+        for token in _taking(script, args):
+            self._released_early.pop((token, server), None)
+
+    def executed(self, script: str, args: Sequence[str], server: str) -> None:
+        """A server has executed a script."""
+        if script == "adopt":
+            self.buried(args[_EXPORTED], server)
+        elif script == "release":
+            life = "".join(args[_TOMBSTONE : _TOMBSTONE + 1]).split(" ")[0]
+            if life not in {"", "0"}:
+                self.buried(args[0], server)
+            elif self._under_way[args[0], server] > 0:
+                self._released_early[args[0], server] = None
+
+    def buried(self, token: str, server: str) -> None:
+        """A server refuses all requests of a token from now on."""
+        self._buried.add((token, server))
+
+    def left(self, *, doubled: bool) -> Iterator[tuple[str, str]]:
+        """Return the tokens of which a request may still have an effect, and the servers.
+
+        `doubled`: some release may have come early because it was executed twice.
+        """
+        under_way = {place: None for place, number in self._under_way.items() if number > 0}
+        for place in under_way if doubled else {**self._released_early, **under_way}:
+            if place not in self._buried:
+                yield place
+
+
+def _taking(script: str, args: Sequence[str]) -> list[str]:
+    if script not in TAKING:
+        return []
+    waiter = args[_WAITER] if script == "vote" else ""
+    return [args[0], waiter] if waiter else [args[0]]
