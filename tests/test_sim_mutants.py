@@ -73,6 +73,9 @@ KEPT = {
     "a_waiter_kept_after_leaving_was_interrupted": (
         "a waiter is forgotten although leaving the queue was interrupted"
     ),
+    "a_waiter_that_left_when_the_window_was_over": (
+        "a waiter that leaves in the last millisecond passes on its duty to watch"
+    ),
     "a_waiter_kept_by_a_forked_child": "an election in a forked child leaves no waiter behind",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"

@@ -1023,7 +1023,7 @@ MUTANTS = [
     Mutant(
         "a waiter that is put out of the queue passes on its duty to watch",
         "scripts/acquire.lua",
-        "  if leave_line() and left > 0 then",
+        "  if leave_line() and left >= 0 then",
         "  if leave_line() and false then",
         CROWDED,
         "L3",
@@ -1255,6 +1255,14 @@ MUTANTS = [
 ]
 
 RARE = [
+    Mutant(
+        "a waiter that leaves in the last millisecond passes on its duty to watch",
+        "scripts/release.lua",
+        "  elseif remaining >= 0 and order ~= 'barge' then",
+        "  elseif remaining > 0 and order ~= 'barge' then",
+        {},
+        "L3",
+    ),
     Mutant(
         "an extension counts from the sending that was answered",
         "core/extend.py",

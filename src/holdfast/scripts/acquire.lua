@@ -116,7 +116,7 @@ elseif place ~= '' then
   ticket, put_back = stand_in_line()
 end
 if place == '' then
-  if leave_line() and left > 0 then
+  if leave_line() and left >= 0 then
     tell_next(0, 'W', left)  -- the first in the queue watches the holder
   end
   ticket = '0'

@@ -68,7 +68,7 @@ else
   elseif mine or not holder or (over and holder == token and how ~= 'leave') then
     call('DEL', lock)
     hand_over()
-  elseif remaining > 0 and order ~= 'barge' then
+  elseif remaining >= 0 and order ~= 'barge' then
     -- The first in the queue asks when a grant's window is over: from now on that is the next one.
     -- Nothing is granted to a waiter of a lock without order.
     if was_first then
