@@ -88,12 +88,13 @@ class RetryCheck:
 
     def expect(self, client: SimClient, message: bytes) -> None:
         """A client received the message that it has to retry after a time."""
-        name, at, expected = client.machine.name, client.now(), object()
+        machine, at, expected = client.machine, client.now(), object()
+        name = machine.name
         self._expected[name] = expected
         seconds = 1.01 * read_message(message)[2] / 1000 + RETRIES_WITHIN
 
         def look() -> None:
-            over = client.closed or client.machine.crashed or client.was_stopped_since(at)
+            over = client.closed or machine.crashed or client.was_stopped_since(at)
             if self._expected.get(name) is expected and client.waiting() and not over:
                 self._checks.fail("L3", f"{name} waits, and did not retry when it was due")
 
