@@ -900,6 +900,10 @@ class Checks:
             if polls and settings.calm and not settings.polls and settings.timeout is None:
                 self.fail("POLL", f"{args[0]} polls, and could wait in the queue")
 
+    def awaits_answer(self, client: str) -> bool:
+        """Whether a request for the lock was sent by this client, and not answered yet."""
+        return any(token.split(":")[1] == client for token in self._sent_since)
+
     def renews(self, client: SimClient, request: Request) -> None:
         """A client tries to renew a lease: not, if it was closed."""
         token = request[2][0]

@@ -284,7 +284,7 @@ class SimClient:
                     connection.hang_up()
 
     async def stall(self) -> None:
-        """Be paused between an answer and its use, or not."""
+        """Be paused, or not, and go on before anything else of the process does."""
         choices = self.world.choices
         if not self.immune and choices.chance("fault:stall", self._settings.stall):
             self.machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])

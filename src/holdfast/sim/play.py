@@ -289,12 +289,13 @@ class Play:
         self._fork(client, grip)
         if choices.chance("extends", self.settings.extend):
             await self._extend(client, grip, hold)
-        kind = choices.pick("work", (6, 1, 1))
-        if kind == 1:
-            await self._again(client)
+        kind = choices.pick("work", (6, 4 if self.settings.reentrant else 1, 1))
         read = resource.read(who, hold.fence)
         lasts = (1.0, 0.0, 0.1, 8.0)[choices.pick("hold", (3, 3, 3, 1))] * self.settings.hold
         await client.sleep(lasts)
+        if kind == 1:
+            await client.stall()  # nothing else of the process runs before the next line
+            await self._again(client, hold)
         if kind == 2:  # noqa: PLR2004 - one in eight
             await self._extend(client, grip, hold)
         if not self.checks.alive(client, hold):
@@ -331,10 +332,9 @@ class Play:
             client.generation -= 1
         self.checks.fail("S13", "a forked child believes in what its parent holds")
 
-    async def _again(self, client: SimClient) -> None:
+    async def _again(self, client: SimClient, hold: Hold) -> None:
         """Take the lock again while holding it."""
-        grip = self._grip()
-        hold, began = client.session.held.get(self.spec.keys[0]), client.now()
+        grip, began = self._grip(), client.now()
         try:
             await acquire(client.session, self.spec, 5.0, grip)
         except WouldDeadlock:
@@ -343,7 +343,7 @@ class Play:
             return
         except (AcquireTimeout, NodeUnavailable):
             stopped = client.was_stopped_since(began)
-            if hold is not None and self.checks.alive(client, hold) and not stopped:
+            if self.checks.alive(client, hold) and not stopped:
                 plain = not self.settings.reentrant and not self.settings.owner
                 if plain or self.settings.reentrant:
                     self.checks.fail("L5", "who has the lock waited for itself")
@@ -351,6 +351,8 @@ class Play:
         again = grip._hold  # noqa: SLF001 - what a face does too
         assert again is not None  # noqa: S101 - acquire returned
         if self.settings.reentrant and again is hold:
+            if not self.checks.alive(client, again):
+                self.checks.fail("S2", f"{again.token} was taken again when its time was up")
             await release(client.session, grip)
             if again.state in {RELEASING, RELEASED}:
                 self.checks.fail("S12", "an inner level gave back what an outer one holds")
