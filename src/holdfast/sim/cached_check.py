@@ -215,6 +215,9 @@ class CachedCheck:
         made = self._known[number]
         if not reply:
             self.reached["a value that came too late to be stored"] += 1
+            last = [key.encode() for key in args[:2]]
+            if [server.data.string(key) for key in self.keys[:2]] == last:
+                self.fail("STORE", f"value {number} was refused, and its lease is the last")
             return
         self._stored[number] = self._world.now
         self.reached["a value stored"] += 1
@@ -425,10 +428,16 @@ class CachedCheck:
         if not self._settings.calm:
             return
         failed = call.client.now() - self._failed_aside.get(call.client.machine, -math.inf)
-        stored = self._stored.get(made.number, 0)
+        stored, now = self._stored.get(made.number, 0), self._world.now
+        since = stored
+        if failed < math.inf:
+            since = max(since, call.client.machine.true_time(call.client.now() - failed))
 
         def look() -> None:
-            again = any(each.began > stored for each in self._known.values())
+            again = any(
+                each.began > since or each.ended is None or each.ended >= now
+                for each in self._known.values()
+            )
             if not again and not call.client.closed and self._last_invalidation < stored:
                 self.fail("REFRESH", f"value {made.number} is stale, and not computed again")
 
