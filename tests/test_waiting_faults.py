@@ -141,7 +141,7 @@ async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
 async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
     close: bool, k: int, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    far = face.connect(proxy.url, command_timeout=1)
+    far = face.connect(proxy.url, command_timeout=0.3)  # less than the window
     with pytest.raises(holdfast.AcquireTimeout):
         async with face.connect(server.url).lock("a"):
             await far.lock("a").acquire(timeout=0.01)
@@ -518,7 +518,8 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
 async def test_the_confirmation_of_an_old_grant_may_fail_at_any_point(
     fault: str, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
+    # Its confirmation is repeated within the window.
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=0.3)
     lease = await near.lock("a", ttl=0.8).acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     assert not await face.wait(lease.lost, 0.45)  # time passes since the last PING
@@ -606,15 +607,21 @@ async def test_s10_a_first_asking_that_arrives_when_its_token_has_come_and_gone_
 async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     face: Face, own_server: Server
 ) -> None:
-    near, far = (face.connect(own_server.url, command_timeout=1) for _ in range(2))
+    near, far = (face.connect(own_server.url, command_timeout=0.5) for _ in range(2))
     lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()
     waiting = await joined(
         face, own_server, *(waited(far.lock("a", ttl=60), order, number) for number in range(3))
     )
+    line = far._session.line(far.lock("a", ttl=60)._spec.keys)
+
+    async def listening() -> bool:
+        return bool(line.listening)
+
     own_server.freeze()
-    assert not await face.wait(lease.lost, 0.7)
+    assert not await face.wait(lease.lost, 1.7)  # more than three command timeouts
     own_server.thaw()
+    await face.eventually(listening)
     await in_line(face, own_server, 3)
     await lease.release()
     for each in waiting:

@@ -416,7 +416,7 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     (waiting,) = await joined(face, server, waited(far.lock("a"), order, "far"))
     await lease.release()
     await waiting.result()
-    lease = await far.lock("a", ttl=1).acquire()
+    lease = await far.lock("a", ttl=20).acquire()
     proxy.blackhole()
     with pytest.raises(holdfast.OutcomeUnknown):
         await lease.release()
