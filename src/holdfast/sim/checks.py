@@ -467,6 +467,10 @@ class Checks:
         if not name or name != before or held or excused or self._is_passed_on(holder or b""):
             self._nobodys_since[server.name] = self.world.now, name
         elif self.world.now - since > CLEANED_UP + self.settings.lock_delay * SECOND:
+            tasks = [task for task in self.world.tasks if task.process.name == client]
+            if any(task.process.paused for task in tasks):  # it cleans up when it goes on
+                self._nobodys_since[server.name] = self.world.now, name
+                return
             self.fail("S10", f"{name} has {server.name}, and nobody holds or wants it")
 
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
