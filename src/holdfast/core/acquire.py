@@ -491,6 +491,7 @@ class _Attempt:
         self._counts_anew = True
         if isinstance(reply, int) and reply > 0:
             self._late += 1
+            self._abandoned = True  # the server may have it, whatever becomes of the next request
             return
         self._asking = False
         self._failures, self._answered_at = 0, now

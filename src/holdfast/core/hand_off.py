@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.port import Reply
 
 G = TypeVar("G", bound=Grip)
 
@@ -152,6 +153,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     token = port.draw_token(actor, spec.suffix)
     args = token, spec.ttl_ms, exported, spec.settings
     asked_at, abandoned = port.now(), False
+    given: Reply = 0
     try:
         for left in reversed(range(TRIES)):
             try:
@@ -176,7 +178,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         if isinstance(error, GeneratorExit):
             session.see_to(spec, token, longest=longest)
             raise
-        refused = isinstance(error, HoldfastError) and grip._hold is None
+        refused = isinstance(error, HoldfastError) and not given  # else it came too late
         several = session.quorum is not None  # some of which may have it
         if abandoned or several or not refused:
             await port.shielded(take_back(session, spec, token, longest=longest))
