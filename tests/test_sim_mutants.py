@@ -69,6 +69,7 @@ KEPT = {
     "an_update_that_changed_something_after_it_was_given_up": (
         "an update that may still change something does not claim otherwise"
     ),
+    "an_adoption_that_came_too_late": "an adoption that came too late is released",
     "a_renewal_after_max_hold": "a renewal that is late is not sent after max_hold",
     "a_waiter_kept_after_leaving_was_interrupted": (
         "a waiter is forgotten although leaving the queue was interrupted"

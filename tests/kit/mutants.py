@@ -634,6 +634,14 @@ HAND_OFF = [
         "S10 S16",
     ),
     Mutant(
+        "an adoption that came too late is released",
+        "core/hand_off.py",
+        "refused = isinstance(error, HoldfastError) and not given",
+        "refused = isinstance(error, HoldfastError) and grip._hold is None",
+        {"calm": True, "hand_off": 0.5, "ttl": 0.4, "pause": 0.1},
+        "S16",
+    ),
+    Mutant(
         "an adopted lease counts from before the sending",
         "core/hand_off.py",
         "Hold(spec, token, fence, asked_at, actor, process, session, grip)",
@@ -1405,10 +1413,10 @@ OPERATED = [
     Mutant(
         "a grant that came too late is released",
         "core/acquire.py",
-        "            self._late += 1\n            return",
-        "            self._late += 1\n            self._asking = False\n            return",
+        "            self._abandoned = True  # the server may have it",
+        "            self._asking = False  # the server may have it",
         HURRIED,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "a deadline counts from the first sending without an answer",
@@ -1504,7 +1512,7 @@ OPERATED = [
         "                self._schedule(item, min(now + item.patience / 2, item.deadline))",
         "                self._schedule(item, item.deadline)",
         RESET_LONG,
-        "RENEW",
+        "RENEW S16",
     ),
     Mutant(
         "a dropped lease is reported",

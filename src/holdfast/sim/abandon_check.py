@@ -2,7 +2,8 @@
 
 A client that gives up a request, or goes on without its reply, cannot know whether the request will
 arrive. So it releases the token with a tombstone, which makes the server refuse the request (S16).
-Only if the request has arrived before, a plain release is enough.
+Only if the request has arrived before, a plain release is enough. And a token that a server granted
+the lock, but that its client never held, is released there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class AbandonCheck:
     def __init__(self) -> None:
         self._under_way: Counter[tuple[str, str]] = Counter()
         self._buried: set[tuple[str, str]] = set()
+        self._taken: dict[tuple[str, str], None] = {}
+        """Tokens that were granted the lock by the reply to a request, and not released since."""
         self._released_early: dict[tuple[str, str], None] = {}
         """Tokens that were released, without a tombstone, while a request was under way."""
 
@@ -43,11 +46,16 @@ class AbandonCheck:
         for token in _taking(script, args):
             self._released_early.pop((token, server), None)
 
-    def executed(self, script: str, args: Sequence[str], server: str) -> None:
+    def executed(self, script: str, args: Sequence[str], server: str, reply: object) -> None:
         """A server has executed a script."""
+        if script in TAKING:
+            self._taken.pop((args[0], server), None)  # what it took before may have expired
+            if isinstance(reply, int) and reply > 0:
+                self._taken[args[0], server] = None
         if script == "adopt":
             self.buried(args[_EXPORTED], server)
         elif script == "release":
+            self._taken.pop((args[0], server), None)
             life = "".join(args[_TOMBSTONE : _TOMBSTONE + 1]).split(" ")[0]
             if life not in {"", "0"}:
                 self.buried(args[0], server)
@@ -57,6 +65,11 @@ class AbandonCheck:
     def buried(self, token: str, server: str) -> None:
         """A server refuses all requests of a token from now on."""
         self._buried.add((token, server))
+        self._taken.pop((token, server), None)
+
+    def kept(self, *, doubled: bool) -> Iterator[tuple[str, str]]:
+        """Return the tokens that took something and were not released since, and the servers."""
+        yield from () if doubled else self._taken
 
     def left(self, *, doubled: bool) -> Iterator[tuple[str, str]]:
         """Return the tokens of which a request may still have an effect, and the servers.

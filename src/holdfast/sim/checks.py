@@ -8,6 +8,7 @@ its holders believe, and the numbers they were given.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from holdfast.core.hold import HELD, LOST
@@ -215,7 +216,7 @@ class Checks:
     ) -> None:
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
-        self._abandoned.executed(script.name, args, server.name)
+        self._abandoned.executed(script.name, args, server.name, reply)
         self._note_reached(script, args, reply, earlier)
         kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
         if kept and script.name != "release":
@@ -467,10 +468,6 @@ class Checks:
         if not name or name != before or held or excused or self._is_passed_on(holder or b""):
             self._nobodys_since[server.name] = self.world.now, name
         elif self.world.now - since > CLEANED_UP + self.settings.lock_delay * SECOND:
-            tasks = [task for task in self.world.tasks if task.process.name == client]
-            if any(task.process.paused for task in tasks):  # it cleans up when it goes on
-                self._nobodys_since[server.name] = self.world.now, name
-                return
             self.fail("S10", f"{name} has {server.name}, and nobody holds or wants it")
 
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
@@ -941,6 +938,14 @@ class Checks:
         if script.name == "renew":
             self._note_renewal(client, args[0], reply)
 
+    def unanswered(self, client: SimClient, request: Request) -> None:
+        """A caller goes on without the answer to its request, which may grant another waiter."""
+        script, keys, args = request
+        plain = script.name == "release" and "".join(args[2:3]) in {"", "0"}
+        prompt = replace(self.settings, reset=0.0).prompt
+        if plain and keys[0] == self._key and prompt and client.waiting():
+            self._retries.expect_after(client, 0.0, "ignores a release without an answer")
+
     def _note_renewal(self, client: SimClient, token: str, reply: Reply) -> None:
         self._renewing.discard(token)
         who, hold = self._kept.get(token, (None, None))
@@ -1051,12 +1056,18 @@ class Checks:
         tried = max(int(TOMBSTONE_MS) / 1000, settings.ttl + settings.lock_delay)
         if self._forgetful or (settings.wipe and settings.quarantine + DOWN_AT_MOST > tried):
             return
+        for token, server in self._abandoned.kept(doubled=self.world.doubled):
+            if not self._is_excused(token, stopped) and token not in self._kept:
+                self.fail("S16", f"{token} took {server}, was never held, and is not released")
         for token, server in self._abandoned.left(doubled=self.world.doubled):
-            name = _client(token)
-            if not self.is_left(name) and name not in stopped and token not in self._exported:
+            if not self._is_excused(token, stopped):
                 self.fail(
                     "S16", f"{server} has no tombstone of {token}, of which a request may arrive"
                 )
+
+    def _is_excused(self, token: str, stopped: set[str]) -> bool:
+        name = _client(token)
+        return self.is_left(name) or name in stopped or token in self._exported
 
     def forgot(self, client: SimClient) -> None:
         """No task of a client waits or holds: it keeps no waiter in memory."""

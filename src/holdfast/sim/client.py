@@ -97,6 +97,9 @@ class Observer(Protocol):
     def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
         """A server's answer has reached the client."""
 
+    def unanswered(self, client: SimClient, request: Request) -> None:
+        """A caller goes on without the answer to its request."""
+
     def took(self, client: SimClient, hold: Hold) -> None:
         """A hold begins."""
 
@@ -439,7 +442,12 @@ class SimClient:
             if not answered:
                 link.close()
                 self._links.pop(task, None)
-        await self.moment()
+                self.observer.unanswered(self, (script, keys, args))
+        try:
+            await self.moment()
+        except BaseException:
+            self.observer.unanswered(self, (script, keys, args))
+            raise
         return reply
 
     async def step(

@@ -83,7 +83,7 @@ class QuorumChecks(Checks):
             return
         holder, fence = look(server, keys)
         earlier, earlier_fence = self._before
-        self._abandoned.executed(script.name, args, server.name)
+        self._abandoned.executed(script.name, args, server.name, reply)
         self._note(script, keys, args, reply, earlier)
         if script.name == "renew" and not reply:
             self._denies(server, args[0])

@@ -88,18 +88,21 @@ class RetryCheck:
 
     def expect(self, client: SimClient, message: bytes) -> None:
         """A client received the message that it has to retry after a time."""
+        self.expect_after(client, 1.01 * read_message(message)[2] / 1000, "did not retry when due")
+
+    def expect_after(self, client: SimClient, seconds: float, otherwise: str) -> None:
+        """One of the waiters of a client has to retry after a time."""
         machine, at, expected = client.machine, client.now(), object()
         name = machine.name
         self._expected[name] = expected
-        seconds = 1.01 * read_message(message)[2] / 1000 + RETRIES_WITHIN
 
         def look() -> None:
             over = client.closed or machine.crashed or client.was_stopped_since(at)
             over = over or self._checks.awaits_answer(name)
             if self._expected.get(name) is expected and client.waiting() and not over:
-                self._checks.fail("L3", f"{name} waits, and did not retry when it was due")
+                self._checks.fail("L3", f"{name} waits, and {otherwise}")
 
-        self._checks.world.after(int(seconds * SECOND), look)
+        self._checks.world.after(int((seconds + RETRIES_WITHIN) * SECOND), look)
 
     def forget(self, client: SimClient) -> None:
         """The client sent a request, or something else was said to it."""

@@ -539,6 +539,9 @@ class Holder(Person):
     def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
         """Nothing is made of answers."""
 
+    def unanswered(self, client: SimClient, request: Request) -> None:
+        """Nothing is made of requests without an answer."""
+
     def handed_back(self, client: SimClient, token: str) -> None:
         """Nothing is made of grants for nobody."""
 
