@@ -88,7 +88,7 @@ def check_exclusion(holds: Iterable[Hold]) -> None:
 
 
 def check_fences(holds: Iterable[Hold]) -> None:
-    """Whoever held later has the greater fence.
+    """A later holder has the greater fence.
 
     A holder that was not given the processor before its deadline held nothing when it looked.
     """

@@ -11,7 +11,7 @@
 - REFRESH: what is stale is computed again in the background; what fails there is reported, and is
   tried again after a second. Nothing is computed again in the first half of its time.
 - TOLD: those who wait for a value have it when it is stored. A call ends by its timeout.
-- S10: in the end nobody has the lock of the value, or waits for it.
+- S10: in the end no client holds the lock of the value, or waits for it.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ class CachedCheck:
         if made.is_aside or not (call.without_server or since <= AWAY_FOR):
             self.fail("CACHE", f"{made.task.name} computes without the lock")
         if since <= AWAY_FOR and client.machine not in self._told_away:
-            self.fail("CACHE", f"{made.task.name} computes without the server, and nobody is told")
+            self.fail("CACHE", f"{made.task.name} computes without the server, and reports nothing")
         for other in self._under_way:
             if other.machine is made.machine and other.hold is None:
                 self.fail("FLIGHT", f"{other.task.name} and {made.task.name} compute the value")

@@ -468,7 +468,7 @@ class Checks:
         if not name or name != before or held or excused or self._is_passed_on(holder or b""):
             self._nobodys_since[server.name] = self.world.now, name
         elif self.world.now - since > CLEANED_UP + self.settings.lock_delay * SECOND:
-            self.fail("S10", f"{name} has {server.name}, and nobody holds or wants it")
+            self.fail("S10", f"{name} has {server.name}, and no client holds or wants it")
 
     def taken_up(self, server: Server, keys: Sequence[bytes], tokens: set[str]) -> None:
         """Called again and again once all is well: nobody of those waits long for a free lock."""
@@ -537,7 +537,7 @@ class Checks:
         self._last_holder = holder
 
     def _believers_are_kept(self, server: Server) -> None:
-        """Whoever believes in the lock is who the server keeps it for, and for as long.
+        """The server keeps the lock for each client that considers itself the holder, and as long.
 
         Not where a server in quarantine took another's place: it may not know of the lease, and
         keeps it for nobody else.
@@ -816,7 +816,7 @@ class Checks:
             self._was_renewed_to_the_end(client, hold)
 
     def _was_renewed_to_the_end(self, client: SimClient, hold: Hold) -> None:
-        """A lease runs out only while renewals fail, or because of max_hold, which is told."""
+        """A lease runs out only while renewals fail, or because of max_hold, which is reported."""
         left = hold.deadline - client.machine.local_time(self._last_renewal.get(hold.token, 0))
         limited = self.settings.max_hold and self.world.now > self._renewable_until[hold]
         if hold.reason == "expired" and limited and hold.renewing is False:
@@ -871,7 +871,7 @@ class Checks:
         script, keys, args = request
         if self.settings.fork and args and args[0].startswith("hf1:"):
             parent = args[0].split(":")[1] + "+"
-            # What a parent exported is whoever's adopts it.
+            # What a parent exported belongs to the client that adopts it.
             if client.machine.name.startswith(parent) and args[0] not in self._exported:
                 self.fail("S13", f"a forked child sent {script.name} of {args[0]}, its parent's")
         if self.cached is not None and keys[0] != self._key:

@@ -225,7 +225,7 @@ class SimClient:
         """Nothing befalls the process any more."""
         self.closed = False
         self.after_fork: list[Callable[[], None]] = []
-        """What is begun anew in a child."""
+        """What begins again in a child."""
         self.callers: set[Task] = set()
         """The tasks that use the client, as opposed to its own: these may fork."""
         self.session = _Session(self, observer, settings)

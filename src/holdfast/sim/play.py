@@ -460,7 +460,7 @@ class Play:
             self.checks.fail("CLOSE", f"{client.machine.name} was closed, and still waits")
 
     async def evict_holder(self, operator: SimClient) -> None:
-        """Look who holds the lock, decide, and evict that holder."""
+        """Look at the holder of the lock, decide, and evict it."""
         try:
             seen = await holder(operator.session, self.spec)
             thinks = (0.0, 0.02, 0.5)[self.world.choices.pick("operator", (3, 2, 1))]

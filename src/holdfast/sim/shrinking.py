@@ -41,7 +41,7 @@ def smallest(
     progress: Callable[[Found], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Return a smaller run in which the same check fails; `progress` is told of each one."""
+    """Return a smaller run in which the same check fails; `progress` receives each one."""
     shrinking = _Shrinking(found, progress, clock)
     shrinking.settings(clock() + SETTINGS_SHARE * seconds)
     shrinking.choices(clock() + (1 - SETTINGS_SHARE) * seconds)
