@@ -207,6 +207,8 @@ class SimClient:
         self._lines: dict[int | None, Listener] = {}
         self._links: dict[Task, Connection] = {}
         self._opening: dict[int | None, Future[None]] = {}
+        self.connecting = 0
+        """Connections that are being made now."""
         self._for_whom: dict[Task, Task] = {}
         self.operations: dict[Task, Operation] = {}
         """The atomic operation that each task is at."""
@@ -491,6 +493,7 @@ class SimClient:
                 return 0.0
             return (server.young_until - self.world.now) / SECOND
 
+        self.connecting += 1
         try:
             left = await self.within(link.ask("connect", quarantine), timeout)
         except (ConnectionResetError, TimeoutError):
@@ -502,6 +505,8 @@ class SimClient:
         except BaseException:
             link.close()
             raise
+        finally:
+            self.connecting -= 1
         if left > 0:
             link.close()
             self.observer.too_young(self)

@@ -98,7 +98,7 @@ class RetryCheck:
 
         def look() -> None:
             over = client.closed or machine.crashed or client.was_stopped_since(at)
-            over = over or self._checks.awaits_answer(name)
+            over = over or client.connecting > 0 or self._checks.awaits_answer(name)
             if self._expected.get(name) is expected and client.waiting() and not over:
                 self._checks.fail("L3", f"{name} waits, and {otherwise}")
 
