@@ -57,6 +57,9 @@ KEPT = {
     "a_renewal_sent_by_a_closed_client": (
         "a renewal that waits is not sent once the client is closed"
     ),
+    "a_free_lock_of_which_two_dead_waiters_were_notified": (
+        "a free lock without order is watched by another client"
+    ),
     "a_renewal_repeated_without_a_pause": (
         "a renewal that failed at once is not repeated without a pause"
     ),

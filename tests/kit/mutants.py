@@ -905,7 +905,7 @@ MUTANTS = [
         "        if abandoned or self._in_line:\n",
         "        if False:\n",
         GIVING_UP,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "who gives up leaves the line",
@@ -1237,8 +1237,8 @@ MUTANTS = [
     Mutant(
         "barging wakes the first in line",
         "scripts/_hand_over.lua",
-        "    if tell_next(0, 'A', 0) then\n      tell_next(1, 'W', window)\n    end\n",
-        "",
+        "    local first = tell_next(0, 'A', 0)\n",
+        "    local first\n",
         {"calm": True, "fair": False, "ttl": 5.0},
         "L1",
     ),
@@ -1263,6 +1263,14 @@ MUTANTS = [
 ]
 
 RARE = [
+    Mutant(
+        "a free lock without order is watched by another client",
+        "scripts/_hand_over.lua",
+        "      have_watched(client, client, window)",
+        "      tell_next(1, 'W', window)",
+        {},
+        "L1",
+    ),
     Mutant(
         "a waiter that leaves in the last millisecond passes on its duty to watch",
         "scripts/release.lua",

@@ -57,7 +57,8 @@ end
 
 -- Gives the lock, which nobody has or wants any more, to the first waiter whose client is there, and
 -- returns who that is, and its fence. Other waiters watch whether that one takes it up. A lock without
--- order is left free, and the first waiter is to ask. In a quarantine it is left free too: this may be
+-- order is left free, and the first waiter is to ask, or else one of another client, after a window: the
+-- first one may be dead, and others of its process with it. In a quarantine it is left free too: this may be
 -- the second sending of a release that the server before this one carried out, and then somebody else
 -- has it from there. Those who wait have all been told when it ends.
 local function hand_over()
@@ -65,8 +66,10 @@ local function hand_over()
     return nil
   end
   if order == 'barge' then
-    if tell_next(0, 'A', 0) then
-      tell_next(1, 'W', window)
+    local first = tell_next(0, 'A', 0)
+    if first then
+      local _, client = read(first)
+      have_watched(client, client, window)
     end
     return nil
   end
