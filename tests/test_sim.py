@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 
 from holdfast.core.hold import Grip, Hold
 from holdfast.sim import play as playing
-from holdfast.sim.checks import Violated
+from holdfast.sim.checks.promises import PROMISES, Violated
 from holdfast.sim.choices import Choices, PossibleChoices, RandomChoices, every, shrink
 from holdfast.sim.play import Play, play
 from holdfast.sim.settings import CALM, STORMY, Settings
@@ -260,13 +261,26 @@ def test_a_lock_that_nobody_can_have_is_reported_by_name(monkeypatch: pytest.Mon
     assert outcome.check == "L2"
 
 
+def test_the_table_of_promises_names_the_modules_that_check_each() -> None:
+    checking: dict[str, set[str]] = {}
+    for file in Path(playing.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="fail" | "_fail") | ast.Name("fail"),
+                    args=[ast.Constant(str(letter)), _],
+                ):
+                    checking.setdefault(letter, set()).add(file.stem)
+    assert {letter: set(each.modules.split()) for letter, each in PROMISES.items()} == checking
+
+
 def test_two_who_believe_at_once_are_reported() -> None:
     world = Play(replace(CALM, clients=2), Choices())
     first, second = world.clients
     spec = world.spec
     held = [(client, _hold(client, spec, number)) for number, client in enumerate((first, second))]
     for number, (_, hold) in enumerate(held):
-        world.checks._fences[number + 1] = hold.token
+        world.checks.record.fences[number + 1] = hold.token
     world.checks.granted(*held[0])
     with pytest.raises(Violated, match="both believe"):
         world.checks.granted(*held[1])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.sim.checks import Resource
 from holdfast.sim.hazards import GALLERY, stage
+from holdfast.sim.resource import Resource
 
 if TYPE_CHECKING:
     from holdfast.sim.hazards import Hazard

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.hold import Grip, Hold
-from holdfast.sim.checks import Violated
+from holdfast.sim.checks.promises import Violated
+from holdfast.sim.checks.quorum import QuorumChecks
 from holdfast.sim.choices import Choices
 from holdfast.sim.node import Server
 from holdfast.sim.play import Play
-from holdfast.sim.quorum_checks import QuorumChecks
 from holdfast.sim.settings import CALM, STORMY, Settings
 from holdfast.sim.sweep import (
     QUORUM_OUTAGE_BUDGETS,
@@ -138,7 +138,7 @@ def test_a_lower_fence_for_one_who_asked_later_is_reported_even_where_nothing_ca
     None
 ):
     world, checks = _world()
-    checks.untrusted = True
+    checks.record.untrusted = True
     first, second = _hold(world, 0, 7), _hold(world, 1, 6)
     checks._stood[first.token, 7] = checks._stood[second.token, 6] = {"n1", "n2"}
     checks.granted(world.clients[0], first)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.atomic import ID_MAX, Steps
 from holdfast.errors import OutcomeUnknown
-from holdfast.sim.atomic_check import AtomicCheck, Call
 from holdfast.sim.atomic_model import (
     LEAST,
     MISUSES,
@@ -20,6 +19,7 @@ from holdfast.sim.atomic_model import (
     Take,
     Update,
 )
+from holdfast.sim.checks.atomic import AtomicCheck, Call
 from holdfast.sim.client import COMMAND_TIMEOUT
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.sim.atomic_model import Operation
-    from holdfast.sim.checks import Checks
+    from holdfast.sim.checks.server import Checks
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server
     from holdfast.sim.settings import Settings

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.cache import Cache, get, invalidate, refresh
 from holdfast.core.value import Wanted, describe_cache
 from holdfast.errors import ConfigurationError, HoldfastError, WouldDeadlock
-from holdfast.sim.cached_check import CachedCheck, Call, Failed
+from holdfast.sim.checks.cached import CachedCheck, Call, Failed
 from holdfast.sim.client import COMMAND_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from typing import TypeVar
 
-    from holdfast.sim.checks import Checks
+    from holdfast.sim.checks.server import Checks
     from holdfast.sim.client import SimClient
     from holdfast.sim.settings import Settings
 

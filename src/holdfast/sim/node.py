@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.scripts import GUARD
 from holdfast.sim.keyspace import Keyspace, ServerError
 from holdfast.sim.lua import Scripts
+from holdfast.sim.script_run import ScriptRun
 from holdfast.sim.settings import OVERLAP
 from holdfast.sim.world import SECOND, Future
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.scripts import Script
+    from holdfast.sim.script_run import LockState
     from holdfast.sim.settings import Settings
     from holdfast.sim.world import Process, World
 
@@ -49,21 +51,11 @@ _SCRIPTS = Scripts()
 class Watcher(Protocol):
     """Who looks at a server's data before and after each script."""
 
-    def before(self, server: Server, keys: Sequence[bytes]) -> None:
-        """Look, before a script with these keys."""
+    def look(self, server: Server, keys: Sequence[bytes]) -> LockState:
+        """Look at the keys of a script, before it runs and after."""
 
-    def after(
-        self,
-        server: Server,
-        script: Script,
-        keys: Sequence[bytes],
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-    ) -> None:
-        """Look again, after it."""
-
-    def published(self, message: bytes) -> None:
-        """A script published this."""
+    def ran(self, run: ScriptRun) -> None:
+        """The server ran a script, and it raised no error."""
 
 
 class Server:
@@ -101,6 +93,8 @@ class Server:
         """It forgets scripts: they are sent by name first, and by text when it does not know."""
         self.connections: list[Connection] = []
         self.watcher: Watcher | None = None
+        self._published: list[bytes] = []
+        """What the script that runs has published."""
         self.replica: Server | None = None
         self.lag = 0
         self.offset = 0
@@ -293,8 +287,9 @@ class Server:
 
     def script(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> Any:  # noqa: ANN401 - any answer
         """Run a script; its answer without the serial, if it has one."""
-        if self.watcher is not None:
-            self.watcher.before(self, keys)
+        watcher = self.watcher
+        before = None if watcher is None else watcher.look(self, keys)
+        self._published = []
         serial = ("000",) if script.serial else ()
         answer = _SCRIPTS.run(script.text, keys, (*args, *serial), self.data)
         self._replicate()
@@ -307,8 +302,10 @@ class Server:
             assert isinstance(answer, bytes)  # noqa: S101 - what all scripts answer otherwise
             assert answer.endswith(b"000")  # noqa: S101 - as above
             reply = int(answer[:-3])
-        if self.watcher is not None:
-            self.watcher.after(self, script, keys, args, reply)
+        if watcher is not None and before is not None:
+            after, messages = watcher.look(self, keys), self._published
+            run = ScriptRun(self, script.name, keys, args, reply, messages, before, after)
+            watcher.ran(run)
         return reply
 
     def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
@@ -322,8 +319,7 @@ class Server:
         return any(channel in each.channels for each in self.connections)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
-        if self.watcher is not None:
-            self.watcher.published(message)
+        self._published.append(message)
         hearing = [each for each in self.connections if channel in each.channels]
         for connection in hearing:
             connection.push([b"message", channel, message])

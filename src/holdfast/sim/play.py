@@ -31,11 +31,12 @@ from holdfast.errors import (
 from holdfast.scripts import ACQUIRE, ADOPT, CONFIRM, RENEW, VOTE
 from holdfast.sim.atomic_play import AtomicPlay
 from holdfast.sim.cached_play import CachedPlay
-from holdfast.sim.checks import Checks, Violated
+from holdfast.sim.checks.promises import Violated
+from holdfast.sim.checks.quorum import QuorumChecks
+from holdfast.sim.checks.server import Checks
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.node import Server
-from holdfast.sim.quorum_checks import QuorumChecks
 from holdfast.sim.settings import LONGER, OVERLAP
 from holdfast.sim.world import SECOND, Cancelled, Process, Stuck, Task, World
 
@@ -416,7 +417,7 @@ class Play:
             self.world.note("turn ended", who, type(error).__name__)
             self._nothing_is_held(grip)
             if not client.closed:
-                self.checks.not_adopted(exported, error)
+                self.checks.hand_off.not_adopted(exported, error)
             return
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - adopt returned
@@ -427,7 +428,7 @@ class Play:
         """Forget a lease: it is renewed, and reported, until its client is closed."""
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
-        self.checks.dropped(client, hold)
+        self.world.note("drops", client.machine.name, hold.token)
         gone = Grip()  # what `grip` is to a collector that finds it at once
         hold.grips = {ref(gone)}
         self._dropped.add(hold)
@@ -441,7 +442,7 @@ class Play:
             return
         self._dropped.discard(hold)
         if not client.machine.crashed and not client.closed:
-            self.checks.reported(client, hold)
+            self.checks.lease_end.is_reported(client, hold)
             self.close(client)
 
     def close(self, client: SimClient) -> None:
@@ -511,11 +512,11 @@ class Play:
         silent = settings.quarantine if settings.wipe or settings.restart else 0.0
         self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
         for server in self.servers:
-            self.checks.tidied(server, self.spec.keys)
+            self.checks.leftovers.is_cleaned_up(server)
         self._has_cleaned_up()
         self._let_pass(self._patience())
         for server in self.servers:
-            self.checks.finished(server, self.spec.keys)
+            self.checks.leftovers.is_empty(server, self.checks.resource)
             if self.checks.cached is not None:
                 self.checks.cached.finished(server)
 
@@ -526,8 +527,8 @@ class Play:
             if client.was_stopped_since(client.now() - CLEAN_UP / SECOND):
                 stopped.add(client.machine.name)
             elif not client.machine.crashed and not client.closed:
-                self.checks.forgot(client)
-        self.checks.given_up(stopped)
+                self.checks.leftovers.is_forgotten(client)
+        self.checks.leftovers.is_refused(stopped)
 
     def _let_pass(self, microseconds: int) -> None:
         world, end = self.world, self.world.now + microseconds
@@ -580,7 +581,7 @@ class Play:
         if self.settings.clock_jump:  # then waiters may be wrong about the holder's time
             return
         for server in self.servers:
-            self.checks.is_somebodys(server)
+            self.checks.leftovers.is_held(server)
         if isinstance(self.checks, QuorumChecks):
             self.checks.won_by_somebody(any(map(self._asks, self.tasks)))
         else:
@@ -599,7 +600,7 @@ class Play:
             if not client.machine.crashed and not client.was_stopped_since(client.now() - 2.0)
             for token in client.waiting()
         }
-        self.checks.taken_up(self.servers[0], self.spec.keys, waiting)
+        self.checks.free_lock.is_taken(self.servers[0], waiting)
 
     def _somebody_waits(self) -> None:
         found = self.servers[0].data.string(self.spec.keys[0])

@@ -23,10 +23,10 @@ from holdfast.core.hold import Grip
 from holdfast.core.release import release
 from holdfast.core.spec import describe
 from holdfast.errors import LeaseLost
-from holdfast.sim.checks import Resource
 from holdfast.sim.choices import Choices
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.node import SLOW, Connection, Server
+from holdfast.sim.resource import Resource
 from holdfast.sim.settings import Settings
 from holdfast.sim.telling import timeline_of
 from holdfast.sim.world import SECOND, Future, Process, Stuck, World

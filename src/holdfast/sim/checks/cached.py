@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.core.token import client_in
 from holdfast.errors import (
@@ -29,17 +29,15 @@ from holdfast.errors import (
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.spec import LockSpec
     from holdfast.core.value import CacheSpec
     from holdfast.port import Reply, Request
-    from holdfast.scripts import Script
-    from holdfast.sim.checks import Checks
+    from holdfast.sim.checks.server import Checks
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server
+    from holdfast.sim.script_run import ScriptRun
     from holdfast.sim.settings import Settings
     from holdfast.sim.world import Process, Task
 
@@ -160,18 +158,12 @@ class CachedCheck:
 
     # At the server
 
-    def after(
-        self,
-        server: Server,
-        script: Script,
-        keys: Sequence[bytes],
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-    ) -> None:
-        """Look what a script has done."""
+    def ran(self, run: ScriptRun) -> None:
+        """A server ran a script that is not of the lock of the run."""
         lock, _, _, value = self.keys
-        if keys[0] == value or (script.name == "claim" and keys[0] == lock):
-            self._shows(server, script, args, reply)
+        server, script, keys = run.server, run.script, run.keys
+        if keys[0] == value or (script == "claim" and keys[0] == lock):
+            self._shows(run)
         if keys[0] != lock:
             return
         holder = server.data.string(lock)
@@ -179,10 +171,10 @@ class CachedCheck:
             self._taken.append(self._world.now)
             longest = self._spec.lock.ttl * 1000
             left, jumps = server.data.left(lock), self._settings.clock_jump
-            if script.name in {"claim", "acquire"} and left > longest and not jumps:
+            if script in {"claim", "acquire"} and left > longest and not jumps:
                 self.fail("STORE", f"the lock is kept for {left} ms")
         self._holder = holder
-        if script.name == "invalidate":
+        if script == "invalidate":
             self._last_invalidation = self._world.now
             self._executed.append(self._world.now)
             self.reached["a value invalidated while it was computed"] += any(
@@ -190,39 +182,34 @@ class CachedCheck:
             )
             if server.data.string(value) is not None:
                 self.fail("STORE", "the value was invalidated, and is there")
-        elif script.name == "store":
-            self._stores(server, args, reply)
+        elif script == "store":
+            self._stores(run)
 
-    def _shows(
-        self,
-        server: Server,
-        script: Script,
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-    ) -> None:
+    def _shows(self, run: ScriptRun) -> None:
         """The value is shown if it is there; to a client that claims the lock, if it is newer."""
-        value = self.keys[3]
-        kept = server.data.string(value)
+        value, data = self.keys[3], run.server.data
+        kept = data.string(value)
         there = kept is not None and (
-            script.name == "look" or int(kept.partition(b" ")[0]) > int(args[4])
+            run.script == "look" or int(kept.partition(b" ")[0]) > int(run.args[4])
         )
-        shown = [kept, server.data.left(value)] if there else []
-        if reply != shown and (there or script.name == "look"):
-            self.fail("CACHE", f"{script.name} answered {reply!r}, and not {shown!r}")
+        shown = [kept, data.left(value)] if there else []
+        if run.reply != shown and (there or run.script == "look"):
+            self.fail("CACHE", f"{run.script} answered {run.reply!r}, and not {shown!r}")
 
-    def _stores(self, server: Server, args: Sequence[Any], reply: Any) -> None:  # noqa: ANN401 - any answer
+    def _stores(self, run: ScriptRun) -> None:
+        data, args = run.server.data, run.args
         number = int(args[4])
         made = self._known[number]
-        if not reply:
+        if not run.reply:
             self.reached["a value that came too late to be stored"] += 1
             last = [key.encode() for key in args[:2]]
-            if [server.data.string(key) for key in self.keys[:2]] == last:
+            if [data.string(key) for key in self.keys[:2]] == last:
                 self.fail("STORE", f"value {number} was refused, and its lease is the last")
             return
         self._stored[number] = self._world.now
         self.reached["a value stored"] += 1
         life = int((self._spec.ttl + self._spec.stale) * 1000)
-        left = server.data.left(self.keys[3])
+        left = data.left(self.keys[3])
         if abs(left - life) > 1:
             self.fail("STORE", f"value {number} is kept for {left} ms, and not for {life}")
         if self._forgets:

@@ -1,4 +1,4 @@
-"""The checks of a renewal on several nodes, and of what follows it.
+"""RENEW and RESTORE on several nodes: which renewals count, and which nodes get the lease then.
 
 A renewal that a majority of the nodes answers counts (RENEW). After such a renewal, and only then,
 the lease is given to the nodes that do not have it (RESTORE). A lease that no majority confirmed is

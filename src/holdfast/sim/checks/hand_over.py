@@ -1,4 +1,4 @@
-"""The checks that a hand-over is watched, and that a waiter which watches one retries in time.
+"""L3 of a hand-over: a waiter knows of it, watches the new holder, and retries in time.
 
 A lock that is handed over is its new holder's for a short window. If that client is stopped, a
 waiter has to ask when the window is over. That is the first one in the queue, so it must know of
@@ -15,13 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.line import read_message
+from holdfast.core.token import client_in
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.sim.checks import Checks
+    from holdfast.sim.checks.lease_start import LeaseStartCheck
+    from holdfast.sim.checks.record import Record
     from holdfast.sim.client import SimClient
+    from holdfast.sim.script_run import ScriptRun
 
 RETRIES_WITHIN = 0.3
 """Seconds after the time that a waiter was notified of, by which its client sends a request."""
@@ -33,46 +36,41 @@ LAST = 8
 class WatchCheck:
     """Which waiters know of the last hand-over of one lock."""
 
-    def __init__(self) -> None:
-        self._handed_over = self._after_long_hold = False
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._handed_over = False
         self._informed: set[str] = set()
-        self._just_informed: set[str] = set()
-        """The same, by the script that runs now."""
 
-    def begin(self) -> None:
-        """A script is about to run."""
-        self._just_informed.clear()
-        self._after_long_hold = False
+    def ran(self, run: ScriptRun) -> None:
+        """A server ran a script: a lock that was handed over is watched."""
+        settings, token, holder = self._record.settings, run.args[0], run.after.holder
+        after_long_hold = False
+        if run.changed_holder:
+            window_ms = 1000 + int(settings.lock_delay * 1000)  # the longest
+            self._handed_over = holder != token.encode()
+            after_long_hold = self._handed_over and run.before.left_ms > window_ms
+            self._informed.clear()
+        self._informed.update(read_message(message)[4] for message in run.messages)
+        if isinstance(run.reply, list):  # it names the holder, and how long that has the lock
+            self._informed.add(token)
+        waiter = self._uninformed(holder, run.after.queue, after_long_hold=after_long_hold)
+        if waiter and settings.fair and not self._record.forgetful:
+            detail = f"{waiter} does not know that the lock was handed to {holder!r}"
+            self._record.fail("L3", detail)
 
-    def published(self, message: bytes) -> None:
-        """A script sent a message to a waiter."""
-        self._just_informed.add(read_message(message)[4])
-
-    def replied(self, token: str) -> None:
-        """A waiter received a reply that names the holder, and how long it has the lock."""
-        self._just_informed.add(token)
-
-    def changed_hands(self, *, handed_over: bool, long_held: bool) -> None:
-        """The script gave the lock to another holder.
-
-        `handed_over`: not to its own caller; `long_held`: before, it had more than a window left.
-        """
-        self._handed_over = handed_over
-        self._after_long_hold = handed_over and long_held
-        self._informed.clear()
-
-    def uninformed(self, holder: bytes | None, queue: Sequence[bytes]) -> str:
+    def _uninformed(
+        self, holder: bytes | None, queue: Sequence[bytes], *, after_long_hold: bool
+    ) -> str:
         """The waiter that should watch the holder and does not know of it; '' if there is none."""
-        self._informed |= self._just_informed
         if not self._handed_over or holder is None or not queue:
             return ""
         first = queue[0].decode()
-        clients = {first.split(":")[1], holder.decode().split(":")[1]}
+        clients = {client_in(first), client_in(holder.decode())}
         if len(clients) > 1 and first not in self._informed:
             return first
         others = [waiter.decode() for waiter in queue[1:][-LAST:]]
-        others = [waiter for waiter in others if waiter.split(":")[1] not in clients]
-        missing = self._after_long_hold and others and self._informed.isdisjoint(others)
+        others = [waiter for waiter in others if client_in(waiter) not in clients]
+        missing = after_long_hold and others and self._informed.isdisjoint(others)
         return others[-1] if missing else ""
 
 
@@ -82,8 +80,9 @@ class RetryCheck:
     It is the last message that counts, and an answer to an earlier request changes nothing.
     """
 
-    def __init__(self, checks: Checks) -> None:
-        self._checks = checks
+    def __init__(self, record: Record, requests: LeaseStartCheck) -> None:
+        self._record = record
+        self._requests = requests
         self._expected: dict[str, object] = {}
 
     def expect(self, client: SimClient, message: bytes) -> None:
@@ -98,11 +97,11 @@ class RetryCheck:
 
         def look() -> None:
             over = client.closed or machine.crashed or client.was_stopped_since(at)
-            over = over or client.connecting > 0 or self._checks.awaits_answer(name)
+            over = over or client.connecting > 0 or self._requests.awaits_answer(name)
             if self._expected.get(name) is expected and client.waiting() and not over:
-                self._checks.fail("L3", f"{name} waits, and {otherwise}")
+                self._record.fail("L3", f"{name} waits, and {otherwise}")
 
-        self._checks.world.after(int((seconds + RETRIES_WITHIN) * SECOND), look)
+        self._record.world.after(int((seconds + RETRIES_WITHIN) * SECOND), look)
 
     def forget(self, client: SimClient) -> None:
         """The client sent a request, or something else was said to it."""

@@ -1,7 +1,7 @@
-"""The check that a request which may still arrive has no effect once its client has given it up.
+"""S16: a request that may still arrive has no effect once its client has given it up.
 
 A client that gives up a request, or goes on without its reply, cannot know whether the request will
-arrive. So it releases the token with a tombstone, which makes the server refuse the request (S16).
+arrive. So it releases the token with a tombstone, which makes the server refuse the request.
 Only if the request has arrived before, a plain release is enough. And a token that a server granted
 the lock, but that its client never held, is released there.
 """
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from holdfast.sim.script_run import ScriptRun
 
 TAKING = frozenset(("acquire", "vote", "adopt"))
 """The scripts that take the lock, or a place in the queue."""
@@ -46,21 +48,22 @@ class AbandonCheck:
         for token in _taking(script, args):
             self._released_early.pop((token, server), None)
 
-    def executed(self, script: str, args: Sequence[str], server: str, reply: object) -> None:
-        """A server has executed a script."""
+    def ran(self, run: ScriptRun) -> None:
+        """A server ran a script."""
+        script, args, token, server = run.script, run.args, run.args[0], run.server.name
         if script in TAKING:
-            self._taken.pop((args[0], server), None)  # what it took before may have expired
-            if isinstance(reply, int) and reply > 0:
-                self._taken[args[0], server] = None
+            self._taken.pop((token, server), None)  # what it took before may have expired
+            if isinstance(run.reply, int) and run.reply > 0:
+                self._taken[token, server] = None
         if script == "adopt":
             self.buried(args[_EXPORTED], server)
         elif script == "release":
-            self._taken.pop((args[0], server), None)
+            self._taken.pop((token, server), None)
             life = "".join(args[_TOMBSTONE : _TOMBSTONE + 1]).split(" ")[0]
             if life not in {"", "0"}:
-                self.buried(args[0], server)
-            elif self._under_way[args[0], server] > 0:
-                self._released_early[args[0], server] = None
+                self.buried(token, server)
+            elif self._under_way[token, server] > 0:
+                self._released_early[token, server] = None
 
     def buried(self, token: str, server: str) -> None:
         """A server refuses all requests of a token from now on."""

@@ -1,4 +1,4 @@
-"""What must hold of a lock that several nodes keep: at each node, and over all of them.
+"""All checks of a lock that several nodes keep: at each node, and over all of them.
 
 What a single server promises about order and handing over is not promised here. What a lease is
 worth is what a majority of the nodes keeps. What makes fences grow is that each of them stood, at
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.core.hold import HELD
-from holdfast.sim.checks import SLACK, Checks, look
-from holdfast.sim.evict_check import is_shown
-from holdfast.sim.restore_check import RestoreCheck
+from holdfast.sim.checks.eviction import is_shown
+from holdfast.sim.checks.ownership import may_adopt
+from holdfast.sim.checks.record import SLACK
+from holdfast.sim.checks.restore import RestoreCheck
+from holdfast.sim.checks.server import NOT_SEEN, READING, Checks
+from holdfast.sim.script_run import LockState
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.port import Reply, Request
-    from holdfast.scripts import Script
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server
+    from holdfast.sim.script_run import ScriptRun
     from holdfast.sim.settings import Settings
     from holdfast.sim.world import World
 
@@ -64,121 +67,95 @@ class QuorumChecks(Checks):
 
     # At each node
 
-    def before(self, server: Server, keys: Sequence[bytes]) -> None:
-        """Look at lock and fence."""
-        if keys[0] == self._key:
-            self._before = look(server, keys)
-            self._left = server.data.left(keys[0])
+    def look(self, server: Server, keys: Sequence[bytes]) -> LockState:
+        """Look at the lock, before and after each script; its queue has no order to keep."""
+        if keys[0] != self.record.key:
+            return NOT_SEEN
+        data = server.data
+        return LockState(data.string(keys[0]), data.string(keys[1]), data.left(keys[0]))
 
-    def after(
-        self,
-        server: Server,
-        script: Script,
-        keys: Sequence[bytes],
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-    ) -> None:
-        """Compare."""
-        if keys[0] != self._key or script.name in {"inspect", "position", "probe"}:
+    def ran(self, run: ScriptRun) -> None:
+        """A node ran a script."""
+        if run.keys[0] != self.record.key or run.script in READING:
             return
-        holder, fence = look(server, keys)
-        earlier, earlier_fence = self._before
-        self._abandoned.executed(script.name, args, server.name, reply)
-        self._note(script, keys, args, reply, earlier)
-        if script.name == "renew" and not reply:
-            self._denies(server, args[0])
-        if script.name == "evict":
-            self._evicts(server, args, reply)
-        kept = earlier == args[0].encode() and isinstance(reply, int) and reply > 0
-        if kept and script.name != "release":
-            self._not_in_the_delay(script.name)
-        self._keeps_its_time(server, script, holder)
-        if holder != earlier:
+        server, holder, fence = run.server, run.after.holder, run.after.fence
+        self.abandoned.ran(run)
+        self._note(run)
+        if run.script == "renew" and not run.reply:
+            self._denies(server, run.args[0])
+        if run.script == "evict":
+            self.evictions.ran(run)
+            if run.reply:
+                self._evicted_from[(run.before.holder or b"").decode()].add(server.name)
+        self.ownership.not_in_the_delay(run)
+        self.exclusion.keeps_its_time(run)
+        if run.changed_holder:
             self.world.note("holder", server.name, holder, fence)
             self._restores.changed(server.name)
-            self._gave_up(server, script, args, earlier)
+            self._gave_up(run)
             if holder is not None:
-                self._took(server, script, args, holder, int(fence or 0), int(earlier_fence or 0))
-        elif holder is not None and fence != earlier_fence:
-            self._renumbered(script, args, holder, int(fence or 0))
+                self._took(run, holder.decode())
+        elif holder is not None and fence != run.before.fence:
+            self._renumbered(run, holder)
         if holder is not None:
             self._stood[holder.decode(), int(fence or 0)].add(server.name)
         self._majorities_keep()
 
-    def _gave_up(
-        self, server: Server, script: Script, args: Sequence[str], earlier: bytes | None
-    ) -> None:
-        """Only its own holder's release takes a node from somebody."""
-        token = args[0].encode()
-        if earlier is None:
+    def _gave_up(self, run: ScriptRun) -> None:
+        """Only its holder's release takes a node from a token, or an adoption, or an eviction."""
+        record, token, earlier = self.record, run.args[0], run.before.holder
+        if earlier is None or may_adopt(record, run) or is_shown(earlier, token):
             return
-        if self._may_adopt(script, args, earlier) or is_shown(earlier, args[0]):
-            return
-        if earlier != token or script.name != "release":
-            self.fail("S4", f"{script.name} of {token!r} took {server.name} from {earlier!r}")
-        if args[0] in self._exported and not self.untrusted:
-            most = max(map(len, self._passed_at[args[0]].values()), default=0)
+        node = run.server.name
+        if not run.by_holder or run.script != "release":
+            self.fail("S4", f"{run.script} of {token.encode()!r} took {node} from {earlier!r}")
+        if token in record.exported and not record.untrusted:
+            most = max(map(len, self._passed_at[token].values()), default=0)
             if most < self._majority:
-                self.fail("S4", f"{earlier!r} was exported, and {server.name} gave it up")
-        if "lost" not in "".join(args[2:3]):
-            self._returned[args[0]].add(server.name)
-            if len(self._returned[args[0]]) >= self._majority:
-                self._given_back.add(args[0])
+                self.fail("S4", f"{earlier!r} was exported, and {node} gave it up")
+        if "lost" not in "".join(run.args[2:3]):
+            self._returned[token].add(node)
+            if len(self._returned[token]) >= self._majority:
+                record.given_back.add(token)
 
-    def _took(  # noqa: PLR0913, PLR0917 - what was asked, and what came of it
-        self,
-        server: Server,
-        script: Script,
-        args: Sequence[str],
-        holder: bytes,
-        fence: int,
-        last: int,
-    ) -> None:
+    def _took(self, run: ScriptRun, token: str) -> None:
         """Only a vote takes a node, and it raises the node's number; an adoption keeps it."""
-        name, adopts = holder.decode(), script.name == "adopt"
-        if (script.name != "vote" and not adopts) or (adopts and self._before[0] is None):
-            self.fail("S5", f"{script.name} made a lock that was not there")
+        record, node, adopts = self.record, run.server.name, run.script == "adopt"
+        fence, last = int(run.after.fence or 0), int(run.before.fence or 0)
+        if (run.script != "vote" and not adopts) or (adopts and run.before.holder is None):
+            self.fail("S5", f"{run.script} made a lock that was not there")
         if adopts:
-            if fence != last and not self.untrusted:
-                self.fail("S8", f"{server.name} numbered {fence} what was adopted as {last}")
-            self._passed[args[2]].add(name)
-            self._passed_at[args[2]][name].add(server.name)
-            self._through.add(self._exported[args[2]].hold)
+            if fence != last and not record.untrusted:
+                self.fail("S8", f"{node} numbered {fence} what was adopted as {last}")
+            exported = run.args[2]
+            record.passed[exported].add(token)
+            self._passed_at[exported][token].add(node)
+            self._through.add(record.exported[exported].hold)
         elif fence <= last:
-            self.fail("S6", f"{server.name} numbered it {fence} after {last}")
-        self._denied[name].discard(server.name)
-        if server.name in self._evicted_from[name] and not self._forgetful:
-            self.fail("S10", f"{name} took {server.name} after it was evicted there")
-        back = server.name in self._returned[name]
-        if back and not self.world.doubled and not self.untrusted and not self.settings.wipe:
-            self.fail("S10", f"{name} took {server.name} after it had given it back")
+            self.fail("S6", f"{node} numbered it {fence} after {last}")
+        self._denied[token].discard(node)
+        if node in self._evicted_from[token] and not record.forgetful:
+            self.fail("S10", f"{token} took {node} after it was evicted there")
+        back = node in self._returned[token]
+        if back and not self.world.doubled and not record.untrusted and not self.settings.wipe:
+            self.fail("S10", f"{token} took {node} after it had given it back")
 
-    def _evicts(
-        self,
-        server: Server,
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-    ) -> None:
-        """An eviction is of the holder that was shown, on each node."""
-        super()._evicts(server, args, reply)
-        if reply:
-            self._evicted_from[(self._before[0] or b"").decode()].add(server.name)
-
-    def _renumbered(self, script: Script, args: Sequence[str], holder: bytes, fence: int) -> None:
+    def _renumbered(self, run: ScriptRun, holder: bytes) -> None:
         """Only its holder's confirmation changes the number of a lock that stays where it is."""
+        script, args, fence = run.script, run.args, int(run.after.fence or 0)
         confirmed = holder == args[0].encode() and str(fence) == args[2]
-        if script.name == "evict" or (script.name == "confirm" and confirmed):
+        if script == "evict" or (script == "confirm" and confirmed):
             return
-        if not self.untrusted or script.name == "confirm":
-            self.fail("S8", f"{script.name} changed the fence of a lock that did not change hands")
+        if not self.record.untrusted or script == "confirm":
+            self.fail("S8", f"{script} changed the fence of a lock that did not change hands")
 
     def _majorities_keep(self) -> None:
         """For whoever believes a majority of the nodes keeps it, or is silent, and for as long."""
-        if self.untrusted:
+        if self.record.untrusted:
             return
         now = self.world.now
-        for client, hold in self._holds:
-            if not self.alive(client, hold) or hold.token in self._evictions:
+        for client, hold in self.record.holds:
+            if not self.alive(client, hold) or hold.token in self.record.evictions:
                 continue
             kept = sorted((self._keeps(server, hold) for server in self._nodes), reverse=True)
             until = kept[self._majority - 1]
@@ -192,77 +169,69 @@ class QuorumChecks(Checks):
     def _keeps(self, server: Server, hold: Hold) -> float:
         """Until when nobody else gets it from this node."""
         silent = server.silent_until
-        if server.data.string(self._key) != hold.token.encode():
+        if server.data.string(self.record.key) != hold.token.encode():
             return silent
-        expiry = server.true_expiry(self._key, int(self.settings.lock_delay * 1000))
+        expiry = server.true_expiry(self.record.key, int(self.settings.lock_delay * 1000))
         return float("inf") if expiry is None else max(expiry, silent)
 
-    def _note(
-        self,
-        script: Script,
-        keys: Sequence[bytes],
-        args: Sequence[str],
-        reply: Any,  # noqa: ANN401 - any answer
-        earlier: bytes | None,
-    ) -> None:
-        reached, mine, token = self.reached, earlier == args[0].encode(), args[0]
-        if script.name == "vote":
-            reached["a request that found its tombstone"] += reply == 0
+    def _note(self, run: ScriptRun) -> None:
+        reached, mine, token = self.reached, run.by_holder, run.args[0]
+        if run.script == "vote":
+            reached["a request that found its tombstone"] += run.reply == 0
             reached["a vote repeated"] += mine
-            given = isinstance(reply, int) and reply > 0 and not mine
+            given = isinstance(run.reply, int) and run.reply > 0 and not mine
             self._votes[token] += given
             again = given and token in self._renewed
             reached["given again to a node"] += again
-            releases = again and self._kept[token][1].state is not HELD
+            releases = again and self.record.kept[token][1].state is not HELD
             reached["given again to a node after its release began"] += releases
-        elif script.name == "renew" and mine:
+        elif run.script == "renew" and mine:
             self._renewed.add(token)
-        elif script.name == "confirm":
-            reached["numbers brought into agreement"] += reply != 0
-            reached["a confirmation repeated"] += mine and self._before[1] == args[2].encode()
-        elif script.name == "release" and mine:
-            unheld = token not in self._kept
+        elif run.script == "confirm":
+            repeated = mine and run.before.fence == run.args[2].encode()
+            reached["numbers brought into agreement"] += run.reply != 0
+            reached["a confirmation repeated"] += repeated
+        elif run.script == "release" and mine:
+            unheld = token not in self.record.kept
+            won = unheld and self._votes[token] >= self._majority
             reached["votes given back"] += unheld
-            reached["a majority of votes given back"] += (
-                unheld and self._votes[token] >= self._majority
-            )
-            reached["taken back in the background"] += _node_of(keys) is not None
-        self._note_loss(script, args, earlier)
-        self._note_adoption(script, args, reply, earlier)
+            reached["a majority of votes given back"] += won
+            reached["taken back in the background"] += getattr(run.keys, "node", None) is not None
+        super()._note(run)
 
     # At a client
 
     def granted(self, client: SimClient, hold: Hold) -> None:
         """A client goes on with the lock."""
         self.world.note("believes", client.machine.name, hold.token, hold.fence)
-        given = self._fences.setdefault(hold.fence, hold.token)
+        given = self.record.fences.setdefault(hold.fence, hold.token)
         if given != hold.token:
             self.fail("S6", f"fence {hold.fence} was given to {given} and to {hold.token}")
         stood = self._stood_at(hold)
         if len(stood) < self._majority:
             self.fail("S6", f"fence {hold.fence} of {hold.token} stood at {len(stood)} nodes only")
         self._in_real_time(client, hold)
-        if not self.untrusted and self.alive(client, hold):
-            for other, held in self._holds:
+        if not self.record.untrusted and self.alive(client, hold):
+            for other, held in self.record.holds:
                 if held is not hold and self.alive(other, held):
-                    self._only_if_evicted(held, hold)
-            evicted = hold.token in self._evictions
-            if not self._is_above(hold, self._highest_believed) and not evicted:
-                self.fail("S7", f"fence {hold.fence} is held after {self._highest_believed}")
+                    self.exclusion.only_if_evicted(held, hold)
+            evicted = hold.token in self.record.evictions
+            if not self.fences.is_above(hold, self.fences.highest_held) and not evicted:
+                self.fail("S7", f"fence {hold.fence} is held after {self.fences.highest_held}")
             self._after_the_delay()
-        has_it = [each.data.string(self._key) == hold.token.encode() for each in self._nodes]
+        has_it = [each.data.string(self.record.key) == hold.token.encode() for each in self._nodes]
         self.reached["won without a node"] += not all(has_it)
-        if self._last_name and self._last_name.split(":")[1] in self._gone:
+        if self.record.last_holder and self.record.last_holder.split(":")[1] in self.record.gone:
             self.reached["a holder that never released, followed"] += 1
-        self._last_name = hold.token
-        self._free_since = self.world.now  # it may be released before the next look
+        self.record.last_holder = hold.token
+        self.record.free_since = self.world.now  # it may be released before the next look
         self._remember(client, hold)
         self._believed_at.append(self.world.now)
-        self._highest_by_then.append(self._highest_believed)
+        self._highest_by_then.append(self.fences.highest_held)
 
     def _stood_at(self, hold: Hold) -> set[str]:
         """Where it had its fence; what was adopted had it before, and need only be there."""
-        exported = self._adopted.get(hold.token)
+        exported = self.record.adopted.get(hold.token)
         if exported is None:
             return self._stood.get((hold.token, hold.fence), set())
         return self._passed_at[exported][hold.token]
@@ -272,17 +241,17 @@ class QuorumChecks(Checks):
         asked_at = client.machine.true_time(hold.deadline - hold.spec.validity)
         before = bisect_right(self._believed_at, asked_at)
         highest = self._highest_by_then[before - 1] if before else 0
-        if not self._is_above(hold, highest):
+        if not self.fences.is_above(hold, highest):
             self.fail("S7", f"fence {hold.fence} was asked for when {highest} was held")
 
     def _after_the_delay(self) -> None:
         """Nobody gets it before the delay after a loss is over."""
         delay_us = int(self.settings.lock_delay * SECOND)
         delay = min(server.true_span(delay_us) for server in self._nodes)  # on the nodes' clocks
-        for who, hold in self._holds:
+        for who, hold in self.record.holds:
             until = who.machine.true_time(hold.deadline) + delay
             early = (until - self.world.now) / 1000
-            through = hold in self._through or hold.token in self._evictions
+            through = hold in self._through or hold.token in self.record.evictions
             if self.settings.lock_delay and not through and early > SLACK / 1000:
                 self.fail("DELAY", f"somebody got the lock {early:.0f} ms before the delay is over")
 
@@ -296,7 +265,7 @@ class QuorumChecks(Checks):
         """A client is through with the lock: if it was released, no majority has it any more."""
         super().ended(client, hold, how)
         token = hold.token.encode()
-        have = sum(look(node, [self._key, self._key])[0] == token for node in self._nodes)
+        have = sum(node.data.string(self.record.key) == token for node in self._nodes)
         if how == "release" and have >= self._majority and not self.world.doubled:
             self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
 
@@ -304,7 +273,7 @@ class QuorumChecks(Checks):
         """An event was reported."""
         super().told(client, event)
         if event.kind == "renewal_failed":
-            self._restores.failed(client, self._fences[event.fence])
+            self._restores.failed(client, self.record.fences[event.fence])
 
     def sent(self, client: SimClient, request: Request, server: str) -> None:
         """A client sends a request to a node."""
@@ -320,7 +289,7 @@ class QuorumChecks(Checks):
         """A round begins: the votes of the task's last one are given back, if it was not won."""
         task = token.split(":", 3)[3]
         last, self._last_round[task] = self._last_round.get(task, ""), token
-        if last not in self._kept and client.keeps_votes(last):
+        if last not in self.record.kept and client.keeps_votes(last):
             self.fail("S10", f"a round of {task} begins, and the votes for {last} are kept")
 
     def renews(self, client: SimClient, request: Request) -> None:
@@ -331,22 +300,22 @@ class QuorumChecks(Checks):
     def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
         """A node's answer has reached a client."""
         script, _, args = request
-        self._abandoned.answered(script.name, args, server)
+        self.abandoned.answered(script.name, args, server)
         if script.name != "renew":
             return
         if reply and self._restores.kept(client, request) and self._is_prompt():
             self._restores.confirmed(args[0], lambda: self._is_held(args[0]))
         self.reached["a renewal that a node did not get"] += not reply
-        self._note_renewal(client, args[0], reply)
+        self.renewals.note_answer(client, args[0], reply)
 
     def _is_prompt(self) -> bool:
         """Whether each node that is free takes what it is given, at once."""
         return self.settings.prompt and not self.settings.full and not self.settings.wipe
 
     def _is_held(self, token: str) -> bool:
-        client, hold = self._kept[token]
-        evicted = token in self._evictions
-        return self.alive(client, hold) and hold not in self._releasing and not evicted
+        client, hold = self.record.kept[token]
+        evicted = token in self.record.evictions
+        return self.alive(client, hold) and hold not in self.record.releasing and not evicted
 
     def _denies(self, server: Server, token: str) -> None:
         self._denied[token].add(server.name)
@@ -357,7 +326,7 @@ class QuorumChecks(Checks):
         """Who was told by a majority that it is not theirs does not believe any more."""
         if len(self._denied[token]) < self._majority:
             return
-        for client, hold in self._holds:
+        for client, hold in self.record.holds:
             if hold.token == token and self.alive(client, hold):
                 self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
 
@@ -374,9 +343,9 @@ class QuorumChecks(Checks):
 
     def won_by_somebody(self, asking: bool) -> None:  # noqa: FBT001 - whether anybody does
         """Called again and again once all is well: of those who ask somebody wins."""
-        if not asking or any(self.alive(*each) for each in self._holds):
-            self._free_since = self.world.now
-        elif self.world.now - self._free_since > self._patience():
+        if not asking or any(self.alive(*each) for each in self.record.holds):
+            self.record.free_since = self.world.now
+        elif self.world.now - self.record.free_since > self._patience():
             self.fail("L6", "all is well, some ask, and nobody wins")
 
     def _patience(self) -> int:
@@ -387,16 +356,3 @@ class QuorumChecks(Checks):
         if settings.hand_off or runs_out or not settings.calm:
             left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
         return int((5.0 + left_over) * SECOND)
-
-    def _excused(self, waiter: bytes) -> bool:
-        """Whether its client is no more, or a request that puts it there came by itself."""
-        client = waiter.decode().split(":")[1]
-        return self.is_left(client) or any(
-            note[1] == "doubled" and note[2] == client and note[3].startswith("vote")
-            for note in self.world.trace
-        )
-
-
-def _node_of(keys: Any) -> int | None:  # noqa: ANN401 - keys, or names of keys
-    node: int | None = getattr(keys, "node", None)
-    return node

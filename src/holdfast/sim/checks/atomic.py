@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.port import Keys, Reply
     from holdfast.scripts import Script
     from holdfast.sim.atomic_model import Operation
-    from holdfast.sim.checks import Checks
+    from holdfast.sim.checks.server import Checks
     from holdfast.sim.client import SimClient
     from holdfast.sim.keyspace import Entry
     from holdfast.sim.node import Server

@@ -1,0 +1,73 @@
+"""FIFO and POLL: waiters are granted the lock in order, keep their place, and do not poll."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from holdfast.sim.checks.record import is_joined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.sim.checks.record import Record
+    from holdfast.sim.script_run import ScriptRun
+
+TICKET = 2
+"""Which argument of an acquire is the ticket."""
+
+
+class OrderCheck:
+    """The tickets that waiters received, and how often each asked without one."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._tickets: dict[str, bytes] = {}
+        """The last ticket that each token received."""
+        self._without_place: Counter[str] = Counter()
+        """Requests of each token outside the queue."""
+        self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
+        """The last request of each token that has a ticket, and that ticket."""
+
+    def does_not_poll(self, args: Sequence[str]) -> None:
+        """A client asks for the lock: outside the queue at most once, if nothing goes wrong."""
+        settings, token = self._record.settings, args[0]
+        if not "".join(args[TICKET : TICKET + 1]):
+            self._without_place[token] += 1
+            polls = self._without_place[token] > 1
+            if polls and settings.calm and not settings.polls and settings.timeout is None:
+                self._record.fail("POLL", f"{token} polls, and could wait in the queue")
+
+    def sent(self, args: Sequence[str]) -> None:
+        """A client asks for the lock: note the ticket that it has."""
+        if args[0] in self._tickets:
+            self._with_ticket[args[0]] = args, self._tickets[args[0]]
+
+    def received(self, token: str, ticket: bytes) -> None:
+        """A waiter received a ticket, or b"0" if it has no place in the queue."""
+        if ticket != b"0":
+            self._tickets[token] = ticket
+
+    def keeps_its_place(self, run: ScriptRun) -> None:
+        """A waiter that comes back with its ticket is not put behind later ones (FIFO)."""
+        token, reply = run.args[0], run.reply
+        sent, ticket = self._with_ticket.get(token, ((), b""))
+        if sent is run.args and isinstance(reply, list):
+            self._record.reached["a waiter that came back to its place"] += reply[3] == 1
+            if reply[2] != b"0" and int(reply[2]) > int(ticket):
+                detail = f"{token} had ticket {ticket!r}, and has {reply[2]!r} now"
+                self._record.fail("FIFO", detail)
+
+    def in_order(self, run: ScriptRun, holder: bytes) -> None:
+        """A waiter before the new holder in the queue is not there any more (FIFO)."""
+        if not self._record.settings.fair:
+            return
+        args, earlier, now = run.args, run.before.queue, set(run.after.queue)
+        came_back = run.script == "acquire" and args[0].encode() == holder and len(args) > TICKET
+        if holder in earlier:
+            passed_over = set(earlier[: earlier.index(holder)]) & now
+        else:
+            passed_over = set() if came_back and args[TICKET].strip("!") not in {"", "0"} else now
+            passed_over &= set(earlier)
+        if passed_over and not any(is_joined(holder, other) for other in passed_over):
+            self._record.fail("FIFO", f"{holder!r} came before {sorted(passed_over)!r}")

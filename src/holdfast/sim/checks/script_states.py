@@ -1,0 +1,57 @@
+"""Counts the states that scripts reach, so that a sweep can say which ones it never reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.sim.world import SECOND
+
+if TYPE_CHECKING:
+    from holdfast.sim.checks.record import Record
+    from holdfast.sim.script_run import ScriptRun
+
+TICKET = 2
+"""Which argument of an acquire is the ticket."""
+
+
+class ScriptStates:
+    """When each token was last granted the lock by the answer to its request."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._granted_at: dict[str, int] = {}
+
+    def note_acquire(self, run: ScriptRun) -> None:
+        """A client asked for the lock."""
+        reached, reply, waits = self._record.reached, run.reply, isinstance(run.reply, list)
+        reached["a request that found its tombstone"] += reply == 0
+        reached["a retry that found its own token"] += isinstance(reply, int) and run.by_holder
+        reached["stood in line"] += waits and reply[2] != b"0"
+        ticket = run.args[TICKET].strip("!") if len(run.args) > TICKET else ""
+        again = waits and ticket not in {"", "0"}
+        reached["a waiter that asked again with its ticket"] += again
+        self._note_late_grant(run)
+
+    def _note_late_grant(self, run: ScriptRun) -> None:
+        """A client that was granted it asks again, because the answer came too late."""
+        token, now = run.args[0], self._record.world.now
+        since = now - self._granted_at.get(token, now)
+        late = since > self._record.settings.ttl * SECOND
+        self._record.reached["a grant that came too late, asked for again"] += late
+        if isinstance(run.reply, int) and run.reply > 0:
+            self._granted_at[token] = now
+
+    def note_release(self, run: ScriptRun) -> None:
+        """A client released the lock, or gave up."""
+        record, token = self._record, run.args[0]
+        lost = "lost" in "".join(run.args[2:3])
+        delays = lost and record.settings.lock_delay and run.by_holder
+        record.reached["a lock delay begun by a loss"] += bool(delays)
+        if run.by_holder and token not in record.kept:
+            adopters = set().union(*record.passed.values())
+            record.reached["an adoption given back"] += token in adopters
+
+    def note_adopt(self, run: ScriptRun) -> None:
+        """A client adopted the lock."""
+        again = run.by_holder and run.reply != 0
+        self._record.reached["an adoption that found its own token"] += again
