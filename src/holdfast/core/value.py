@@ -165,8 +165,9 @@ def is_due(kept: Kept, spec: CacheSpec, jitter: float) -> bool:
 
     That is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch): the
     dearer it is, and the nearer its end, the more likely. It begins by the cost sooner than with
-    them, because it is done aside and has to be over before anybody finds the value gone; and not
-    in the first half of the ttl, however many draw lots.
+    them, because it is done in the background and has to be over before a caller finds the value
+    gone. It does not begin in the first half of the ttl, however many callers draw, unless the cost
+    is more than the other half.
     """
     if kept.left <= 0 or not spec.early:
         return kept.left <= 0

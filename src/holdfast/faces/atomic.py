@@ -143,8 +143,9 @@ class Atomic:
         """Write what `fn` makes of the value, if nobody has changed it meanwhile; else try again.
 
         Returns the new value. `fn` is called anew for each try, with None if the key does not
-        exist. Whatever it raises is passed on, and then nothing is changed. It must return
-        something: None is refused.
+        exist. It must return something: None is refused. An exception of `fn` is passed on, and
+        nothing is written after it. With `once`, an earlier try whose answer was lost may still
+        be carried out: repeat the update with the same id to find out.
 
         Args:
             key: where the value is.
