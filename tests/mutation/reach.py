@@ -36,9 +36,12 @@ Line = tuple[str, int]
 Bits = dict[str, dict[str, str]]
 """By file and line, what reaches it: a bit for each run or test, in hexadecimal."""
 
+ENDS_THREADS = "test_a_thread_that_is_ended_from_outside_harms_no_other"
 SHORT = ["-m", "not long", "-p", "no:randomly", "--ignore-glob=tests/test_sim*"]
+SHORT += [f"--deselect=tests/test_quorum_threads.py::{ENDS_THREADS}"]
 """The tests that are recorded. Those of the simulator are left out: it is tried before, and some
-of them read the source."""
+of them read the source. Python 3.11 hangs if a thread that blocks is to be ended from outside while
+others are traced."""
 
 
 class Reach:
