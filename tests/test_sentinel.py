@@ -258,12 +258,12 @@ async def test_s11_a_lease_that_a_replica_does_not_get_is_lost_and_only_that_one
     face: Face, service: Sentinels
 ) -> None:
     client = _of(service, face)
-    lease = await client.lock("a", ttl=1, replicas=2).acquire()
-    other = await client.lock("b", ttl=2).acquire()
+    lease = await client.lock("a", ttl=3, replicas=2).acquire()
+    other = await client.lock("b", ttl=30).acquire()
     replica = service.replicas[0]
     replica.freeze()
     try:
-        assert await face.wait(lease.lost, 5)
+        assert await face.wait(lease.lost, 30)
         other.check()
     finally:
         replica.thaw()
