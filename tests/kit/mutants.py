@@ -375,7 +375,7 @@ QUORUM = [
     ),
     Mutant(
         "a node that lost its data is not asked",
-        "sim/client.py",
+        "sim/requests.py",
         "        if left > 0:\n",
         "        if False:\n",
         MANY_WIPED,
@@ -503,7 +503,7 @@ REPLICAS = [
     ),
     Mutant(
         "what is waited for is what was written here",
-        "sim/client.py",
+        "sim/requests.py",
         "link.server.wait(link.offset, replicas, microseconds)",
         "link.server.wait(0, replicas, microseconds)",
         COPIES,

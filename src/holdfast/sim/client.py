@@ -1,51 +1,46 @@
-"""The port over a simulated world: the third adapter, beside threads and asyncio.
+"""A simulated client and its port: the third adapter, beside threads and asyncio.
 
-Each task has a connection of its own, as threads do: of all ways it is the one in which most can
-overtake. A request that is not answered in time is abandoned with its connection. At every wait
-something may befall the process: it is paused, it crashes, or the task is cancelled. Several nodes
-are asked as `sim.crowd` does.
+Each task has its own connection, as threads do: of all ways it is the one in which most requests
+can overtake each other. At every wait something may happen to the process: it is paused, it
+crashes, or the task is cancelled. `sim.requests` sends requests to one server, `sim.crowd` to
+several nodes; `sim.subscription` receives messages, and `sim.background` renews leases.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.core.whereabouts import THERE
-from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown, ScriptFailed
-from holdfast.scripts import RENEW
+from holdfast.errors import HoldfastError, NodeUnavailable, ScriptFailed
+from holdfast.sim.background import SimBackground
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
-from holdfast.sim.node import EPOCH, Connection
+from holdfast.sim.node import EPOCH
+from holdfast.sim.requests import Requests
 from holdfast.sim.settings import LONGER
+from holdfast.sim.subscription import Subscription
 from holdfast.sim.world import SECOND, Future
-from holdfast.wire.copies import confirmed, needed
-from holdfast.wire.refusals import is_of_server, quarantined, refusal
+from holdfast.wire.refusals import is_of_server, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from holdfast.core.events import Event
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
+    from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.sim.node import Server
+    from holdfast.sim.observer import Observer, Operation
     from holdfast.sim.settings import Settings
-    from holdfast.sim.world import Process, Task, Timer
-
-LINGER = 30.0
-"""Seconds that a push connection which nobody needs is kept."""
+    from holdfast.sim.world import Process, Task
 
 COMMAND_TIMEOUT = 1.0
-CALLS_AT_ONCE = 200
-"""Calls of a background job at one moment that are enough to say that it never pauses."""
 
 PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
 """Microseconds for which a process may be paused."""
@@ -68,84 +63,6 @@ class SimSignal:
         """Say whether it is set, and unset it."""
         was_set, self._is_set = self._is_set, False
         return was_set
-
-
-class Observer(Protocol):
-    """Who is told what becomes of a client."""
-
-    def told(self, client: SimClient, event: Event) -> None:
-        """An event was reported."""
-
-    def sent(self, client: SimClient, request: Request, server: str) -> None:
-        """A request is sent to a server."""
-
-    def arrived(self, request: Request, server: str) -> None:
-        """A request arrives at a server."""
-
-    def refused(self, client: SimClient, script: str, why: str) -> None:
-        """A script ended with an error."""
-
-    def forked(self, client: SimClient, parent: str) -> None:
-        """The client goes on in a child; `parent` is the client's name in the tokens until now."""
-
-    def closed(self, client: SimClient) -> None:
-        """The client was closed."""
-
-    def renews(self, client: SimClient, request: Request) -> None:
-        """A renewal is tried, whether the server can be reached or not."""
-
-    def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
-        """A server's answer has reached the client."""
-
-    def unanswered(self, client: SimClient, request: Request) -> None:
-        """A caller goes on without the answer to its request."""
-
-    def took(self, client: SimClient, hold: Hold) -> None:
-        """A hold begins."""
-
-    def lost(self, client: SimClient, hold: Hold) -> None:
-        """A hold is lost."""
-
-    def handed_back(self, client: SimClient, token: str) -> None:
-        """A grant was for nobody."""
-
-    def crashed(self, client: SimClient) -> None:
-        """The client's process is about to end."""
-
-    def pushed(self, client: SimClient, message: bytes) -> None:
-        """The server spoke to the client."""
-
-    def deaf(self, client: SimClient) -> None:
-        """The push connection was lost while somebody waited."""
-
-    def too_young(self, client: SimClient) -> None:
-        """A node that lost its data was not asked."""
-
-    def rallied(self, client: SimClient) -> None:
-        """Waiters have to ask again, because a release was not answered."""
-
-    def busy(self, client: SimClient) -> None:
-        """The background job sends requests without end, and no time passes."""
-
-
-class Attempt(Protocol):
-    """One request of an atomic operation."""
-
-    once: bool
-    """It may be carried out only once: it has no id by which the server would know it again."""
-
-    def carry_out(self, server: Server, run: Callable[[], Reply]) -> Reply:
-        """Have the server carry it out, and look what it did."""
-
-
-class Operation(Protocol):
-    """An atomic operation that a task is at."""
-
-    tries: int
-    """How often it was tried to send a request of it."""
-
-    def attempt(self, script: Script, keys: Keys) -> Attempt:
-        """Begin a request."""
 
 
 class _Session(Session):
@@ -201,11 +118,10 @@ class SimClient:
         self.observer = observer
         self.world = process.world
         self._servers = servers
-        self._settings = settings
+        self.settings = settings
         self._skew = int(skew * SECOND)
         self._mint = Mint(process.name, "sim", "sim", 1)
         self._lines: dict[int | None, Listener] = {}
-        self._links: dict[Task, Connection] = {}
         self._opening: dict[int | None, Future[None]] = {}
         self.connecting = 0
         """Connections that are being made now."""
@@ -213,7 +129,7 @@ class SimClient:
         self.operations: dict[Task, Operation] = {}
         """The atomic operation that each task is at."""
         nodes = servers()
-        self._seat = nodes[0]
+        self.requests = Requests(self, servers)
         self.background_nodes = SimNodes(self, nodes, loop=False)
         self.quorum: Quorum | None = None
         self._nodes: SimNodes | None = None
@@ -236,7 +152,7 @@ class SimClient:
 
     async def moment(self, *, cancel: bool = True) -> None:
         """Let something happen here, or not."""
-        settings, machine, choices = self._settings, self.machine, self.world.choices
+        settings, machine, choices = self.settings, self.machine, self.world.choices
         task = self.world.task
         chances = settings.pause, settings.crash, settings.cancel, settings.fork
         if self.immune or task is None or not any(chances):
@@ -268,7 +184,8 @@ class SimClient:
         for line in self._lines.values():  # it may wait for what only the parent will receive
             cast("Line", line).rally()
         before, self._mint = self._mint.client, Mint(self.machine.name, "sim", "sim", 1)
-        self._lines, self._links, self._opening, self._for_whom = {}, {}, {}, {}
+        self._lines, self._opening, self._for_whom = {}, {}, {}
+        self.requests.links = {}
         self.background_nodes.begin()
         if self._nodes is not None:
             self._nodes.begin()
@@ -291,7 +208,7 @@ class SimClient:
     async def stall(self) -> None:
         """Be paused, or not, and go on before anything else of the process does."""
         choices = self.world.choices
-        if not self.immune and choices.chance("fault:stall", self._settings.stall):
+        if not self.immune and choices.chance("fault:stall", self.settings.stall):
             self.machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])
             await self._turn()
 
@@ -431,11 +348,11 @@ class SimClient:
         generation = self.generation
         await self.moment()
         task, end = self.actor(), self.now() + timeout
-        link = await self.link(task, timeout)
+        link = await self.requests.link(task, timeout)
         self.check_process(generation)
         answered = False
         try:
-            reply = await self.ask(link, (script, keys, args), end - self.now())
+            reply = await self.requests.ask(link, (script, keys, args), end - self.now())
             answered = True
         except ServerError as refused:
             answered = True
@@ -443,7 +360,7 @@ class SimClient:
         finally:
             if not answered:
                 link.close()
-                self._links.pop(task, None)
+                self.requests.links.pop(task, None)
                 self.observer.unanswered(self, (script, keys, args))
         try:
             await self.moment()
@@ -464,128 +381,10 @@ class SimClient:
         if self.generation != generation:
             raise NodeUnavailable("forked before it was sent", node="")
 
-    async def link(self, task: Task, timeout: float) -> Connection:
-        """The task's connection; a new one takes a round trip."""
-        link, server = self._links.get(task), self._servers()[0]
-        moved = link is not None and link.server is not server and not self._settings.sentinel
-        if link is None or not link.open or moved:
-            link = self._links[task] = await self.connect(server, timeout)
-            self._moved(link.server)
-        return link
-
-    def _moved(self, server: Server) -> None:
-        """Use no connection any more that leads to a server which was replaced."""
-        if self._settings.sentinel and self._seat is not server:
-            before, self._seat = self._seat, server
-            for connection in list(before.connections):
-                if connection.process is self.machine:
-                    connection.hang_up()
-            self.session.moved(server)
-
-    async def connect(self, server: Server, timeout: float) -> Connection:
-        """Make a connection, unless the server lost its data not long ago."""
-        self._check_open(server)
-        link, name = Connection(self.machine, server), server.name
-
-        def quarantine() -> float:
-            if self._settings.sentinel:
-                server.guard(LONGER * self._settings.ttl)
-                return 0.0
-            return (server.young_until - self.world.now) / SECOND
-
-        self.connecting += 1
-        try:
-            left = await self.within(link.ask("connect", quarantine), timeout)
-        except (ConnectionResetError, TimeoutError):
-            link.close()
-            raise NodeUnavailable(f"cannot reach {name}", node=name) from None
-        except ServerError as refused:
-            link.close()
-            raise refusal(str(refused), name) from None
-        except BaseException:
-            link.close()
-            raise
-        finally:
-            self.connecting -= 1
-        if left > 0:
-            link.close()
-            self.observer.too_young(self)
-            raise quarantined(name, left)
-        if self.closed:
-            link.close()
-            self._check_open(server)
-        return link
-
-    def _check_open(self, server: Server) -> None:
+    def check_open(self, server: Server) -> None:
+        """Refuse to connect if the client was closed."""
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=server.name)
-
-    def post(self, link: Connection, request: Request, *, in_full: bool) -> Future[Reply]:
-        """Send a request, by the script's name or text; the future is its answer."""
-        script, keys, args = request
-        server, operation = link.server, self.operations.get(self.caller())
-        attempt = None if operation is None else operation.attempt(script, keys)
-        if attempt is None:
-            self.observer.sent(self, request, server.name)
-
-        def run() -> Reply:
-            if attempt is None:
-                self.observer.arrived(request, server.name)
-            if in_full:
-                server.known.add(script.sha)
-            elif server.forgetful and script.sha not in server.known:
-                raise ServerError("NOSCRIPT No matching script.")
-            if attempt is not None:
-                return attempt.carry_out(server, lambda: server.script(script, keys, args))
-            before = server.offset
-            try:
-                reply = server.script(script, keys, args)
-            except ServerError as error:
-                self.observer.refused(self, script.name, str(error))
-                raise
-            if server.offset > before:
-                link.offset = server.offset
-            return reply
-
-        if attempt is not None:
-            return link.ask(script.name, run, once=attempt.once)
-        what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
-        return link.ask(what, run)
-
-    async def ask(self, link: Connection, request: Request, timeout: float) -> Reply:
-        """Send a request and wait for its answer."""
-        end = self.now() + timeout
-        try:
-            try:
-                answer = self.post(link, request, in_full=False)
-                if self._settings.fork:
-                    await self.moment(cancel=False)
-                reply = await self.within(answer, timeout)
-            except ServerError as error:
-                if not str(error).startswith("NOSCRIPT"):
-                    raise
-                again = self.post(link, request, in_full=True)
-                reply = await self.within(again, end - self.now())
-            reply = await self._copied(link, request, reply, end - self.now())
-        except (ConnectionResetError, TimeoutError) as error:
-            name = link.server.name
-            raise OutcomeUnknown(f"{name} did not answer", node=name) from error
-        self.observer.answered(self, request, reply, link.server.name)
-        return reply
-
-    async def _copied(
-        self, link: Connection, request: Request, reply: Reply, timeout: float
-    ) -> Reply:
-        """Ask, on the connection that wrote, how many replicas have it."""
-        replicas, microseconds = needed(request), int(timeout * SECOND) // 2
-        if not replicas:
-            return reply
-        have = link.ask("wait", lambda: link.server.wait(link.offset, replicas, microseconds))
-        copies = await self.within(have, timeout)
-        counts = confirmed(reply, copies, replicas, link.server.name, "")
-        if isinstance(counts, HoldfastError):
-            raise counts
-        return counts
 
     async def within(self, future: Future[Any], timeout: float) -> Any:  # noqa: ANN401 - any answer
         """Await it for so long."""
@@ -612,9 +411,9 @@ class SimClient:
         if listener.listening:
             return
         server, begun = self._servers()[keys.node or 0], self._opening.get(keys.node)
-        self._check_open(server)
+        self.check_open(server)
         if begun is None or begun.done:
-            begun = self._opening[keys.node] = _Ears(self, listener, server).opened
+            begun = self._opening[keys.node] = Subscription(self, listener, server).opened
         opening: Future[None] = Future()
         begun.waiting.append(lambda: opening.set(None))
         if begun.done:
@@ -632,182 +431,3 @@ def _refusal(script: Script, text: str, node: str) -> HoldfastError:
     if script.serial or is_of_server(text):
         return refusal(text, node)
     return ScriptFailed(f"the script failed: {text}")
-
-
-class _Ears:
-    """The push connection of one client."""
-
-    def __init__(self, client: SimClient, listener: Listener, server: Server) -> None:
-        self._client = client
-        self._listener = listener
-        self.opened: Future[None] = Future()
-        self._sent_at = client.now()
-        self._idle_since = client.now()
-        self._timer: Timer | None = None
-        self._roused = False
-        self._connection = connection = Connection(client.machine, server)
-        connection.on_push = self._hear
-        connection.on_lost = self._lost
-        channel = listener.channel
-        answer = connection.ask("subscribe", lambda: connection.channels.add(channel))
-        answer.waiting.append(self._subscribed)
-        client.machine.after(COMMAND_TIMEOUT, self._give_up)
-
-    def _subscribed(self) -> None:
-        if self._connection.open and not self.opened.done:
-            self._listener.opened(self._sent_at, self._rouse)
-            self.opened.set(None)
-            self._look()
-
-    def _give_up(self) -> None:
-        if not self.opened.done:
-            self._connection.close()
-            self.opened.fail(ConnectionResetError())
-
-    def _lost(self) -> None:
-        if not self.opened.done:
-            self.opened.fail(ConnectionResetError())
-            return
-        self._cut()
-
-    def _hang_up(self) -> None:
-        self._connection.close()
-        self._cut()
-
-    def _cut(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self._listener.idle:
-            self._client.observer.deaf(self._client)
-        self._listener.cut(self._client.now())
-
-    def _hear(self, message: Any) -> None:  # noqa: ANN401 - any message
-        if self.opened.done:
-            if message[0] == b"message":
-                self._client.observer.pushed(self._client, message[2])
-            try:
-                self._listener.heard(message, self._client.now())
-            except ValueError:
-                self._hang_up()
-            self._rouse()
-
-    def _rouse(self) -> None:
-        if not self._roused:
-            self._roused = True
-            self._client.machine.soon(self._look)
-
-    def _look(self) -> None:
-        self._roused = False
-        if not self._connection.open:
-            return
-        now = self._client.now()
-        try:
-            pings, wake_at = self._listener.tick(now)
-        except TimeoutError:
-            self._hang_up()
-            return
-        for _, payload in pings:
-            self._connection.tell("ping", partial(self._connection.push, [b"pong", payload]))
-        if not self._listener.idle:
-            self._idle_since = now
-        elif now >= self._idle_since + LINGER:
-            self._hang_up()
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = max(0.0, min(wake_at, self._idle_since + LINGER) - now)
-        self._timer = self._client.machine.after(wait, self._look)
-
-
-class SimBackground:
-    """`holdfast.port.Background` as a task that runs while there is something to watch."""
-
-    def __init__(self, client: SimClient) -> None:
-        self._client = client
-        self._roused = False
-        self._resting: Future[None] | None = None
-        self._task: Task | None = None
-        self._called: tuple[int, int] = (-1, 0)  # when the last call began, and the how manieth
-
-    def now(self) -> float:
-        """The port's clock."""
-        return self._client.now()
-
-    def rouse(self, job: Job) -> bool:
-        """Wake the task, or start it."""
-        self._roused = True
-        if self._resting is not None:
-            self._resting.set(None)
-        if self._task is None:
-            self._task = self._client.machine.spawn(self._work(job), "renewer")
-        return True
-
-    async def _work(self, job: Job) -> None:
-        while self._roused:
-            self._roused = False
-            await job.run()
-            if not self._roused:
-                self._client.background_nodes.drop()
-        self._task = None
-
-    async def rest(self, until: float) -> None:
-        """Wait until then, or until roused."""
-        if not self._roused:
-            self._resting = resting = Future[None]()
-            timer = self._client.machine.after(until - self.now(), lambda: resting.set(None))
-            await resting
-            timer.cancel()
-            self._resting = None
-        self._roused = False
-
-    async def call_many(
-        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
-    ) -> list[Reply | HoldfastError]:
-        """Send them in one go, and collect what is answered in time."""
-        client = self._client
-        for request in requests:
-            if request[0] is RENEW:
-                client.observer.renews(client, request)
-        at, calls = self._called
-        self._called = client.world.now, calls + 1 if at == client.world.now else 0
-        if calls > CALLS_AT_ONCE:
-            client.observer.busy(client)
-        if client.quorum is not None:
-            replies = await client.quorum.call_many(requests, timeout, meanwhile)
-            await client.stall()
-            return replies
-        task = cast("Task", client.world.task)
-        batch = client.machine.spawn(self._batch(task, requests, timeout), "batch").result
-        while not batch.done:
-            look: Future[None] = Future()
-            timer = client.machine.after(meanwhile() - self.now(), partial(look.set, None))
-            batch.waiting.append(partial(look.set, None))
-            if not batch.done:
-                await look
-            timer.cancel()
-        await client.stall()
-        return cast("list[Reply | HoldfastError]", await batch)
-
-    async def _batch(
-        self, task: Task, requests: Sequence[Request], timeout: float
-    ) -> list[Reply | HoldfastError]:
-        client, end = self._client, self.now() + timeout
-        try:
-            link = await client.link(task, timeout)
-        except NodeUnavailable as error:
-            return [error] * len(requests)
-        answers = [
-            client.machine.spawn(client.ask(link, request, end - self.now()), "request").result
-            for request in requests
-        ]
-        await client.moment(cancel=False)
-        replies: list[Reply | HoldfastError] = []
-        for answer in answers:
-            try:
-                replies.append(await answer)
-            except ServerError as error:  # noqa: PERF203 - one a request
-                replies.append(refusal(str(error), link.server.name))
-            except HoldfastError as error:
-                replies.append(error)
-                link.close()
-        return replies

@@ -79,7 +79,7 @@ class _Seat:
     async def _connect(self) -> None:
         link: Connection | None = None
         try:
-            link = await self._client.connect(self._server, self._table.timeout)
+            link = await self._client.requests.connect(self._server, self._table.timeout)
             link.on_lost = lambda: self._lost(link)
             self._failure = None
         except NodeUnavailable as error:
@@ -138,7 +138,7 @@ class _Seat:
             self.owed.remove(owed)
             self._table.tell(owed, self.unknown())
             return
-        answer = self._client.post(link, owed.request, in_full=in_full)
+        answer = self._client.requests.post(link, owed.request, in_full=in_full)
         answer.waiting.append(lambda: self._answered(owed, answer))
         if answer.done:
             self._answered(owed, answer)
