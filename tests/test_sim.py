@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.core.hold import Grip, Hold
-from holdfast.sim import play as playing
+from holdfast.sim import lock_play
 from holdfast.sim.checks.promises import PROMISES, Violated
 from holdfast.sim.choices import Choices, PossibleChoices, RandomChoices, every, shrink
 from holdfast.sim.play import Play, play
@@ -177,7 +177,7 @@ def test_an_unexpected_error_is_reported_as_a_violation(monkeypatch: pytest.Monk
     async def fails(*_: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(playing, "acquire", fails)
+    monkeypatch.setattr(lock_play, "acquire", fails)
     outcome = play(CALM, RandomChoices(1))
     assert (outcome.check, outcome.detail) == ("ERROR", "ZeroDivisionError('a mistake')")
 
@@ -256,14 +256,14 @@ def test_a_lock_that_nobody_can_have_is_reported_by_name(monkeypatch: pytest.Mon
     async def never(*_: object) -> None:
         await Future[None]()
 
-    monkeypatch.setattr(playing, "acquire", never)
+    monkeypatch.setattr(lock_play, "acquire", never)
     outcome = play(CALM, RandomChoices(1))
     assert outcome.check == "L2"
 
 
 def test_the_table_of_promises_names_the_modules_that_check_each() -> None:
     checking: dict[str, set[str]] = {}
-    for file in Path(playing.__file__).parent.rglob("*.py"):
+    for file in Path(lock_play.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
                 case ast.Call(

@@ -580,7 +580,7 @@ def _broke(check: str, detail: str) -> str:
 
 def _picture(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
     """Make a timeline of a world: all of it, or what led to its end."""
-    from holdfast.sim.play import nodes_of
+    from holdfast.sim.deployment import nodes_of
     from holdfast.sim.telling import timeline_of
 
     settings = found.settings

@@ -23,7 +23,7 @@ class Promise(NamedTuple):
 PROMISES: Mapping[str, Promise] = {
     "S1": Promise("exclusion quorum", "one client holds the lock at a time"),
     "S2": Promise(
-        "exclusion lease_start quorum play",
+        "exclusion lease_start quorum lock_play",
         "no client holds for longer than the server keeps the lock",
     ),
     "S3": Promise("lease_end", "a lease is lost at its deadline, and that is reported"),
@@ -47,12 +47,12 @@ PROMISES: Mapping[str, Promise] = {
         "no client keeps the lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
-        "lease_end play",
+        "lease_end lock_play",
         "a lock that is taken again by its holder is released with the outermost level",
     ),
-    "S13": Promise("server play", "a forked child does not hold what its parent holds"),
+    "S13": Promise("server lock_play", "a forked child does not hold what its parent holds"),
     "S16": Promise(
-        "leftovers play", "a request that was given up has no effect, even if it arrives later"
+        "leftovers lock_play", "a request that was given up has no effect, even if it arrives later"
     ),
     "S17": Promise("play", "no script takes a ttl of 0"),
     "L1": Promise(
@@ -60,13 +60,13 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "L2": Promise("free_lock play", "a lock that is released goes to a waiter"),
     "L3": Promise("free_lock hand_over", "a waiter that does not respond does not stop the others"),
-    "L4": Promise("play", "an acquire ends by its timeout"),
-    "L5": Promise("play", "a holder does not wait for itself"),
+    "L4": Promise("lock_play", "an acquire ends by its timeout"),
+    "L5": Promise("lock_play", "a holder does not wait for itself"),
     "L6": Promise("quorum", "on several nodes, one of the clients that ask wins"),
-    "L8": Promise("renewal play", "a full server renews and releases"),
+    "L8": Promise("renewal lock_play", "a full server renews and releases"),
     "ADOPT": Promise("hand_off", "a lease that one client wants can be adopted"),
     "BUSY": Promise("server", "no background job sends requests without a pause"),
-    "CLOSE": Promise("server play", "a closed client renews nothing, and its waiters end"),
+    "CLOSE": Promise("server lock_play", "a closed client renews nothing, and its waiters end"),
     "DELAY": Promise(
         "ownership quorum", "after a loss the lock is granted when the lock delay is over"
     ),

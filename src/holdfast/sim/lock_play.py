@@ -1,0 +1,318 @@
+"""What clients do with the lock, in one simulation run: their turns, from acquiring to releasing.
+
+A turn acquires the lock, works with what it guards, and releases it, hands it off or drops it. An
+operator may evict its holder, and a client may be closed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from holdfast.core.acquire import acquire
+from holdfast.core.evict import evict
+from holdfast.core.extend import extend
+from holdfast.core.hand_off import adopt, export
+from holdfast.core.hold import RELEASED, RELEASING, Grip
+from holdfast.core.inspect import holder
+from holdfast.core.release import check, release
+from holdfast.errors import (
+    AcquireTimeout,
+    HoldfastError,
+    LeaseLost,
+    NodeUnavailable,
+    NotHeld,
+    OutcomeUnknown,
+    WouldDeadlock,
+)
+from holdfast.sim.client import COMMAND_TIMEOUT
+from holdfast.sim.settings import LONGER
+from holdfast.sim.world import SECOND, Cancelled
+
+if TYPE_CHECKING:
+    from holdfast.core.hold import Hold
+    from holdfast.sim.client import SimClient
+    from holdfast.sim.play import Play
+    from holdfast.sim.world import Task
+
+
+class LockPlay:
+    """The turns of all clients."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self._world = play.world
+        self._settings = play.settings
+        self._spec = play.spec
+        self._checks = play.checks
+        self.asking: set[Task] = set()
+        """Tasks that acquire the lock now."""
+        self.dropped: set[Hold] = set()
+        """Leases that were dropped, and whose clients are not closed yet."""
+        self._grips: list[Grip] = []
+        """All of them, to the end: no run may depend on the garbage collector."""
+
+    async def run(self, client: SimClient) -> None:
+        """Take the turns of one task."""
+        for _ in range(self._settings.turns):
+            try:
+                await self._turn(client)
+            except (Cancelled, HoldfastError) as error:  # noqa: PERF203 - the next turn may do
+                self._world.note("turn ended", client.machine.name, type(error).__name__)
+
+    async def _turn(self, client: SimClient) -> None:
+        choices, settings = self._world.choices, self._settings
+        await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
+        if choices.chance("atomic", settings.atomic):
+            await self._play.atomic.turn(client)
+        if choices.chance("cached", settings.cached):
+            await self._play.cached.turn(client)
+        grip, began = self._grip(), client.now()
+        who = client.machine.name
+        self._world.note("asks", who)
+        asking = client.actor()
+        self.asking.add(asking)
+        try:
+            await acquire(client.session, self._spec, settings.timeout, grip)
+        except Cancelled:
+            self._checks.reached["cancelled while waiting"] += 1
+            self._nothing_is_held(grip)
+            raise
+        except HoldfastError:
+            self._nothing_is_held(grip)
+            self._in_time(client, began)
+            raise
+        finally:
+            self.asking.discard(asking)
+        self._in_time(client, began)
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - acquire returned
+        self._checks.granted(client, hold)
+        await self._hold(client, grip)
+
+    def _grip(self) -> Grip:
+        grip = Grip()
+        self._grips.append(grip)
+        return grip
+
+    async def _hold(self, client: SimClient, grip: Grip) -> None:
+        """Work with what was granted or adopted, then release it or hand it on."""
+        try:
+            await self._work(client, grip)
+        except Cancelled:
+            self._checks.reached["cancelled while holding"] += 1
+        if self._world.choices.chance("drops", self._settings.drop):
+            self._drop(client, grip)
+        elif self._world.choices.chance("hands off", self._settings.hand_off):
+            await self._hand_off(client, grip)
+        else:
+            await self._release(client, grip)
+
+    def _nothing_is_held(self, grip: Grip) -> None:
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        if hold is not None and hold.live:
+            self._checks.fail("S16", "what failed holds the lock")
+
+    def _in_time(self, client: SimClient, began: float) -> None:
+        """An acquire with a timeout is over by then and one command's."""
+        timeout = self._settings.timeout
+        if timeout is None or client.was_stopped_since(began):
+            return
+        late = client.now() - began - timeout - self._spec.command_timeout
+        if late > 0.05:  # noqa: PLR2004 - a few messages' time
+            self._checks.fail("L4", f"acquire returned {late:.3f} s after its timeout")
+
+    async def _work(self, client: SimClient, grip: Grip) -> None:
+        """Read, change and write what the lock guards; perhaps extend, or take the lock again."""
+        choices, resource, who = self._world.choices, self._checks.resource, client.machine.name
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        self._fork(client, grip)
+        if choices.chance("extends", self._settings.extend):
+            await self._extend(client, grip, hold)
+        kind = choices.pick("work", (6, 4 if self._settings.reentrant else 1, 1))
+        read = resource.read(who, hold.fence)
+        lasts = (1.0, 0.0, 0.1, 8.0)[choices.pick("hold", (3, 3, 3, 1))] * self._settings.hold
+        await client.sleep(lasts)
+        if kind == 1:
+            await client.stall()  # nothing else of the process runs before the next line
+            await self._again(client, hold)
+        if kind == 2:  # noqa: PLR2004 - one in eight
+            await self._extend(client, grip, hold)
+        if not self._checks.alive(client, hold):
+            self._checks.reached["paused beyond the deadline"] += client.was_stopped_since(
+                hold.deadline
+            )
+            if choices.pick("late", (1, 1)) == 0:
+                return
+        await client.moment()
+        if read is not None and not resource.write(who, hold.fence, read + 1):
+            self._checks.reached["a late write, refused by its fence"] += 1
+
+    async def _extend(self, client: SimClient, grip: Grip, hold: Hold) -> None:
+        factor = (1.0, 3.0, 0.5)[self._world.choices.pick("extend", (1, 1, 1))]
+        ttl, reached = self._settings.ttl * factor, self._checks.reached
+        try:
+            await extend(client.session, grip, ttl)
+            self._checks.extended(client, hold, ttl)
+        except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
+            self._world.note("not extended", client.machine.name, type(error).__name__)
+            refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
+            reached["an extension refused"] += refused
+            unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
+            reached["an extension without an answer"] += unanswered
+
+    def _fork(self, client: SimClient, grip: Grip) -> None:
+        """A child of the process, which has a copy of everything, holds nothing."""
+        client.generation += 1
+        try:
+            check(client.session, grip)
+        except NotHeld:
+            return
+        finally:
+            client.generation -= 1
+        self._checks.fail("S13", "a forked child believes in what its parent holds")
+
+    async def _again(self, client: SimClient, hold: Hold) -> None:
+        """Take the lock again while holding it."""
+        grip, began = self._grip(), client.now()
+        # Not if an operator evicted it, and another task of the client was granted the lock since.
+        known = client.session.held.get(self._spec.keys[0]) is hold
+        try:
+            await acquire(client.session, self._spec, 5.0, grip)
+        except WouldDeadlock:
+            if self._settings.reentrant or self._settings.owner:
+                self._checks.fail("S12", "the holder may take it again, and was not let")
+            return
+        except (AcquireTimeout, NodeUnavailable):
+            stopped = client.was_stopped_since(began)
+            if known and self._checks.alive(client, hold) and not stopped:
+                plain = not self._settings.reentrant and not self._settings.owner
+                if plain or self._settings.reentrant:
+                    self._checks.fail("L5", "who has the lock waited for itself")
+            return
+        again = grip._hold  # noqa: SLF001 - what a face does too
+        assert again is not None  # noqa: S101 - acquire returned
+        if self._settings.reentrant and again is hold:
+            if not self._checks.alive(client, again):
+                self._checks.fail("S2", f"{again.token} was taken again when its time was up")
+            await release(client.session, grip)
+            if again.state in {RELEASING, RELEASED}:
+                self._checks.fail("S12", "an inner level gave back what an outer one holds")
+            return
+        self._checks.granted(client, again)  # the first was lost meanwhile, or has an owner
+        await self._release(client, grip)
+
+    async def _release(self, client: SimClient, grip: Grip) -> None:
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        full = not self._settings.sentinel and any(
+            server.data.full for server in self._play.deployment.servers
+        )
+        self._checks.releasing(client, hold)
+        try:
+            await release(client.session, grip)
+        except LeaseLost:
+            self._checks.ended(client, hold, "loss")
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            self._checks.reached["a release that was not answered"] += 1
+            if full and "OOM" in str(error):
+                self._checks.fail("L8", "a full server refused a release")
+            self._checks.ended(client, hold, "release without an answer")
+        else:
+            self._checks.ended(client, hold, "release")
+
+    async def _hand_off(self, client: SimClient, grip: Grip) -> None:
+        """Export it and pass the text on; what cannot be exported is released."""
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        try:
+            text = await export(client.session, grip)
+        except (Cancelled, HoldfastError) as error:
+            self._world.note("not exported", client.machine.name, type(error).__name__)
+            await self._release(client, grip)
+            return
+        takers = (1, 2, 0)[self._world.choices.pick("takers", (4, 3, 1))]
+        self._checks.exported(client, hold, takers)
+        for _ in range(takers):
+            self._pass_on(text, hold.token)
+        await release(client.session, grip)  # as the end of a `with` does: it is nobody's here
+
+    def _pass_on(self, text: str, token: str) -> None:
+        """Have somebody adopt it, sooner or later."""
+        choices = self._world.choices
+        client = self._play.clients[choices.pick("taker", [1] * len(self._play.clients))]
+        later = (0.0, 0.02, 0.5, self._settings.ttl)[choices.pick("carried", (4, 3, 2, 1))]
+        adopting = self._adopt(client, text, token, later)
+        task = client.machine.spawn(adopting, f"a{len(self._play.tasks)}")
+        client.callers.add(task)
+        self._play.tasks.append((client, task))
+
+    async def _adopt(self, client: SimClient, text: str, exported: str, later: float) -> None:
+        """Adopt it, and go on as if it had been acquired."""
+        who, grip = client.machine.name, self._grip()
+        await client.sleep(later)
+        self._world.note("adopts", who)
+        try:
+            await adopt(client.session, text, grip, COMMAND_TIMEOUT)
+        except (Cancelled, HoldfastError) as error:
+            self._world.note("turn ended", who, type(error).__name__)
+            self._nothing_is_held(grip)
+            if not client.closed:
+                self._checks.hand_off.not_adopted(exported, error)
+            return
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - adopt returned
+        self._checks.adopted(client, hold, exported)
+        await self._hold(client, grip)
+
+    def _drop(self, client: SimClient, grip: Grip) -> None:
+        """Forget a lease: it is renewed, and reported, until its client is closed."""
+        hold = grip._hold  # noqa: SLF001 - what a face does too
+        assert hold is not None  # noqa: S101 - it was granted
+        self._world.note("drops", client.machine.name, hold.token)
+        gone = Grip()  # what `grip` is to a collector that finds it at once
+        hold.grips = {ref(gone)}
+        self.dropped.add(hold)
+        later = LONGER * self._settings.ttl / 3 + 1.0  # when it was renewed at least once
+        self._world.after(int(later * SECOND), lambda: self._close_after(client, hold))
+
+    def _close_after(self, client: SimClient, hold: Hold) -> None:
+        """Close the client of a lease that was dropped."""
+        if client.machine.paused and not client.machine.crashed:
+            self._world.after(SECOND, lambda: self._close_after(client, hold))
+            return
+        self.dropped.discard(hold)
+        if not client.machine.crashed and not client.closed:
+            self._checks.lease_end.is_reported(client, hold)
+            self.close(client)
+
+    def close(self, client: SimClient) -> None:
+        """Close a client amid whatever its tasks do; another one takes its place, or none."""
+        self._world.note("closed", client.machine.name)
+        mine = [
+            task for who, task in self._play.tasks if who is client and not task.process.crashed
+        ]
+        waiting = [task for task in mine if task in self.asking]
+        client.close()
+        late = int((self._spec.command_timeout + COMMAND_TIMEOUT + 0.5) * SECOND)
+        at = client.now()
+        self._world.after(late, lambda: self._waits_no_more(client, waiting, at))
+        self._play.ended(client)
+
+    def _waits_no_more(self, client: SimClient, waiting: list[Task], since: float) -> None:
+        """The waiters of a client that was closed have ended."""
+        stopped = client.machine.crashed or client.was_stopped_since(since)
+        if not stopped and any(task in self.asking for task in waiting):
+            self._checks.fail("CLOSE", f"{client.machine.name} was closed, and still waits")
+
+    async def evict_holder(self, operator: SimClient) -> None:
+        """Look at the holder of the lock, decide, and evict it."""
+        try:
+            seen = await holder(operator.session, self._spec)
+            thinks = (0.0, 0.02, 0.5)[self._world.choices.pick("operator", (3, 2, 1))]
+            await operator.sleep(thinks)
+            if seen is not None:
+                await evict(operator.session, self._spec, seen)
+        except HoldfastError as error:
+            self._world.note("not evicted", "operator", type(error).__name__)
