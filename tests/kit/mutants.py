@@ -1237,7 +1237,7 @@ MUTANTS = [
     Mutant(
         "barging wakes the first in line",
         "scripts/_hand_over.lua",
-        "    local first = tell_next(0, 'A', 0)\n",
+        "    local first = tell_next('A', 0)\n",
         "    local first\n",
         {"calm": True, "fair": False, "ttl": 5.0},
         "L1",
@@ -1267,7 +1267,8 @@ RARE = [
         "a free lock without order is watched by another client",
         "scripts/_hand_over.lua",
         "      have_watched(client, client, window)",
-        "      tell_next(1, 'W', window)",
+        "      local second = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 1, 1)[1]\n"
+        "      if second then tell(second, 'W', 0, window) end",
         {},
         "L1",
     ),

@@ -8,11 +8,12 @@
 -- ticket, and gets the lock next.
 local window = math.max(250, math.min(ttl, 1000))
 
--- Tells the waiter at `index`, and says whether there is one. Those whose client is gone are dropped
--- on the way; the one who asks is not told what it hears as the answer.
-local function tell_next(index, kind, px)
+-- Notifies the first waiter in the queue, and returns it if there is one. A waiter whose client is gone
+-- is removed, and the next one is tried. The waiter that runs this script is not notified: it receives
+-- the same as the reply.
+local function tell_next(kind, px)
   while true do
-    local waiter = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', index, 1)[1]
+    local waiter = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
     if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) or denied then
       return waiter
     end
@@ -66,7 +67,7 @@ local function hand_over()
     return nil
   end
   if order == 'barge' then
-    local first = tell_next(0, 'A', 0)
+    local first = tell_next('A', 0)
     if first then
       local _, client = read(first)
       have_watched(client, client, window)
@@ -94,7 +95,7 @@ local function hand_over()
       grant(who, window)
       local _, watching = read(second or waiter)
       if watching ~= client then
-        _, watching = read(tell_next(0, 'W', window) or waiter)
+        _, watching = read(tell_next('W', window) or waiter)
       end
       if second and (left < 0 or left > window + delay) then
         have_watched(client, watching, 2 * window)

@@ -117,7 +117,7 @@ elseif place ~= '' then
 end
 if place == '' then
   if leave_line() and left >= 0 then
-    tell_next(0, 'W', left)  -- the first in the queue watches the holder
+    tell_next('W', left)  -- the first in the queue watches the holder
   end
   ticket = '0'
 end

@@ -36,7 +36,7 @@ end
 if delay > 0 and not is_over(left) then
   call('PEXPIRE', lock, delay)
   new_fence()
-  tell_next(0, 'W', delay)
+  tell_next('W', delay)
 elseif not hand_over() then
   call('DEL', lock)
   new_fence()

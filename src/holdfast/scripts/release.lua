@@ -59,11 +59,11 @@ else
     last, left = end_hold(holder, token)
   end
   if not last then
-    tell_next(0, 'W', left)
+    tell_next('W', left)
   elseif how == 'lost' and holder and delay > 0 then
     if mine then
       call('PEXPIRE', lock, delay)
-      tell_next(0, 'W', delay)
+      tell_next('W', delay)
     end
   elseif mine or not holder or (over and holder == token and how ~= 'leave') then
     call('DEL', lock)
@@ -72,7 +72,7 @@ else
     -- The first in the queue asks when a grant's window is over: from now on that is the next one.
     -- Nothing is granted to a waiter of a lock without order.
     if was_first then
-      tell_next(0, 'W', remaining)
+      tell_next('W', remaining)
     end
     -- Within a grant's window, the one that leaves may be the second one that watches.
     local first = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
