@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -144,3 +145,34 @@ async def test_starting_the_embedded_server_takes_nothing_of_the_timeout(
     client = face.connect("local", command_timeout=COMMAND_TIMEOUT)
     async with client.lock("a", timeout=timeout) as lease:
         assert lease.held
+
+
+NO_SOCKET, NO_CERTIFICATE = "unix://{folder}/none", "rediss://{address}?ssl_ca_certs={folder}/none"
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["fails", "interrupted"])
+@pytest.mark.parametrize("url", [NO_SOCKET, NO_CERTIFICATE], ids=["unix", "tls"])
+def test_an_attempt_to_connect_that_fails_leaves_no_socket_open(
+    url: str, interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            made.append(self)
+
+        def connect(self, address: Any) -> None:
+            if interrupted:
+                raise KeyboardInterrupt
+            super().connect(address)
+
+    with socket.create_server((HOST, 0)) as listener:
+        address = f"{HOST}:{listener.getsockname()[1]}"
+        with holdfast.Client(url.format(folder=tmp_path, address=address)) as client:
+            monkeypatch.setattr(socket, "socket", Noted)
+            with pytest.raises(KeyboardInterrupt if interrupted else holdfast.HoldfastError):
+                client.lock("a").acquire(timeout=0)
+            monkeypatch.undo()
+    assert made
+    assert [sock for sock in made if sock.fileno() != -1] == []

@@ -12,6 +12,8 @@ import functools
 import inspect
 import math
 import os
+import socket
+import traceback
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlparse
@@ -326,8 +328,12 @@ class _BlockingDeadline(_Deadline):
         try:
             sock = super()._connect()  # type: ignore[misc]  # a mixin
         except TimeoutError as error:
+            _close_sockets_of(error)
             reply = plain_reply(self.host, self.port, self.reserve) if self.reserve else None
             raise reply or error from None
+        except BaseException as error:
+            _close_sockets_of(error)
+            raise
         self.reserve = 0.0
         close_after_fork(sock)
         return sock
@@ -363,6 +369,18 @@ class _LoopDeadline(_Deadline):
 def _with_deadline(face: Any, kind: str) -> Any:  # noqa: ANN401 - a class of either face
     mixin = _BlockingDeadline if face is threads else _LoopDeadline
     return type(kind, (mixin, getattr(face, kind)), {})
+
+
+def _close_sockets_of(error: BaseException) -> None:
+    """Close the sockets that redis-py was connecting when this was raised.
+
+    It leaves them to the garbage collector when it is interrupted; redis-py 5 also when there is no
+    such unix socket, and when the settings for TLS are wrong.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, socket.socket):
+                value.close()
 
 
 def nothing() -> Greeting[None]:
