@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from kit.faces import Face
 
-# The oldest redis-py leaves a unix socket to the collector if it cannot connect it.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
 PROGRAM = next(iter(programs().values()))
 PATIENCE = 30.0
 HOST = "127.0.0.1"
