@@ -165,8 +165,11 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     # Two requests a turn: to join the queue, and to release. In each process the first waiters ask
     # before they join the queue, and one request, sent twice, finds out whether messages arrive.
     beginning = PROCESSES * (WORKERS + 2)
+    # A grant is confirmed if its client cannot tell how old it is, which grows with the time since
+    # the last PING. The slower the machine, the more of them there are, but few in a second.
+    confirmations = 2 * PROCESSES * seconds
     scripts = commands["evalsha"] + commands.get("eval", 0)
-    assert scripts <= 2 * len(holds) + beginning + stalls
+    assert scripts <= 2 * len(holds) + beginning + stalls + confirmations
     assert commands["ping"] <= PROCESSES * (seconds + 1)
     # One message for the next holder, and one for the waiter that watches it.
     assert commands["publish"] <= 2 * len(holds) + beginning + stalls

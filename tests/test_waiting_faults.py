@@ -25,14 +25,13 @@ from kit.processes import Process
 from kit.proxy import Proxy
 from kit.servers import ReplyError, Server, commands_processed, programs
 from kit.split import Split
-from kit.waiting import PATIENCE, eventually
+from kit.waiting import PATIENCE, Busyness, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kit.faces import Face
     from kit.faults import Args, Held, Matching
-    from kit.waiting import Busyness
 
 
 SCRIPTS = (ACQUIRE, PROBE, RELEASE, RENEW)
@@ -141,17 +140,23 @@ async def test_the_steps_of_a_contended_cycle_are_those_that_are_tried(
 async def test_s9_within_one_client_whichever_answer_is_lost_it_is_made_good(
     close: bool, k: int, face: Face, server: Server, proxy: Proxy
 ) -> None:
-    far = face.connect(proxy.url, command_timeout=0.3)  # less than the window
-    with pytest.raises(holdfast.AcquireTimeout):
-        async with face.connect(server.url).lock("a"):
-            await far.lock("a").acquire(timeout=0.01)
+    loses_a_grant = k == 3 and not close  # then the release is repeated within the window, 1 s
+    timeout = 0.5 if loses_a_grant else 2
+    near, far = face.connect(server.url), face.connect(proxy.url, command_timeout=timeout)
+    order = list[object]()
+    lease = await near.lock("a").acquire()
+    (warm,) = await joined(face, server, waited(far.lock("a"), order, "subscribed from now on"))
+    await lease.release()
+    await warm.result()
     proxy.swallow_reply(k, close=close)  # of: acquire, queued, release with the grant, release
     first = await far.lock("a").acquire()
-    order = list[object]()
     (waiting,) = await joined(face, server, waited(far.lock("a"), order, "waiter"))
-    await first.release()
-    granted = int(server.command("GET", f"{KEY}:fence"))
-    assert await waiting.result() == granted > first.fence, "it missed its window"
+    with Busyness() as busy:
+        await first.release()
+        granted = int(server.command("GET", f"{KEY}:fence"))
+        fence = await waiting.result()
+        assert fence >= granted > first.fence
+        assert fence == granted or busy.allowance > 1 - timeout, "it missed its window"
     assert proxy.rules_left == 0
     assert_clean(server)
 
@@ -376,16 +381,19 @@ async def test_while_the_push_connection_cannot_be_had_waiting_polls(
     async with far.lock("warm"):
         pass
     lease = await near.lock("a").acquire()
-    proxy.drop_request(1, matching=says("SUBSCRIBE"))
+    attempts = 100  # more than there are
+    for number in range(attempts):
+        proxy.drop_request(number + 1, matching=says("SUBSCRIBE"))
     order = list[object]()
     waiting = face.start(waited(far.lock("a"), order, "waiter"))
 
     async def tried() -> bool:
-        return proxy.rules_left == 0
+        return proxy.rules_left < attempts
 
     await face.eventually(tried)
     await lease.release()
-    await waiting.result()  # who neither hears nor asks waits for a whole ttl
+    await waiting.result()  # a client that neither is notified nor polls waits for a whole ttl
+    assert proxy.rules_left, "no attempt to subscribe succeeded"
     assert_clean(server)
 
 
