@@ -141,13 +141,28 @@ def test_threads_share_one_connection_to_each_node(three: list[Server]) -> None:
     eventually(lambda: nothing_is_left(three), what="all is released")
 
 
+def connected_table(client: holdfast.Client, work: Work) -> SharedTable:
+    """The table that threads share, connected to all nodes: a majority is enough to acquire."""
+
+    def is_connected() -> bool:
+        work.begin(client.lock("warm").acquire().release).join()
+        return all(seat.sock is not None and not seat.owed for seat in table().seats)
+
+    def table() -> SharedTable:
+        port: Any = client._session.port
+        found: SharedTable = port._crowd._shared["table"]
+        return found
+
+    eventually(is_connected, what="it is connected to all nodes")
+    return table()
+
+
 def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
     proxies: list[Proxy],
 ) -> None:
-    with holdfast.Client(urls(proxies)) as client:
+    with patient(proxies) as client:
         work = Work()
-        warm = work.begin(client.lock("warm").acquire().release)
-        warm.join()
+        connected_table(client, work)
         held = [proxy.hold_reply() for proxy in proxies]
         done: list[str] = []
 
@@ -174,11 +189,9 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
 def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
     proxies: list[Proxy],
 ) -> None:
-    with holdfast.Client(urls(proxies)) as client:
+    with patient(proxies) as client:
         work = Work()
-        work.begin(client.lock("warm").acquire().release).join()
-        port: Any = client._session.port
-        table = port._crowd._shared["table"]
+        table = connected_table(client, work)
         sockets = [seat.sock for seat in table.seats]
         done: list[str] = []
         held = [proxy.hold_reply() for proxy in proxies]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kit.faces import Face
+    from kit.waiting import Busyness
 
 pytestmark = pytest.mark.only_client("threads")
 
@@ -468,7 +469,7 @@ async def test_s1_a_holder_cut_off_with_the_old_primary_has_lost_it_before_anybo
 
 @threads_only
 async def test_s1_nobody_keeps_it_at_the_new_primary_who_may_lose_it_at_the_old_one(
-    face: Face, monkeypatch: pytest.MonkeyPatch
+    face: Face, monkeypatch: pytest.MonkeyPatch, busy: Busyness
 ) -> None:
     monkeypatch.setattr(guard, "OVERLAP", 9.0)
     with _split(8) as (service, url, cut):
@@ -479,8 +480,10 @@ async def test_s1_nobody_keeps_it_at_the_new_primary_who_may_lose_it_at_the_old_
         (token,) = old.command("ZRANGE", f"{KEY}:queue", 0, -1)
         cut(but_for=token.decode().split(":")[1])
         service.await_another(old)
-        with pytest.raises(holdfast.NodeUnavailable):
+        with pytest.raises((holdfast.NodeUnavailable, holdfast.LeaseLost)) as caught:
             await lease.extend(4)
+        in_time = isinstance(caught.value, holdfast.NodeUnavailable)
+        assert in_time or busy.allowance > 2, "it was lost before the failover"
         other, granted_at = await left.result(30)  # by the old primary, which nobody else sees
         assert old.command("GET", KEY).decode() == other.token
         assert lease.deadline < granted_at
