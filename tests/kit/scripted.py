@@ -1,0 +1,182 @@
+"""Scripts run one by one on the keys of one lock, and what each of them answers and leaves."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import hiredis
+
+from holdfast.core.line import read_message
+from holdfast.core.spec import keys_of
+from kit.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from holdfast.scripts import Script
+    from kit.servers import Server
+
+KEY = b"holdfast:{a}"
+SERIAL = b"739"
+Queue = list[tuple[str, float]]
+
+
+def token(client: str, number: int = 1, end: str = "") -> str:
+    """A token that a client draws; `end` is what a delay or an owner adds."""
+    return f"hf1:{client}:{number}:me@here:1:main:{end}"
+
+
+def is_about(left: int, expected: int) -> bool:
+    """Whether it is what it was set to a moment ago, on a busy machine."""
+    return expected - 20_000 < left <= expected
+
+
+class After(NamedTuple):
+    """What a script answered, without its serial, and what it left; times are in ms."""
+
+    reply: Any
+    holder: str | None
+    left: int
+    fence: int
+    fence_left: int
+    queue: Queue
+    queue_left: int
+    holds: Queue
+    began_us: int
+    """The server's clock before the script ran, and after."""
+    ended_us: int
+
+
+class Connection:
+    """A plain connection to a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(PATIENCE)
+        self._socket.connect(server.unix_path)
+        self._reader = hiredis.Reader(notEnoughData=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, *commands: tuple[Any, ...]) -> None:
+        """Send some commands in one go."""
+        self._socket.sendall(b"".join(hiredis.pack_command(each) for each in commands))
+
+    def receive(self) -> Any:
+        """Return the next reply or message; an error is returned."""
+        while (reply := self._reader.gets()) is self:
+            received = self._socket.recv(65536)
+            assert received, "the server closed the connection"
+            self._reader.feed(received)
+        return reply
+
+    def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send some commands and return their replies."""
+        self.send(*commands)
+        return [self.receive() for _ in commands]
+
+
+class Listening(Connection):
+    """A client's push connection: what scripts publish to these clients."""
+
+    def __init__(self, server: Server, *clients: str) -> None:
+        super().__init__(server)
+        self.ask(*(("SUBSCRIBE", f"holdfast:push:{client}") for client in clients))
+
+    def messages(self) -> list[tuple[str, int, int, int, str]]:
+        """Return what arrived since the last time: kind, fence, ms, delay (ms), token."""
+        found = []
+        self.send(("PING", "end"))
+        while (message := self.receive())[0] != b"pong":
+            kind, fence, px, delay, told, key = read_message(message[2])
+            assert key == KEY
+            found.append((kind.decode(), fence, px, delay, told))
+        return found
+
+
+class ScriptedLock(Connection):
+    """One lock on a server, of which a test writes the state and runs the scripts."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.server = server
+        self.keys = keys_of(KEY, holds=True)
+
+    def put(
+        self,
+        holder: str | None = None,
+        px: int | None = 100_000,
+        *,
+        fence: int | None = 7,
+        queue: Queue = (),  # type: ignore[assignment]  # nothing
+        holds: Queue = (),  # type: ignore[assignment]
+    ) -> None:
+        """Have this state on the server, and nothing else."""
+        lock, counter, waiters, holding = self.keys
+        commands: list[tuple[Any, ...]] = [("FLUSHALL",)]
+        if holder is not None:
+            commands.append(("SET", lock, holder, *(("PX", px) if px else ())))
+        if fence is not None:
+            commands.append(("SET", counter, fence))
+        commands += [("ZADD", waiters, f"{score:.0f}", member) for member, score in queue]
+        commands += [("ZADD", holding, score, member) for member, score in holds]
+        self.ask(*commands)
+
+    def run(self, script: Script, *args: object, keys: int = 0) -> After:
+        """Run a script, and read in the same moment what it left.
+
+        It gets that many of the lock's keys; 0: those that a client gives a lock of its owner.
+        """
+        lock, counter, waiters, holding = self.keys
+        keys = keys or (4 if any(isinstance(each, str) and "&" in each for each in args) else 3)
+        run = "EVAL", script.text, keys, *self.keys[:keys], *args, SERIAL
+        reads: list[tuple[Any, ...]] = [
+            ("GET", lock),
+            ("PTTL", lock),
+            ("GET", counter),
+            ("PTTL", counter),
+            ("ZRANGE", waiters, 0, -1, "WITHSCORES"),
+            ("PTTL", waiters),
+            ("ZRANGE", holding, 0, -1, "WITHSCORES"),
+        ]
+        commands = [("MULTI",), ("TIME",), run, *reads, ("TIME",), ("EXEC",)]
+        began, reply, holder, left, fence, fence_left, queue, queue_left, holds, ended = self.ask(
+            *commands
+        )[-1]
+        return After(
+            _without_serial(reply),
+            None if holder is None else holder.decode(),
+            left,
+            int(fence or 0),
+            fence_left,
+            _pairs(queue),
+            queue_left,
+            _pairs(holds),
+            _microseconds(began),
+            _microseconds(ended),
+        )
+
+
+def _without_serial(reply: Any) -> Any:
+    if isinstance(reply, bytes):
+        assert reply.endswith(SERIAL)
+        return int(reply[: -len(SERIAL)])
+    if isinstance(reply, list):
+        assert reply[-1] == SERIAL
+        return [each.decode() if isinstance(each, bytes) else each for each in reply[:-1]]
+    return str(reply)
+
+
+def _pairs(flat: list[bytes]) -> Queue:
+    return [
+        (member.decode(), float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)
+    ]
+
+
+def _microseconds(time: list[bytes]) -> int:
+    return int(time[0]) * 1_000_000 + int(time[1])

@@ -1,0 +1,459 @@
+"""What the other scripts of locks answer and leave on the server, as their headers say."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.scripts import (
+    ACQUIRE,
+    ADOPT,
+    EVICT,
+    INSPECT,
+    OVERVIEW,
+    POSITION,
+    PROBE,
+    RELEASE,
+    RENEW,
+)
+from kit.scripted import Listening, ScriptedLock, is_about, token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kit.servers import Server
+
+ME, OTHER, FIRST, SECOND, THIRD = (
+    token(name) for name in ("me", "other", "first", "second", "third")
+)
+OURS, OURS_TOO, OURS_THIRD = (token(name, end=":&us") for name in ("me", "other", "third"))
+OWNED = "0 fair &us"
+BURIED = 1e16 + 9e12 + 2
+TTL = 100_000
+HOUR = 3_600_000
+REFUSED = "ACL failure|can't run this command"
+
+
+@pytest.fixture
+def lock(server: Server) -> Iterator[ScriptedLock]:
+    with ScriptedLock(server) as lock:
+        yield lock
+
+
+@pytest.fixture
+def pushes(server: Server) -> Iterator[Listening]:
+    with Listening(server, "me", "first", "second", "third") as pushes:
+        yield pushes
+
+
+# renew
+
+
+def test_a_renewal_keeps_a_lease_and_never_shortens_it(lock: ScriptedLock) -> None:
+    for settings, px, left in (
+        ("", 5_000, TTL),
+        ("", 300_000, 300_000),
+        ("0 barge ", 5_000, TTL),
+        ("50000 fair ", 55_000, 50_000 + TTL),
+        ("50000 fair ", 300_000, 300_000),
+        ("0 forever ", 5_000, -1),
+        ("50000 forever ", None, -1),
+    ):
+        lock.put(ME, px)
+        after = lock.run(RENEW, ME, TTL, settings, 7, keys=2)
+        assert (after.reply, after.holder, after.fence, after.holds) == (7, ME, 7, [])
+        assert after.left == left if left < 0 else is_about(after.left, left), settings
+        assert is_about(after.fence_left, HOUR)
+    for ttl, kept in ((1, HOUR), (HOUR // 2, HOUR), (HOUR, 2 * HOUR)):
+        lock.put(ME)
+        assert is_about(lock.run(RENEW, ME, ttl, "", 7).fence_left, kept)
+    lock.put(ME, fence=None)
+    after = lock.run(RENEW, ME, TTL, "", 7)
+    assert after.began_us <= after.reply == after.fence <= after.ended_us
+
+
+def test_a_renewal_revives_nothing_and_tells_what_was_taken_from_what_was_lost(
+    lock: ScriptedLock,
+) -> None:
+    for holder, px, last, settings, reply in (
+        (OTHER, 50_000, 7, "", 0),
+        (OTHER, 50_000, 8, "", 0),
+        (ME, 40_000, 7, "50000 fair ", 0),  # the lock delay has begun
+        (None, None, 7, "", []),
+        (None, None, 6, "", []),
+        (None, None, 8, "", 0),
+        (None, None, None, "", []),
+    ):
+        lock.put(holder, px, fence=last)
+        after = lock.run(RENEW, ME, TTL, settings, 7)
+        assert (after.reply, after.holder, after.fence) == (reply, holder, last or 0)
+        assert px is None or is_about(after.left, px)
+        assert after.fence_left < 0
+    for last in (0, None):
+        lock.put(fence=last)
+        assert lock.run(RENEW, ME, TTL, "", 0).reply == []
+
+
+def test_a_renewal_is_refused_at_the_beginning_of_a_quarantine(lock: ScriptedLock) -> None:
+    for settings, longest, refused in (
+        ("0 fair+guard ", 10_000, True),
+        ("0 fair+guard ", 60_000, False),
+        ("0 fair ", 10_000, False),
+    ):
+        lock.put(ME, 5_000)
+        lock.ask(("SET", "holdfast:quarantine", longest, "PX", 50_000))
+        after = lock.run(RENEW, ME, TTL, settings, 7)
+        if refused:
+            kind, _, left = after.reply.partition(" ")
+            assert kind == "QUARANTINE"
+            assert is_about(int(left), 40_000)
+            assert after.left <= 5_000
+        else:
+            assert after.reply == 7
+            assert is_about(after.left, TTL)
+    lock.put(ME, 5_000)
+    assert lock.run(RENEW, ME, TTL, "0 fair+guard ", 7).reply == 7
+
+
+def test_a_ttl_below_a_millisecond_is_refused(lock: ScriptedLock) -> None:
+    for ttl in ("0", "-1", "x", "0.5"):
+        for script, *rest in ((RENEW, "", 7), (ADOPT, OTHER, "")):
+            lock.put(OTHER, 50_000)
+            after = lock.run(script, OTHER, ttl, *rest)
+            assert "at least 1 ms" in after.reply
+            assert is_about(after.left, 50_000)
+    for script, *rest in ((RENEW, "", 7), (ADOPT, OTHER, "")):
+        lock.put(OTHER, 50_000)
+        assert lock.run(script, OTHER, 1, *rest).reply == 7
+
+
+# adopt
+
+
+def test_an_exported_lease_goes_on_under_the_adopters_token(lock: ScriptedLock) -> None:
+    for settings, px, left in (
+        ("", 5_000, TTL),
+        ("", 300_000, 300_000),
+        ("50000 fair ", 55_000, 50_000 + TTL),
+        ("0 barge ", 5_000, TTL),
+        ("0 forever ", 5_000, -1),
+    ):
+        for holder in (OTHER, ME):  # the second time it is a retry
+            lock.put(holder, px, queue=[(FIRST, 5)])
+            after = lock.run(ADOPT, ME, TTL, OTHER, settings, keys=3)
+            assert (after.reply, after.holder, after.fence) == (7, ME, 7)
+            assert after.left == left if left < 0 else is_about(after.left, left)
+            assert is_about(after.fence_left, HOUR)
+            waiter, (buried, at) = after.queue
+            assert (waiter, buried) == ((FIRST, 5), "+" + OTHER)
+            assert abs(at - 1e16 - 60_000 - after.began_us / 1000) < 10_000
+            assert is_about(after.queue_left, 60_000)
+    for ttl, kept in ((1, HOUR), (HOUR // 2, HOUR), (HOUR, 2 * HOUR)):
+        lock.put(OTHER)
+        assert is_about(lock.run(ADOPT, ME, ttl, OTHER, "").fence_left, kept)
+    lock.put(OTHER, fence=None)
+    after = lock.run(ADOPT, ME, TTL, OTHER, "")
+    assert after.began_us <= after.reply == after.fence <= after.ended_us
+
+
+def test_what_is_over_or_was_adopted_or_given_up_is_not_adopted(lock: ScriptedLock) -> None:
+    for holder, px, settings, queue in (
+        (None, None, "", []),
+        (FIRST, 50_000, "", []),
+        (OTHER, 40_000, "50000 fair ", []),
+        (OTHER, 50_000, "", [("+" + ME, BURIED)]),
+        (ME, 50_000, "", [("+" + ME, BURIED)]),
+    ):
+        lock.put(holder, px, queue=queue)
+        after = lock.run(ADOPT, ME, TTL, OTHER, settings)
+        assert (after.reply, after.holder, after.queue) == (0, holder, queue)
+        assert px is None or is_about(after.left, px)
+        assert after.fence_left == -1
+
+
+def test_no_lease_is_adopted_in_a_quarantine(lock: ScriptedLock) -> None:
+    for settings, refused in (("0 fair+guard ", True), ("0 fair ", False)):
+        lock.put(OTHER)
+        lock.ask(("SET", "holdfast:quarantine", "1000", "PX", 50_000))
+        after = lock.run(ADOPT, ME, TTL, OTHER, settings)
+        if refused:
+            kind, _, left = after.reply.partition(" ")
+            assert kind == "QUARANTINE"
+            assert is_about(int(left), 50_000)
+            assert (after.holder, after.queue) == (OTHER, [])
+        else:
+            assert after.holder == ME
+    lock.put(OTHER)
+    assert lock.run(ADOPT, ME, TTL, OTHER, "0 fair+guard ").holder == ME
+
+
+# evict
+
+
+def sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def test_an_eviction_hands_the_lock_to_the_next_waiter(
+    lock: ScriptedLock, pushes: Listening
+) -> None:
+    for settings, px, delay in (("", 100_000, 0), ("50000 fair ", 40_000, 50_000)):
+        holds = [("=" + OTHER, 1.0)]
+        lock.put(OTHER, px, queue=[(OTHER, 4), (FIRST, 5), ("!" + OTHER, 6)], holds=holds)
+        after = lock.run(EVICT, sha(OTHER), 5_000, settings, keys=4)
+        assert (after.reply, after.holder, after.holds) == (1, FIRST, [])
+        assert delay < after.left <= 1000 + delay
+        assert after.began_us <= after.fence <= after.ended_us
+        ((buried, at),) = after.queue
+        assert buried == "+" + OTHER
+        assert abs(at - 1e16 - 60_000 - after.began_us / 1000) < 10_000
+        assert pushes.messages() == [("G", after.fence, 1000, delay, FIRST)]
+    mine = token("other", 2)
+    with Listening(lock.server, "other") as others:  # of the holder's client, which evicts nothing
+        lock.put(OTHER, queue=[(mine, 5)])
+        after = lock.run(EVICT, sha(OTHER), 5_000, "")
+        assert (after.reply, after.holder) == (1, mine)
+        assert others.messages() == [("G", after.fence, 1000, 0, mine)]
+
+
+def test_an_eviction_without_waiters_leaves_the_lock_free(lock: ScriptedLock) -> None:
+    for settings in ("", "0 barge ", "0 forever "):
+        for keys in (3, 4):
+            lock.put(OTHER, None)
+            after = lock.run(EVICT, sha(OTHER), 5_000, settings, keys=keys)
+            assert (after.reply, after.holder) == (1, None)
+            assert after.began_us <= after.fence <= after.ended_us
+            assert [who for who, _ in after.queue] == ["+" + OTHER]
+
+
+def test_an_eviction_begins_the_lock_delay(lock: ScriptedLock, pushes: Listening) -> None:
+    for delay in (1, 50_000):
+        lock.put(OTHER, 300_000, queue=[(FIRST, 5)])
+        after = lock.run(EVICT, sha(OTHER), 5_000, f"{delay} fair ")
+        assert after.reply == 1
+        assert is_about(after.left, delay)
+        assert after.began_us <= after.fence <= after.ended_us
+        assert [who for who, _ in after.queue] == [FIRST, "+" + OTHER]
+        assert pushes.messages() == [("W", 0, delay, delay, FIRST)]
+    # From its first moment on it is over for the holder.
+    lock.put(OTHER, 300_000)
+    evict = "EVAL", EVICT.text, 3, *lock.keys[:3], sha(OTHER), 5_000, "50000 fair ", "739"
+    renew = "EVAL", RENEW.text, 2, *lock.keys[:2], OTHER, TTL, "50000 fair ", 7, "739"
+    assert lock.ask(evict, renew) == [b"1739", b"0739"]
+    assert is_about(lock.run(INSPECT).left, 50_000)
+
+
+def test_an_eviction_within_the_lock_delay_is_watched_by_the_next_waiter_only(
+    lock: ScriptedLock, pushes: Listening
+) -> None:
+    lock.put(OTHER, 40_000, queue=[(FIRST, 5), (SECOND, 6), (THIRD, 7)])
+    after = lock.run(EVICT, sha(OTHER), 5_000, "50000 fair ")
+    assert after.holder == FIRST
+    assert [each[4] for each in pushes.messages()] == [FIRST, SECOND]
+
+
+def test_only_the_holder_that_was_seen_is_evicted(lock: ScriptedLock) -> None:
+    for holder in (None, OTHER):
+        lock.put(holder, queue=[(FIRST, 5)])
+        after = lock.run(EVICT, sha(ME), 5_000, "")
+        assert (after.reply, after.holder, after.fence) == (0, holder, 7)
+        assert after.queue == [(FIRST, 5)]
+
+
+# What shows a lock
+
+
+def test_the_holder_is_shown_with_its_time_and_fence(lock: ScriptedLock) -> None:
+    lock.put()
+    assert lock.run(INSPECT).reply == []
+    for px, left in ((50_000, 50_000), (None, -1)):
+        for fence, shown in ((7, "7"), (None, "")):
+            lock.put(OTHER, px, fence=fence)
+            holder, ms, last = lock.run(INSPECT, keys=2).reply
+            assert (holder, last) == (OTHER, shown)
+            assert ms == left or is_about(ms, left)
+
+
+def test_the_place_of_a_waiter_is_the_number_of_those_ahead(lock: ScriptedLock) -> None:
+    lock.put(queue=[(FIRST, 5), (SECOND, 6), (THIRD, 7)])
+    for ticket, ahead in (("5", 0), ("6", 1), ("7", 2), ("9", 3)):
+        after = lock.run(POSITION, ticket)
+        assert after.reply == ["", -2, ahead]
+    for px, left in ((50_000, 50_000), (None, -1)):
+        lock.put(OTHER, px, queue=[(f"w{number}", number) for number in range(150)])
+        holder, ms, ahead = lock.run(POSITION, "140").reply
+        assert (holder, ahead) == (OTHER, 100)
+        assert ms == left or is_about(ms, left)
+
+
+def test_a_probe_counts_the_listeners_of_a_client(lock: ScriptedLock, pushes: Listening) -> None:
+    assert lock.run(PROBE, "me").reply == 1
+    message = pushes.receive()
+    assert message == [b"message", b"holdfast:push:me", b"P:0:0:0:"]
+    assert lock.run(PROBE, "nobody").reply == 0
+
+
+def test_an_overview_shows_holder_holds_and_waiters(lock: ScriptedLock, server: Server) -> None:
+    gone, lost, elsewhere = token("gone"), token("lost"), "!" + token("elsewhere")
+    lock.put()
+    after = lock.run(OVERVIEW, 9, keys=4)
+    assert after.reply[:3] == ["", -2, "7"]
+    assert after.began_us <= int(after.reply[3]) <= after.ended_us
+    assert after.reply[4:] == [[], 0, 0, []]
+    now_ms = after.ended_us // 1000
+    queue = [(FIRST, 5.0), (gone, 6.0), (elsewhere, 7.0), (SECOND, 8.0), (lost, 9.0)]
+    queue.append(("+buried", BURIED))
+    holds = [("=" + OTHER, math.inf), (ME, now_ms - 1), (OTHER, now_ms + 50_000)]
+    lock.put(OTHER, 50_000, fence=None, queue=queue, holds=holds)
+    listens = [1, 0, -1, 1, 0]
+    rows = [[who, f"{at:.0f}", heard] for (who, at), heard in zip(queue, listens, strict=False)]
+    with Listening(server, "first", "second"), Listening(server, "second"):
+        for wanted, shown in ((-1, range(5)), (0, []), (1, [0]), (2, [0, 2]), (3, [0, 2, 3])):
+            after = lock.run(OVERVIEW, wanted, keys=4)
+            holder, left, fence, _, holding, waiting, absent, waiters = after.reply
+            assert (holder, fence, waiting, absent) == (OTHER, "", 3, 2)
+            assert is_about(left, 50_000)
+            expected = [OTHER, str(now_ms + 50_000), "=" + OTHER, "inf"]
+            assert [each.decode() for each in holding] == expected
+            found = [each.decode() if isinstance(each, bytes) else each for each in waiters]
+            assert found == [cell for number in shown for cell in rows[number]]
+            assert after.queue == queue
+    lock.put(OTHER, None)
+    assert lock.run(OVERVIEW, -1, keys=4).reply[1] == -1
+
+
+def test_waiters_count_as_there_where_listeners_may_not_be_counted(
+    lock: ScriptedLock, server: Server
+) -> None:
+    server.command("ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-pubsub")
+    lock.put(queue=[(FIRST, 5)])
+    lock.ask(("AUTH", "mute", ""))
+    reply = lock.run(OVERVIEW, -1, keys=4).reply
+    assert reply[5:] == [1, 0, [FIRST.encode(), b"5", -1]]
+    server.command("ACL", "DELUSER", "mute")
+
+
+# Locks with an owner
+
+
+def test_a_second_hold_of_an_owner_joins_the_first(lock: ScriptedLock) -> None:
+    for px, left in ((50_000, TTL), (300_000, 300_000)):
+        old = [("=an earlier token", math.inf), (OURS, 5.0)]
+        for holds in ([], old):
+            lock.put(OURS_TOO, px, holds=holds)
+            after = lock.run(ACQUIRE, OURS, TTL, "0", OWNED)
+            assert (after.reply, after.holder, after.fence) == (7, OURS_TOO, 7)
+            assert is_about(after.left, left)
+            now = after.began_us // 1000
+            ends = dict(after.holds)
+            assert ends.keys() == {OURS, OURS_TOO, "=" + OURS_TOO}
+            assert is_about(int(ends[OURS] - now), TTL + 5)
+            assert is_about(int(ends[OURS_TOO] - now), px + 5)
+            assert ends["=" + OURS_TOO] == float("inf")
+            (holds_left,) = lock.ask(("PTTL", lock.keys[3]))
+            assert is_about(holds_left, left)
+
+
+def test_a_hold_of_an_owner_is_kept_for_the_longest_it_asked_for(lock: ScriptedLock) -> None:
+    for script, *rest in ((ACQUIRE, "0", OWNED), (RENEW, OWNED, 7)):
+        now = lock.run(INSPECT).ended_us // 1000
+        for mine, kept in ((60_000, TTL), (300_000, 300_000)):
+            holds = [("=" + OURS_TOO, math.inf), (OURS, now + mine), (OURS_TOO, now + 50_000)]
+            lock.put(OURS_TOO, 80_000, holds=holds)
+            after = lock.run(script, OURS, TTL, *rest)
+            assert (after.reply, after.holder) == (7, OURS_TOO)
+            assert is_about(after.left, TTL)
+            ends = dict(after.holds)
+            assert 0 <= ends[OURS] - now - kept < 20_000
+            assert ends[OURS_TOO] == now + 50_000
+
+
+def test_a_renewal_makes_no_hold_that_has_ended(lock: ScriptedLock) -> None:
+    now = lock.run(INSPECT).ended_us // 1000
+    holds = [("=" + OURS_TOO, math.inf), (OURS_TOO, now + 50_000)]
+    for more in ([], [(OURS, now - 1)]):
+        lock.put(OURS_TOO, 50_000, holds=[*holds, *more])
+        after = lock.run(RENEW, OURS, TTL, OWNED, 7)
+        assert (after.reply, after.holder) == (0, OURS_TOO)
+        assert is_about(after.left, 50_000)
+    for script, *rest in ((ACQUIRE, "0", OWNED), (RENEW, OWNED, 7)):
+        lock.put(OURS, 50_000)  # the only one is in no list
+        after = lock.run(script, OURS, TTL, *rest)
+        assert (after.reply, after.holder, after.holds) == (7, OURS, [])
+        assert is_about(after.left, TTL)
+    # Its own release made the first hold of the owner end, although its token is in the key.
+    lock.put(OURS_TOO, 50_000, holds=[("=" + OURS_TOO, math.inf), (OURS, now + 50_000)])
+    assert lock.run(RENEW, OURS_TOO, TTL, OWNED, 7).reply == 0
+
+
+def test_the_last_hold_of_an_owner_ends_the_lock(lock: ScriptedLock, pushes: Listening) -> None:
+    now = lock.run(INSPECT).ended_us // 1000
+    mark = "=" + OURS_TOO, math.inf
+    for delay in (0, 50_000):
+        settings = f"{delay} fair &us"
+        holds = [mark, (OURS, now + 300_000), (OURS_TOO, now + 150_000), (OURS_THIRD, now + 90_000)]
+        lock.put(OURS_TOO, 300_000 + delay, queue=[(FIRST, 5)], holds=holds)
+        after = lock.run(RELEASE, OURS, 5_000, "0", settings)
+        assert (after.reply, after.holder, after.queue) == (1, OURS_TOO, [(FIRST, 5)])
+        assert is_about(after.left, 150_000 + delay)
+        assert dict(after.holds).keys() == {"=" + OURS_TOO, OURS_TOO, OURS_THIRD}
+        ((kind, _, px, told_delay, who),) = pushes.messages()
+        assert (kind, told_delay, who) == ("W", delay, FIRST)
+        assert is_about(px, 150_000 + delay)
+        for holds in (
+            [mark, (OURS, now + 150_000)],
+            [mark, (OURS, now + 150_000), (FIRST, now - 1)],
+        ):
+            lock.put(OURS_TOO, 150_000 + delay, queue=[(FIRST, 5)], holds=holds)
+            after = lock.run(RELEASE, OURS, 5_000, "0", settings)
+            assert (after.reply, after.holder) == (1, FIRST)
+            assert pushes.messages() == [("G", after.fence, 1000, delay, FIRST)]
+    holds = [mark, (OURS_TOO, now + 150_000)]  # released already
+    lock.put(OURS_TOO, 300_000, queue=[(FIRST, 5)], holds=holds)
+    after = lock.run(RELEASE, OURS, 5_000, "0", OWNED)
+    assert (after.reply, after.holder) == (0, OURS_TOO)
+    assert is_about(after.left, 300_000)
+    assert pushes.messages() == []
+    lock.put(OURS, queue=[(FIRST, 5)])  # the only one
+    after = lock.run(RELEASE, OURS, 5_000, "0", OWNED)
+    assert (after.reply, after.holder) == (1, FIRST)
+
+
+def test_waiters_of_the_same_owner_are_notified_to_ask(lock: ScriptedLock, server: Server) -> None:
+    theirs = token("second", 2, ":&them")
+    joins = token("second", 3, ":&us")
+    with Listening(server, "second", "third") as pushes:
+        lock.put(queue=[(OURS_THIRD, 5), (theirs, 6), (joins, 7), ("+x:&us", BURIED)])
+        after = lock.run(ACQUIRE, OURS, 5_000, "0", "0 barge &us")
+        assert (after.reply, after.holder) == (after.fence, OURS)
+        told = [("A", 0, 0, 0, OURS_THIRD), ("A", 0, 0, 0, joins)]
+        assert pushes.messages() == told
+
+
+# Servers that do not let scripts publish
+
+
+def test_where_publishing_is_not_allowed_no_waiter_is_dropped(lock: ScriptedLock) -> None:
+    lock.server.command("ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
+    lock.ask(("AUTH", "mute", ""))
+    queue = [(FIRST, 5.0), (SECOND, 6.0)]
+    for script, args, holder, left_behind in (
+        (ACQUIRE, (ME, 5_000, "0", ""), None, None),
+        (RELEASE, (OTHER, 5_000, "0", ""), OTHER, None),
+        (RELEASE, (OTHER, 5_000, "0", "0 fair "), OTHER, None),
+        (RELEASE, (OTHER, 5_000, "0", "0 barge "), OTHER, None),
+        (EVICT, (sha(OTHER), 5_000, ""), OTHER, None),
+        (EVICT, (sha(OTHER), 5_000, "50000 fair "), OTHER, OTHER),
+    ):
+        lock.put(holder, queue=queue)
+        after = lock.run(script, *args)
+        assert re.search(REFUSED, after.reply)
+        assert after.holder == left_behind
+        assert after.queue[:2] == queue
+        assert ME not in dict(after.queue)
+    assert re.search(REFUSED, lock.run(PROBE, "me").reply)
+    lock.server.command("ACL", "DELUSER", "mute")

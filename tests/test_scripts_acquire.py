@@ -1,0 +1,302 @@
+"""What acquire.lua answers and leaves on the server, as its header says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.scripts import ACQUIRE
+from kit.scripted import Listening, ScriptedLock, is_about, token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kit.servers import Server
+
+ME, OTHER, FIRST, SECOND, THIRD = (
+    token(name) for name in ("me", "other", "first", "second", "third")
+)
+LATER = 9e15
+"""A ticket of a waiter that came last, whatever the time is; a whole number of minutes."""
+MINUTE = 60_000_000
+BURIED = 1e16 + 9e12 + 2
+TTL = 100_000
+
+
+@pytest.fixture
+def lock(server: Server) -> Iterator[ScriptedLock]:
+    with ScriptedLock(server) as lock:
+        yield lock
+
+
+def test_a_free_lock_is_granted_with_a_fence_by_the_servers_clock(lock: ScriptedLock) -> None:
+    for args in ((), ("", "0 fair "), ("0", ""), ("0", "0 barge "), ("!0", "")):
+        for last in (None, 7):
+            lock.put(fence=last)
+            after = lock.run(ACQUIRE, ME, TTL, *args)
+            assert after.began_us <= after.reply <= after.ended_us, args
+            assert (after.holder, after.fence, after.queue) == (ME, after.reply, [])
+            assert is_about(after.left, TTL)
+
+
+def test_fences_grow_even_beyond_the_servers_clock(lock: ScriptedLock) -> None:
+    for settings in ("", "0 fair "):
+        for ttl, kept in ((1, 3_600_000), (1_800_000, 3_600_000), (2_000_000, 4_000_000)):
+            lock.put(fence=5_000_000_000_000_001)
+            after = lock.run(ACQUIRE, ME, ttl, "", settings)
+            assert after.reply == after.fence == 5_000_000_000_000_002
+            assert is_about(after.fence_left, kept)
+            lock.put(fence=5_000_000)
+            after = lock.run(ACQUIRE, ME, ttl, "", settings)
+            assert after.reply == after.fence >= after.began_us
+            assert is_about(after.fence_left, kept)
+
+
+def test_a_ttl_below_a_millisecond_is_refused(lock: ScriptedLock) -> None:
+    for ttl in ("0", "-1", "x", "0.5"):
+        lock.put()
+        after = lock.run(ACQUIRE, ME, ttl)
+        assert "at least 1 ms" in after.reply
+        assert (after.holder, after.fence) == (None, 7)
+
+
+def test_a_retry_gives_the_same_grant_and_never_shortens_it(lock: ScriptedLock) -> None:
+    for settings, px, left in (
+        ("", 5_000, TTL),
+        ("", 300_000, 300_000),
+        ("", None, -1),
+        ("0 forever ", 5_000, -1),
+        ("50000 forever ", None, -1),
+        ("50000 fair ", None, -1),
+        ("50000 fair ", 55_000, 50_000 + TTL),
+        ("50000 fair ", 300_000, 300_000),
+        ("0 barge ", 5_000, TTL),
+    ):
+        lock.put(ME, px, queue=[(ME, 1), (FIRST, 2), ("!" + ME, 3)])
+        after = lock.run(ACQUIRE, ME, TTL, "0", settings)
+        assert (after.reply, after.holder, after.fence) == (7, ME, 7)
+        assert after.queue == [(FIRST, 2)]
+        assert after.left == left if left < 0 else is_about(after.left, left), settings
+
+
+def test_a_retry_after_the_counter_was_lost_gets_a_fence(lock: ScriptedLock) -> None:
+    lock.put(ME, fence=None)
+    after = lock.run(ACQUIRE, ME, TTL)
+    assert after.began_us <= after.reply == after.fence <= after.ended_us
+
+
+def test_a_lock_delay_is_no_part_of_a_lease(lock: ScriptedLock) -> None:
+    lock.put(ME, 40_000)
+    after = lock.run(ACQUIRE, ME, TTL, "", "50000 fair ")
+    assert after.reply[0] == after.holder == ME
+    assert is_about(after.reply[1], 40_000)
+    assert is_about(after.left, 40_000)
+    lock.put()
+    after = lock.run(ACQUIRE, ME, TTL, "", "50000 fair ")
+    assert is_about(after.left, TTL + 50_000)
+
+
+def test_a_request_that_does_not_wait_changes_nothing_of_a_held_lock(lock: ScriptedLock) -> None:
+    for settings in ("", "0 fair ", "0 barge ", "0 fair &us"):
+        for px, left in ((50_000, 50_000), (None, -1)):
+            lock.put(OTHER, px, queue=[(FIRST, 5)])
+            after = lock.run(ACQUIRE, ME, TTL, "", settings)
+            assert after.reply[0] == after.holder == OTHER
+            assert after.reply[2:] == ["0", 0, ""]
+            assert after.reply[1] == left or is_about(after.reply[1], left)
+            assert after.left == left or is_about(after.left, left)
+            assert (after.fence, after.queue) == (7, [(FIRST, 5)])
+
+
+def test_a_waiter_that_stops_waiting_leaves_and_the_first_one_watches_the_holder(
+    lock: ScriptedLock, server: Server
+) -> None:
+    with Listening(server, "first", "second") as pushes:
+        for mine in (ME, "!" + ME):
+            for px, told in ((None, []), (60_000, [FIRST])):
+                lock.put(OTHER, px, queue=[(mine, 1), (FIRST, 2), (SECOND, 3)])
+                after = lock.run(ACQUIRE, ME, TTL, "", "")
+                assert after.reply[2:] == ["0", 0, ""]
+                assert after.queue == [(FIRST, 2), (SECOND, 3)]
+                messages = pushes.messages()
+                assert [(each[0], each[4]) for each in messages] == [("W", who) for who in told]
+                assert all(is_about(each[2], 60_000) for each in messages)
+        lock.put(OTHER, queue=[(FIRST, 2)])
+        lock.run(ACQUIRE, ME, TTL, "", "")
+        assert pushes.messages() == []
+
+
+def test_a_waiter_gets_a_ticket_by_the_servers_clock_and_behind_all_others(
+    lock: ScriptedLock,
+) -> None:
+    for mark in ("", "!"):
+        for buried in ([], [("+gone", 1e16)], [("+gone", BURIED)]):
+            lock.put(OTHER, queue=[(FIRST, 5), *buried])
+            after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+            ticket = int(after.reply[2])
+            assert after.began_us <= ticket <= after.ended_us
+            assert after.reply[3:] == [0, ""]
+            assert after.queue == [(FIRST, 5), (mark + ME, ticket), *buried]
+            lock.put(OTHER, queue=[(FIRST, LATER), *buried])
+            after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+            assert after.reply[2:] == [f"{LATER + 1:.0f}", 0, ""]
+            assert after.queue == [(FIRST, LATER), (mark + ME, LATER + 1), *buried]
+
+
+def test_a_request_for_a_place_that_is_sent_twice_keeps_the_first_place(lock: ScriptedLock) -> None:
+    for mark in ("", "!"):
+        queue = [(mark + ME, 5.0), (FIRST, LATER)]
+        lock.put(OTHER, queue=queue)
+        after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+        assert after.reply[2:] == ["5", 0, ""]
+        assert after.queue == queue
+
+
+def test_a_ticket_keeps_its_place_and_says_if_it_was_lost(lock: ScriptedLock) -> None:
+    for place, before, lost, member in (
+        ("3", [], 1, ME),
+        ("!3", [], 1, "!" + ME),
+        ("3", [(ME, 3.0)], 0, ME),
+        ("!3", [("!" + ME, 3.0)], 0, "!" + ME),
+        ("3", [("!" + ME, 3.0)], 0, ME),
+        ("!3", [(ME, 3.0)], 0, "!" + ME),
+    ):
+        lock.put(OTHER, queue=[(FIRST, 2.0), *before, (SECOND, 4.0)])
+        after = lock.run(ACQUIRE, ME, TTL, place, "")
+        assert after.reply[2:] == ["3", lost, ""], place
+        assert after.queue == [(FIRST, 2), (member, 3), (SECOND, 4)]
+
+
+def test_a_queue_is_kept_for_an_hour_by_the_first_of_a_minute_and_by_tickets(
+    lock: ScriptedLock,
+) -> None:
+    for place, queue, kept in (
+        ("0", [], True),
+        ("0", [(FIRST, 5.0)], True),
+        ("0", [(FIRST, LATER - 1)], True),
+        ("0", [(FIRST, LATER)], False),
+        ("0", [(FIRST, LATER + MINUTE - 2)], False),
+        ("0", [(FIRST, LATER + MINUTE - 1)], True),
+        (f"{LATER + 5:.0f}", [(FIRST, LATER + 9)], True),
+    ):
+        lock.put(OTHER, queue=queue)
+        after = lock.run(ACQUIRE, ME, TTL, place, "")
+        assert is_about(after.queue_left, 3_600_000) if kept else after.queue_left == -1
+
+
+def test_a_buried_token_gets_neither_the_lock_nor_a_place(lock: ScriptedLock) -> None:
+    for settings in ("", "0 barge "):
+        for holder in (None, OTHER):
+            queue = [(FIRST, 5), ("+" + ME, BURIED), ("+gone", BURIED + 2)]
+            lock.put(holder, queue=queue)
+            after = lock.run(ACQUIRE, ME, TTL, "0", settings)
+            assert (after.reply, after.holder, after.queue) == (0, holder, queue)
+
+
+def test_the_first_waiter_gets_a_lock_that_is_found_free(
+    lock: ScriptedLock, server: Server
+) -> None:
+    with Listening(server, "first", "second", "third") as pushes:
+        for ttl, window in ((100, 250), (600, 600), (5_000, 1_000)):
+            for delay in (0, 1, 50_000):
+                settings = f"{delay} fair " if delay else ""
+                lock.put(queue=[(FIRST, 5), (SECOND, 6), (THIRD, 7)])
+                after = lock.run(ACQUIRE, ME, ttl, "0", settings)
+                assert after.reply[0] == after.holder == FIRST
+                assert after.reply[1] == window + delay
+                assert delay < after.left <= window + delay
+                assert after.reply[3:] == [0, ""]
+                assert [each[0] for each in after.queue] == [SECOND, THIRD, ME]
+                assert after.fence >= after.began_us
+                assert pushes.messages() == [
+                    ("G", after.fence, window, delay, FIRST),
+                    ("W", 0, window, delay, SECOND),
+                ]
+
+
+def test_a_request_that_does_not_wait_hands_a_free_lock_to_the_first_waiter(
+    lock: ScriptedLock, server: Server
+) -> None:
+    with Listening(server, "first") as pushes:
+        lock.put(queue=[(FIRST, 5)])
+        after = lock.run(ACQUIRE, ME, TTL)
+        assert after.reply == [FIRST, 1000, "0", 0, ""]
+        assert (after.holder, after.queue) == (FIRST, [])
+        assert [each[0] for each in pushes.messages()] == ["G"]
+
+
+def test_waiters_whose_client_is_gone_are_passed_over(lock: ScriptedLock, server: Server) -> None:
+    with Listening(server, "second", "third") as pushes:
+        lock.put(queue=[(FIRST, 5), (SECOND, 6), (token("gone"), 7), (THIRD, 8)])
+        after = lock.run(ACQUIRE, ME, TTL, "0", "")
+        assert after.holder == SECOND
+        assert [each[0] for each in after.queue] == [THIRD, ME]
+        told = [("G", after.fence, 1000, 0, SECOND), ("W", 0, 1000, 0, THIRD)]
+        assert pushes.messages() == told
+        for place in ("", "0"):
+            for settings in ("", "0 fair "):
+                lock.put(queue=[(FIRST, 5), (token("gone"), 7)])
+                after = lock.run(ACQUIRE, ME, TTL, place, settings)
+                assert (after.holder, after.queue) == (ME, [])
+                assert after.reply == after.fence
+                assert is_about(after.left, TTL)
+
+
+def test_a_waiter_that_listens_elsewhere_counts_as_there(lock: ScriptedLock) -> None:
+    lock.put(queue=[("!" + FIRST, 5), (FIRST, 6)])
+    after = lock.run(ACQUIRE, ME, TTL, "0", "")
+    assert after.holder == after.reply[0] == FIRST
+    assert [each[0] for each in after.queue] == [ME]
+
+
+def test_a_grant_to_another_waiter_of_the_same_client_comes_with_the_answer(
+    lock: ScriptedLock, server: Server
+) -> None:
+    with Listening(server, "me", "second") as pushes:
+        lock.put(queue=[(token("me", 2), 5), (SECOND, 6)])
+        after = lock.run(ACQUIRE, ME, TTL, "0", "")
+        mine = token("me", 2)
+        message = f"G:{after.fence}:1000:{len(mine)}:{mine}holdfast:{{a}}"
+        assert after.reply[4] == message
+        assert after.holder == mine
+        assert pushes.messages() == [("W", 0, 1000, 0, SECOND)]
+
+
+def test_a_lock_without_order_is_granted_to_any_request(lock: ScriptedLock, server: Server) -> None:
+    with Listening(server, "first") as pushes:
+        lock.put(queue=[(FIRST, 5), (ME, 6), ("!" + ME, 7)])
+        after = lock.run(ACQUIRE, ME, TTL, "0", "0 barge ")
+        assert after.began_us <= after.reply == after.fence <= after.ended_us
+        assert (after.holder, after.queue) == (ME, [(FIRST, 5)])
+        assert is_about(after.left, TTL)
+        assert pushes.messages() == []
+
+
+def test_a_lock_for_ever_has_no_expiry(lock: ScriptedLock, server: Server) -> None:
+    lock.put()
+    after = lock.run(ACQUIRE, ME, TTL, "", "0 forever ")
+    assert (after.holder, after.left) == (ME, -1)
+    with Listening(server, "first"):  # to whom it is handed over as any other
+        lock.put(queue=[(FIRST, 5)])
+        after = lock.run(ACQUIRE, ME, TTL, "0", "0 forever ")
+        assert after.holder == FIRST
+        assert 0 < after.left <= 1000
+
+
+def test_no_lock_is_granted_in_a_quarantine_where_servers_are_guarded(
+    lock: ScriptedLock,
+) -> None:
+    for settings, refused in (("0 fair+guard ", True), ("0 barge+guard ", True), ("", False)):
+        lock.put()
+        lock.ask(("SET", "holdfast:quarantine", "1000", "PX", 50_000))
+        after = lock.run(ACQUIRE, ME, TTL, "0", settings)
+        if refused:
+            kind, _, left = after.reply.partition(" ")
+            assert kind == "QUARANTINE"
+            assert is_about(int(left), 50_000)
+            assert (after.holder, after.queue, after.fence) == (None, [], 7)
+        else:
+            assert after.holder == ME
+    lock.put()
+    assert lock.run(ACQUIRE, ME, TTL, "0", "0 fair+guard ").holder == ME
