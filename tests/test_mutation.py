@@ -6,7 +6,7 @@ import pytest
 
 from mutation.accepted import ACCEPTED, Accepted
 from mutation.mutants import PACKAGE, Mutant, draw, every_mutant, is_valid, mutants_of
-from mutation.reach import scripts_with, simulate, uses
+from mutation.reach import scripts_with, sends, simulate, uses
 
 PYTHON = '''"""A docstring, with 1 number."""
 
@@ -142,6 +142,12 @@ def test_a_part_of_scripts_is_reached_through_each_script_that_includes_it() -> 
     assert scripts_with("release") == ["release"]
     assert {"acquire", "release"} <= set(scripts_with("_hand_over"))
     assert set(scripts_with("_hand_over")) <= set(scripts_with("_tell"))
+
+
+def test_tests_that_send_a_script_themselves_are_tried_with_it() -> None:
+    assert sends("tests/test_scripts_release.py", ["RELEASE", "EVICT"])
+    assert not sends("tests/test_scripts_release.py", ["VOTE"])
+    assert not sends("tests/test_evict.py", ["EVICT"])  # it does so through a client
 
 
 def test_a_name_is_reached_through_names_that_are_defined_with_it() -> None:

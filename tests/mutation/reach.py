@@ -43,6 +43,10 @@ SHORT += [f"--deselect=tests/test_quorum_threads.py::{ENDS_THREADS}"]
 of them read the source. Python 3.11 hangs if a thread that blocks is to be ended from outside while
 others are traced."""
 
+OF_SCRIPTS = "tests/test_scripts"
+"""How the files of tests begin that send scripts to a server themselves: no line of the package
+that names a script is executed by them."""
+
 
 class Reach:
     """What reaches the lines of this tree."""
@@ -65,7 +69,8 @@ class Reach:
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
         """The tests that reach it, and their seconds.
 
-        The quickest come first, and one variant of each before the second of any.
+        The quickest come first, and one variant of each before the second of any. Of a script,
+        those that run scripts directly come before all others.
         """
         binds = mutant.change.place.binds
         if mutant.file.endswith(".lua"):
@@ -76,6 +81,9 @@ class Reach:
             lines = uses(binds) if binds else _lines(mutant)
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
         tests = sorted((self._tests[number] for number in found), key=lambda test: test[1])
+        if mutant.file.endswith(".lua"):
+            direct = [test for test in self._tests if sends(test[0].split("::")[0], names)]
+            tests = [*direct, *(test for test in tests if test not in direct)]
         variants = Counter[str]()
         ranked: list[tuple[int, tuple[str, float]]] = []
         for test in tests:
@@ -91,6 +99,17 @@ def _reaching(bits: Bits, lines: list[Line]) -> list[int]:
         or_, (int(bits.get(file, {}).get(str(line), "0"), 16) for file, line in lines), 0
     )
     return [number for number in range(found.bit_length()) if found >> number & 1]
+
+
+@cache
+def _named_in(file: str) -> frozenset[str]:
+    """The names in a file of tests."""
+    return frozenset(re.findall(r"\w+", (ROOT / file).read_text()))
+
+
+def sends(file: str, scripts: list[str]) -> bool:
+    """Whether a file of tests sends one of these scripts itself."""
+    return file.startswith(OF_SCRIPTS) and not _named_in(file).isdisjoint(scripts)
 
 
 def _lines(mutant: Mutant) -> list[Line]:
