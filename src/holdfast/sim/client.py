@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
-    from holdfast.core.spec import LockSpec
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.sim.node import Server
@@ -89,11 +88,6 @@ class _Session(Session):
         """See to a loss, and say so."""
         self._observer.lost(self._client, hold)
         super().lost(hold)
-
-    def rally(self, spec: LockSpec) -> None:
-        """Have waiters ask again, and report it."""
-        self._observer.rallied(self._client)
-        super().rally(spec)
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
         self._observer.handed_back(self._client, token)
@@ -240,6 +234,11 @@ class SimClient:
         known = {} if line is None else line._known  # noqa: SLF001 - to see from outside
         waiters = [each for each in known.values() if not each.key.endswith(b":cache")]
         return [waiter.token for waiter in waiters if waiter.waits]
+
+    def listens(self) -> bool:
+        """Whether pushes reach the client, as far as it knows: else its waiters try for that."""
+        line = cast("Line | None", self._lines.get(None))
+        return line is not None and line.ear is not None and line.ear.counted is not None
 
     def registered(self) -> list[str]:
         """Return the tokens of waiters that the client keeps, waiting or not."""

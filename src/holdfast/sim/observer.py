@@ -66,9 +66,6 @@ class Observer(Protocol):
     def too_young(self, client: SimClient) -> None:
         """A node that lost its data was not asked."""
 
-    def rallied(self, client: SimClient) -> None:
-        """Waiters have to ask again, because a release was not answered."""
-
     def busy(self, client: SimClient) -> None:
         """The background job sends requests without end, and no time passes."""
 

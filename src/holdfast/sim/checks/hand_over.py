@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.line import read_message
+from holdfast.core.line import PING_EVERY, read_message
 from holdfast.core.token import client_in
 from holdfast.sim.world import SECOND
 
@@ -75,34 +75,72 @@ class WatchCheck:
 
 
 class RetryCheck:
-    """Which clients were notified that one of their waiters has to retry after a time.
+    """Which waiters have to retry, and by when.
 
-    It is the last message that counts, and an answer to an earlier request changes nothing.
+    A client that was notified of a time has one of its waiters retry then. The last message counts,
+    and an answer to an earlier request changes nothing. After a request without an answer all
+    waiters of the client retry: the answer may have granted the lock to one of them.
     """
 
     def __init__(self, record: Record, requests: LeaseStartCheck) -> None:
         self._record = record
         self._requests = requests
-        self._expected: dict[str, object] = {}
+        self._due: dict[str, int] = {}
+        """The true time by which a waiter has to retry: by the name of its client, if any of the
+        client's waiters may, else by its token."""
+        self._after: dict[str, str] = {}
+        """By the token of a waiter, the request without an answer after which it has to retry."""
 
     def expect(self, client: SimClient, message: bytes) -> None:
         """A client received the message that it has to retry after a time."""
-        self.expect_after(client, 1.01 * read_message(message)[2] / 1000, "did not retry when due")
+        seconds = 1.01 * read_message(message)[2] / 1000
+        self._expect(client, client.machine.name, seconds, "did not retry when due")
 
-    def expect_after(self, client: SimClient, seconds: float, otherwise: str) -> None:
-        """One of the waiters of a client has to retry after a time."""
-        machine, at, expected = client.machine, client.now(), object()
-        name = machine.name
-        self._expected[name] = expected
+    def expect_all(self, client: SimClient, what: str) -> None:
+        """All waiters of a client have to retry now, because it received no answer to `what`."""
+        for token in client.waiting():
+            self._after[token] = what
+            self._expect(client, token, 0.0, f"ignores {what} without an answer")
 
-        def look() -> None:
-            over = client.closed or machine.crashed or client.was_stopped_since(at)
-            over = over or client.connecting > 0 or self._requests.awaits_answer(name)
-            if self._expected.get(name) is expected and client.waiting() and not over:
-                self._record.fail("L3", f"{name} waits, and {otherwise}")
+    def _expect(self, client: SimClient, which: str, seconds: float, otherwise: str) -> None:
+        machine, world = client.machine, self._record.world
+        name, due = machine.name, world.now + int((seconds + RETRIES_WITHIN) * SECOND)
+        self._due[which] = due
 
-        self._record.world.after(int((seconds + RETRIES_WITHIN) * SECOND), look)
+        def look(since: float) -> None:
+            waiting = client.waiting()
+            waits = which in waiting or (which == name and waiting)
+            over = client.closed or machine.crashed or client.machine is not machine
+            if self._due.get(which) != due or over or not waits:
+                return
+            # A client that was paused, or that has to wait for the server first, retries after it.
+            busy = client.connecting > 0 or not client.listens()
+            busy = busy or self._requests.awaits_answer(name)
+            if busy or client.was_stopped_since(since):
+                look_at(world.now + int(RETRIES_WITHIN * SECOND))
+            else:
+                self._record.fail("L3", f"{which} waits, and {otherwise}")
+
+        def look_at(when: int) -> None:
+            since = client.now()
+            world.at(when, lambda: look(since))
+
+        look_at(due)
+
+    def sent(self, client: SimClient, script: str, args: Sequence[str]) -> None:
+        """A client sent a request."""
+        name = client.machine.name
+        if script == "acquire":
+            self._due.pop(name, None)
+            if self._due.pop(args[0], 0):
+                what = self._after[args[0]]
+                self._record.reached[f"a waiter that retried after {what} without an answer"] += 1
+        elif script in {"position", "release"} and name in self._due:
+            # The waiter that is due may leave instead. Then the next one retries a second later.
+            left = (self._due[name] - self._record.world.now) / SECOND - RETRIES_WITHIN
+            later = max(PING_EVERY, left)
+            self._expect(client, name, later, "did not retry after another had left")
 
     def forget(self, client: SimClient) -> None:
-        """The client sent a request, or something else was said to it."""
-        self._expected.pop(client.machine.name, None)
+        """Something else was said to a client."""
+        self._due.pop(client.machine.name, None)

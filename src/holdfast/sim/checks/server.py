@@ -6,7 +6,6 @@ order of the checks matters only for which promise a run is said to break, if it
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from holdfast.core.token import client_in
@@ -281,8 +280,7 @@ class Checks:
             self.cached.sent(client, request)
             return
         self.abandoned.sent(script.name, args, server)
-        if script.name in {"acquire", "position", "release"}:  # one that is due may ask, or leave
-            self.retries.forget(client)
+        self.retries.sent(client, script.name, args)
         if script.name == "acquire":
             self.order.does_not_poll(args)
             self.leftovers.is_wanted(args[0])
@@ -326,10 +324,10 @@ class Checks:
     def unanswered(self, client: SimClient, request: Request) -> None:
         """A caller goes on without the answer to its request, which may grant another waiter."""
         script, keys, args = request
+        # The answer to a release with a tombstone grants nothing.
         plain = script.name == "release" and "".join(args[2:3]) in {"", "0"}
-        prompt = replace(self.settings, reset=0.0).prompt
-        if plain and keys[0] == self.record.key and prompt and client.waiting():
-            self.retries.expect_after(client, 0.0, "ignores a release without an answer")
+        if keys[0] == self.record.key and (plain or script.name == "acquire"):
+            self.retries.expect_all(client, "a release" if plain else "an acquire")
 
     def refused(self, client: SimClient, script: str, why: str) -> None:
         """A script ended with an error: in quarantine, or on a full server, and never else."""
@@ -338,11 +336,6 @@ class Checks:
             self.reached["a lock refused in quarantine"] += script == "acquire"
         elif "OOM" not in why:
             self.fail("ERROR", f"{script} of {client.machine.name} failed: {why}")
-
-    def rallied(self, client: SimClient) -> None:
-        """A release was not answered, so that waiters of the same client have to ask again."""
-        waiting = bool(client.waiting())
-        self.reached["waiters made to retry by a release without an answer"] += waiting
 
     def handed_back(self, client: SimClient, token: str) -> None:
         """A client was granted the lock, and no task of it wants it."""

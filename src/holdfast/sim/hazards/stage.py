@@ -563,9 +563,6 @@ class Holder(Person):
     def too_young(self, client: SimClient) -> None:
         """Nothing is made of a node that is not asked."""
 
-    def rallied(self, client: SimClient) -> None:
-        """Nothing is made of waiters that ask again."""
-
     def busy(self, client: SimClient) -> None:
         """Nothing is made of a background job that never pauses: none is known."""
 
