@@ -17,10 +17,11 @@ from holdfast.core.session import Session
 from holdfast.core.token import Mint
 from holdfast.core.whereabouts import THERE
 from holdfast.errors import HoldfastError, NodeUnavailable, ScriptFailed
+from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.sim.background import SimBackground
 from holdfast.sim.crowd import SimNodes
 from holdfast.sim.keyspace import ServerError
-from holdfast.sim.node import EPOCH
+from holdfast.sim.node import EPOCH, more_often
 from holdfast.sim.requests import Requests
 from holdfast.sim.settings import LONGER
 from holdfast.sim.subscription import Subscription
@@ -43,6 +44,9 @@ COMMAND_TIMEOUT = 1.0
 
 PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
 """Microseconds for which a process may be paused."""
+
+JUST_BEYOND = 1_000
+"""Microseconds for which a process is still paused when a deadline has passed."""
 
 
 class SimSignal:
@@ -144,14 +148,15 @@ class SimClient:
 
     # What may befall it
 
-    async def moment(self, *, cancel: bool = True) -> None:
-        """Let something happen here, or not."""
+    async def moment(self, *, cancel: bool = True, releases: bool = False) -> None:
+        """Let something happen here, or not; a caller that `releases` is cancelled more often."""
         settings, machine, choices = self.settings, self.machine, self.world.choices
         task = self.world.task
         chances = settings.pause, settings.crash, settings.cancel, settings.fork
         if self.immune or task is None or not any(chances):
             return
         cancels = settings.cancel if cancel else 0.0
+        cancels = more_often(cancels) if releases else cancels
         forks = settings.fork if task in self.callers and not self.closed else 0.0
         fates = 1.0 - sum(chances), settings.pause, settings.crash, cancels, forks
         fate = choices.pick("fault:moment", fates)
@@ -199,12 +204,22 @@ class SimClient:
                 if connection.process is self.machine:
                     connection.hang_up()
 
-    async def stall(self) -> None:
-        """Be paused, or not, and go on before anything else of the process does."""
-        choices = self.world.choices
-        if not self.immune and choices.chance("fault:stall", self.settings.stall):
-            self.machine.pause(PAUSES[choices.pick("pause", (4, 3, 2, 1))])
-            await self._turn()
+    async def stall(self, until: float | None = None, *, often: bool = False) -> None:
+        """Be paused, or not, and go on before anything else of the process does.
+
+        Perhaps just beyond `until`: without it, the deadline of the first lease that ends.
+        """
+        choices, chance = self.world.choices, self.settings.stall
+        chance = more_often(chance) if often else chance
+        if self.immune or not choices.chance("fault:stall", chance):
+            return
+        if until is None:
+            until = min([hold.deadline for hold in self.session.held.values()], default=0.0)
+        left = int((until - self.now()) * SECOND / self.machine.rate)
+        pauses = *PAUSES, left + JUST_BEYOND
+        aimed = 4 if 0 < left < PAUSES[-1] else 0
+        self.machine.pause(pauses[choices.pick("pause", (4, 3, 2, 1, aimed))])
+        await self._turn()
 
     async def _turn(self) -> None:
         turn: Future[None] = Future()
@@ -346,6 +361,9 @@ class SimClient:
             return await self.quorum.call(script, keys, args, timeout)
         generation = self.generation
         await self.moment()
+        if script is ACQUIRE:
+            waits = bool("".join(args[2:3]).strip("!0"))  # it has a ticket
+            await self.stall(until=self.now() + self.settings.ttl, often=waits)
         task, end = self.actor(), self.now() + timeout
         link = await self.requests.link(task, timeout)
         self.check_process(generation)
@@ -362,7 +380,7 @@ class SimClient:
                 self.requests.links.pop(task, None)
                 self.observer.unanswered(self, (script, keys, args))
         try:
-            await self.moment()
+            await self.moment(releases=script is RELEASE)
         except BaseException:
             self.observer.unanswered(self, (script, keys, args))
             raise

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from holdfast.sim.world import Process
 
 
+FLUSHES = 10
+"""How often a server forgets its scripts in half a second, where it does."""
+
+
 class Faults:
     """What goes wrong with the server, from time to time."""
 
@@ -85,10 +89,17 @@ class Faults:
         self._node().restart(self._length())
 
     def _flush(self) -> None:
-        server = self._node()
-        server.known.clear()
-        server.forgetful = True
-        self._play.world.note("scripts flushed", server.name)
+        """Have a server forget its scripts repeatedly, until the next fault."""
+        server, world = self._node(), self._play.world
+        world.note("scripts flushed", server.name)
+
+        def flush() -> None:
+            server.known.clear()
+            server.forgetful = True
+
+        flush()
+        for again in range(1, FLUSHES):
+            world.after(again * (SECOND // 2) // FLUSHES, flush)
 
     def _fill(self) -> None:
         server, world = self._node(), self._play.world

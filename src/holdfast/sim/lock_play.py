@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from holdfast.sim.world import Task
 
 
+RENEWAL_AWAITED, UNDER_WAY = 4.0, 0.00015
+"""Seconds before a renewal that a turn may last until then, and after it was sent, to its end."""
+
+
 class LockPlay:
     """The turns of all clients."""
 
@@ -130,14 +134,14 @@ class LockPlay:
         self._fork(client, grip)
         if choices.chance("extends", self._settings.extend):
             await self._extend(client, grip, hold)
-        kind = choices.pick("work", (6, 4 if self._settings.reentrant else 1, 1))
+        again, extended = 4 if self._settings.reentrant else 1, 3 if self._settings.extend else 1
+        kind = choices.pick("work", (6, again, extended))
         read = resource.read(who, hold.fence)
-        lasts = (1.0, 0.0, 0.1, 8.0)[choices.pick("hold", (3, 3, 3, 1))] * self._settings.hold
-        await client.sleep(lasts)
+        await client.sleep(self._how_long(client, hold))
         if kind == 1:
             await client.stall()  # nothing else of the process runs before the next line
             await self._again(client, hold)
-        if kind == 2:  # noqa: PLR2004 - one in eight
+        if kind == 2:  # noqa: PLR2004 - the last one
             await self._extend(client, grip, hold)
         if not self._checks.alive(client, hold):
             self._checks.reached["paused beyond the deadline"] += client.was_stopped_since(
@@ -149,8 +153,17 @@ class LockPlay:
         if read is not None and not resource.write(who, hold.fence, read + 1):
             self._checks.reached["a late write, refused by its fence"] += 1
 
+    def _how_long(self, client: SimClient, hold: Hold) -> float:
+        """Choose how long the work takes; perhaps until a renewal is under way."""
+        renewed_in = max(0.0, hold.renew_at - client.now())
+        soon = hold.renewing and renewed_in < RENEWAL_AWAITED
+        chosen = self._world.choices.pick("hold", (3, 3, 3, 1, 2 if soon else 0))
+        if chosen == 4:  # noqa: PLR2004 - the last one
+            return renewed_in + UNDER_WAY
+        return (1.0, 0.0, 0.1, 8.0)[chosen] * self._settings.hold
+
     async def _extend(self, client: SimClient, grip: Grip, hold: Hold) -> None:
-        factor = (1.0, 3.0, 0.5)[self._world.choices.pick("extend", (1, 1, 1))]
+        factor = (1.0, 3.0, 0.5)[self._world.choices.pick("extend", (1, 2, 1))]
         ttl, reached = self._settings.ttl * factor, self._checks.reached
         try:
             await extend(client.session, grip, ttl)

@@ -37,6 +37,9 @@ LATENCY_WEIGHTS = (60, 25, 12, 3)
 SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
 """Microseconds that a slow one takes."""
 
+MORE_OFTEN, MOST_OFTEN = 10, 0.4
+"""How many times as often something happens where it matters most, and the highest chance of it."""
+
 LAG = (500, 20_000, 300_000, 1_500_000)
 LAG_WEIGHTS = (60, 25, 10, 5)
 """Microseconds by which a replica is behind, where that matters, and how often."""
@@ -326,6 +329,15 @@ class Server:
         return 0 if self.settings.uncounted else len(hearing)
 
 
+def more_often(chance: float) -> float:
+    """Raise the chance of a fault at a moment that is rare, and after which much can go wrong.
+
+    A lease ends with one release, and a run has hundreds of messages: with the same chance for all
+    of them, hardly any run would lose the answer that grants the lock to another waiter.
+    """
+    return max(chance, min(MORE_OFTEN * chance, MOST_OFTEN))
+
+
 class Connection:
     """One stream each way between a process and a server."""
 
@@ -345,15 +357,15 @@ class Connection:
         """How many writes its server had sent on, when the last of this connection was."""
         server.connections.append(self)
 
-    def _travel(self, direction: str) -> int | None:
+    def _travel(self, direction: str, what: str) -> int | None:
         """Decide when a message arrives; None if never."""
         world, settings, choices = self.world, self.server.settings, self.world.choices
         latency = LATENCY[choices.pick("delay", LATENCY_WEIGHTS)]
         if settings.slow or settings.reset or settings.half_open:
-            usual = 1.0 - settings.slow - settings.reset - settings.half_open
-            fate = choices.pick(
-                "fault:message", (usual, settings.slow, settings.reset, settings.half_open)
-            )
+            releases = what.startswith("answer to release")
+            reset = more_often(settings.reset) if releases else settings.reset
+            usual = max(0.0, 1.0 - settings.slow - reset - settings.half_open)
+            fate = choices.pick("fault:message", (usual, settings.slow, reset, settings.half_open))
             if fate == 1:
                 latency = SLOW[choices.pick("slow", (4, 3, 2, 1))]
                 world.note("slow", self.process.name, direction, latency)
@@ -371,7 +383,7 @@ class Connection:
         return at
 
     def _deliver(self, direction: str, what: str, callback: Callable[[], object]) -> None:
-        at = self._travel(direction)
+        at = self._travel(direction, what)
         process, server = self.process.name, self.server.name
         ends = (process, server) if direction == "to" else (server, process)
         number = len(self.world.trace)

@@ -77,7 +77,7 @@ class Settings:
     pause: float = 0.0
     crash: float = 0.0
     cancel: float = 0.0
-    stall: float = 0.0  # it is paused before it uses the answer to a renewal, or re-enters
+    stall: float = 0.0  # paused before it acquires, re-enters, or uses the answer to a renewal
     fork: float = 0.0  # the process forks and dies; the child goes on with the copy it has
 
     # What may happen to a client or a server, each time that half a second has passed

@@ -66,7 +66,7 @@ def _turns(random: Random, settings: Settings) -> int:
 
 def _min_validity(random: Random, settings: Settings) -> float:
     """Draw what a lease has left at least: with much, a grant is too late after a slow message."""
-    return float(f"{random.choice((0.3, 0.8, 0.97)) * settings.ttl:.2g}")
+    return float(f"{random.choice((0.3, 0.8, 0.985, 0.985)) * settings.ttl:.3g}")
 
 
 HOLD_MOST = 6.0
@@ -89,19 +89,19 @@ DEPLOYMENTS: Mapping[str, tuple[float, Mapping[str, int]]] = {
 
 SIZES: Mapping[str, Draw] = {
     "clients": Draw(1.0, _one_of(2, 2, 3, 3, 3, 4, 5)),
-    "tasks": Draw(0.35, _tasks),
+    "tasks": Draw(0.4, _tasks),
     "turns": Draw(1.0, _turns),
     "ttl": Draw(1.0, _from(0.3, 30.0)),
     "hold": Draw(1.0, _hold),
     "drift": Draw(0.8, _from(0.0005, 0.005)),
-    "skew": Draw(0.6, _from(0.05, 5.0)),
+    "skew": Draw(0.7, _from(0.1, 5.0)),
 }
 """Drawn in this order: some depend on those before them."""
 
 FEATURES: Mapping[str, Draw] = {
     "timeout": Draw(0.2, _from(0.1, 5.0)),
     "renew": Draw(0.15, _off),
-    "min_validity": Draw(0.12, _min_validity),
+    "min_validity": Draw(0.15, _min_validity),
     "max_hold": Draw(0.15, _from(0.1, 5.0)),
     "fair": Draw(0.15, _off),
     "lock_delay": Draw(0.2, _from(0.2, 30.0)),
@@ -111,7 +111,7 @@ FEATURES: Mapping[str, Draw] = {
     "uncounted": Draw(0.12, _on),
     "loop": Draw(0.5, _on),
     "hand_off": Draw(0.35, _from(0.05, 0.5)),
-    "extend": Draw(0.25, _from(0.1, 1.0)),
+    "extend": Draw(0.35, _from(0.2, 1.0)),
     "drop": Draw(0.08, _from(0.05, 0.5)),
     "sentinel": Draw(0.15, _on),
     "atomic": Draw(0.22, _from(0.2, 1.0)),
@@ -120,10 +120,10 @@ FEATURES: Mapping[str, Draw] = {
 """What a lock, a client or a deployment may be like, each apart from the others."""
 
 FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
-    "slow": _from(0.01, 0.3),
+    "slow": _from(0.03, 0.3),
     "reset": _from(0.003, 0.06),
     "half_open": _from(0.002, 0.04),
-    "doubled": _from(0.005, 0.1),
+    "doubled": _from(0.03, 0.3),
     "pause": _from(0.003, 0.1),
     "crash": _from(0.001, 0.03),
     "cancel": _from(0.003, 0.1),
@@ -133,7 +133,7 @@ FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
     "partition": _from(0.03, 0.4),
     "freeze": _from(0.03, 0.4),
     "restart": _from(0.02, 0.5),
-    "script_flush": _from(0.02, 0.9),
+    "script_flush": _from(0.1, 0.9),
     "full": _from(0.02, 0.3),
     "close": _from(0.02, 0.5),
     "evict_holder": _from(0.05, 0.7),
