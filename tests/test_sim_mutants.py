@@ -36,7 +36,9 @@ KEPT = {
     ),
     "a_waiter_left_in_the_queue_of_a_node": "who leaves a queue makes sure of it",
     "a_waiter_put_back_by_a_late_vote": "who was buried is not queued again",
-    "a_vote_sent_again_after_its_waiter_left": "what comes after all is seen to",
+    "a_vote_sent_again_after_its_waiter_left": (
+        "a waiter that a late vote puts back into a queue is removed"
+    ),
     "a_withdrawal_cut_short": "a withdrawal that is interrupted is left to the background",
     "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
     "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
@@ -81,6 +83,7 @@ KEPT = {
         "a waiter that leaves in the last millisecond passes on its duty to watch"
     ),
     "a_waiter_kept_by_a_forked_child": "an election in a forked child leaves no waiter behind",
+    "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"
     ),
@@ -119,6 +122,7 @@ QUICK = {
     "a renewal that failed at once is not repeated without a pause",
     "a renewal that failed is tried again before the deadline",
     "a server that does not answer is not asked again at once",
+    "a token is released on nodes that did not answer",
     "a value is stored only under the last fence",
     "a value that has come is not computed again",
     "a vote is above the last number",
@@ -144,7 +148,6 @@ QUICK = {
     "waiting ends with the timeout",
     "what is exported is kept from now on",
     "what is waited for is what was written here",
-    "who does not answer is seen to",
     "with an id, a lost answer is requested again",
     "without an id, what may have been carried out is not sent again",
 }

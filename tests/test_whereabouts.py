@@ -382,6 +382,28 @@ def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:
     assert there[2] is UNSURE, "its release leaves a tombstone there"
 
 
+def test_a_node_whose_late_answer_nobody_read_is_given_the_lease_by_the_next_renewal() -> None:
+    """Nodes 0 and 1 voted for the token. Node 2 did not, and is always the last to answer."""
+    story = Story()
+    note = story.ask_for("t")
+    for node in (0, 1):
+        note(node, 1)
+    in_time = Tally(NODES, is_complete, lambda *_: None)
+    assert story.where.giving_again("t", in_time)[0] == []
+    story.where.renewing("t")(2, 0)
+    assert story.where.giving_again("t", in_time)[0] == [2]
+    assert story.where.giving_again("t", in_time)[0] == []
+
+
+def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
+    story = Story()
+    story.ask_for("t")
+    story.where.renewing("t")(2, 0)
+    story.where.forget("t")
+    story.ask_for("t")
+    assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
+
+
 def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number_is_told() -> None:
     story = Story()
     note = story.ask_for("t")

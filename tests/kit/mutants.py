@@ -270,7 +270,7 @@ QUORUM = [
         "L6 S10",
     ),
     Mutant(
-        "who does not answer is seen to",
+        "a token is released on nodes that did not answer",
         "core/whereabouts.py",
         "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
         "        pass",
@@ -294,7 +294,7 @@ QUORUM = [
         "S10 S16",
     ),
     Mutant(
-        "what comes after all is seen to",
+        "a waiter that a late vote puts back into a queue is removed",
         "core/whereabouts.py",
         "if node not in stands:  #",
         "if False:  #",
@@ -1264,6 +1264,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a node that always answers last is given the lease",
+        "core/whereabouts.py",
+        "            self._missing.add((token, node))\n",
+        "",
+        {},
+        "RESTORE",
+    ),
+    Mutant(
         "a free lock without order is watched by another client",
         "scripts/_hand_over.lua",
         "      have_watched(client, client, window)",
@@ -1306,7 +1314,6 @@ DROPPED: Worlds = {"calm": True, "drop": 0.2}
 FORKED: Worlds = {"fork": 0.02}
 FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
 CLOSED: Worlds = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
-CLOSED_LIMITED: Worlds = {"calm": True, "close": 0.3, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 UNCOUNTED: Worlds = {"uncounted": True}
@@ -1508,6 +1515,22 @@ OPERATED = [
         "L1 L3",
     ),
     Mutant(
+        "waiters ask again after an acquire without an answer",
+        "core/acquire.py",
+        "self._session.rally(self._spec)  # it may",
+        "pass  # it may",
+        LOST_ANSWERS,
+        "L1 L3",
+    ),
+    Mutant(
+        "waiters ask again after an acquire that was interrupted",
+        "core/acquire.py",
+        "        if abandoned:\n            session.rally(spec)\n",
+        "",
+        CUT_SHORT,
+        "L1 L3",
+    ),
+    Mutant(
         "waiters ask again after a release that was interrupted",
         "core/release.py",
         "    else:\n        session.rally(hold.spec)\n        await session.port.shielded",
@@ -1591,14 +1614,6 @@ OPERATED = [
         "",
         FORKED_CALM,
         "S13",
-    ),
-    Mutant(
-        "a closed client renews nothing",
-        "core/renewer.py",
-        "        if self._closed:\n            return False\n        if hold",
-        "        if hold",
-        CLOSED_LIMITED,
-        "CLOSE",
     ),
     Mutant(
         "a renewal that waits is not sent once the client is closed",

@@ -51,6 +51,10 @@ class Whereabouts:
         self._later = later
         self._longest = longest
         self._tokens: dict[str, dict[int, str]] = {}
+        self._missing: set[tuple[str, int]] = set()
+        """The tokens, and the nodes on which a renewal did not find them. The thread that acquired
+        a lock reads a late answer to its vote only with its next request: until then the node
+        counts as asked. Without this, a node that always answers last is never given the lease."""
         self._leaving: set[str] = set()
         """The tokens that are being given back."""
         self._released: dict[str, Request] = {}
@@ -108,6 +112,8 @@ class Whereabouts:
     def _forget_leaving(self, token: str) -> None:
         self._leaving.discard(token)
         self._released.pop(token, None)
+        if self._missing:
+            self._missing.difference_update((token, node) for node in self._all)
 
     def hand_on(self, token: str) -> None:
         """Leave a token to whoever adopts it, also where it turns out later to have arrived."""
@@ -161,8 +167,15 @@ class Whereabouts:
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             there = self._tokens.get(token)
-            if there is not None and is_no(answer) and there.get(node) is THERE:
+            if there is None or not is_no(answer):
+                return
+            if there.get(node) is THERE:
                 there.pop(node, None)
+                return
+            self._missing.add((token, node))
+            # Noted first, looked at second: who forgets the token does these two the other way.
+            if self._tokens.get(token) is not there:
+                self._missing.discard((token, node))
 
         return note
 
@@ -171,7 +184,10 @@ class Whereabouts:
         there = self._tokens.get(token)
         if there is None:
             return [], nothing, nothing
-        nodes = [n for n in self._all if n not in there or is_no(tally.answers.get(n))]
+        missing = {node for node in self._all if (token, node) in self._missing}
+        missing |= {node for node in self._all if is_no(tally.answers.get(node))}
+        nodes = [node for node in self._all if node not in there or node in missing]
+        self._missing.difference_update((token, node) for node in nodes)
         new = {node for node in nodes if node not in there}
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:
