@@ -123,6 +123,8 @@ class SimClient:
         self._opening: dict[int | None, Future[None]] = {}
         self.connecting = 0
         """Connections that are being made now."""
+        self.connected_at = -math.inf
+        """When one was last made, or failed: then a waiter may pause before it tries again."""
         self._for_whom: dict[Task, Task] = {}
         self.operations: dict[Task, Operation] = {}
         """The atomic operation that each task is at."""

@@ -80,6 +80,7 @@ class Requests:
             raise
         finally:
             client.connecting -= 1
+            client.connected_at = client.now()
         if left > 0:
             link.close()
             client.observer.too_young(client)

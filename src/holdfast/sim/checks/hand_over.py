@@ -114,8 +114,8 @@ class RetryCheck:
             if self._due.get(which) != due or over or not waits:
                 return
             # A client that was paused, or that has to wait for the server first, retries after it.
-            busy = client.connecting > 0 or not client.listens()
-            busy = busy or self._requests.awaits_answer(name)
+            connects = client.connecting or client.now() < client.connected_at + RETRIES_WITHIN
+            busy = connects or not client.listens() or self._requests.awaits_answer(name)
             if busy or client.was_stopped_since(since):
                 look_at(world.now + int(RETRIES_WITHIN * SECOND))
             else:
