@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.acquire import TRIES
 from holdfast.core.duration import in_seconds
-from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, siblings_of, to_ms
+from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, siblings_of, to_ms
 from holdfast.errors import (
     ConfigurationError,
     Contended,
@@ -385,7 +385,7 @@ def _encoded(what: str, value: object, *, empty: bool = False) -> bytes:
 
 
 def _argument(value: object) -> bytes:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         # As the number that it is: members of an IntEnum, say, show themselves in another way.
         plain = int if isinstance(value, int) else float
         return plain.__repr__(value).encode()
@@ -404,9 +404,7 @@ def _check_integer(what: str, value: object, least: int, most: int) -> None:
 
 
 def _ms(what: str, seconds: object) -> str:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise ConfigurationError(f"{what}={seconds!r}: give seconds")
-    if not TTL_MIN <= seconds <= TTL_MAX:
+    if not is_number(seconds) or not TTL_MIN <= seconds <= TTL_MAX:
         raise ConfigurationError(
             f"{what}={seconds!r}: give seconds from {TTL_MIN} to {TTL_MAX:.0f}, e.g. 60"
         )

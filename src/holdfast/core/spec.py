@@ -101,8 +101,7 @@ class LockSpec:
         """
         lock_key = self.prefix + b"{" + _name("name", name) + b"}"
         keys = keys_of(lock_key, holds=self.owner is not None)
-        if self.replicas:
-            keys.replicas = self.replicas
+        keys.replicas = self.replicas
         fields = self.__dict__.copy()  # far cheaper than setting each of them
         fields.pop("kept_keys", None)
         fields["name"], fields["keys"] = str.__str__(name), keys
@@ -164,11 +163,11 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     check_ttl(ttl, lock=name, longest=longest_ttl)
     check_timeout(timeout, lock=name)
     if max_hold is not None:
-        if not _is_number(max_hold) or not 0 < max_hold < math.inf:
+        if not is_number(max_hold) or not 0 < max_hold < math.inf:
             raise _wrong(f"max_hold={max_hold!r}: give seconds above 0, or None for no cap", name)
         if not renew:
             raise _wrong("max_hold caps renewal and means nothing with renew=False: drop it", name)
-    if not _is_number(lock_delay) or not 0 <= lock_delay <= TTL_MAX:
+    if not is_number(lock_delay) or not 0 <= lock_delay <= TTL_MAX:
         raise _wrong(f"lock_delay={lock_delay!r}: give seconds, 0 for none", name)
     if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
         raise _wrong(f"replicas={replicas!r}: give how many replicas there are, 0 for none", name)
@@ -185,7 +184,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     group = "" if owner is None else f"&{encode(owner)}"
     delay_ms = int(to_ms(lock_delay))
     validity = validity_of(ttl)
-    if not _is_number(min_validity) or not 0 <= min_validity < validity:
+    if not is_number(min_validity) or not 0 <= min_validity < validity:
         raise _wrong(f"min_validity={min_validity!r}: give seconds below the ttl of {ttl}", name)
     return LockSpec(
         name=str.__str__(name),
@@ -270,7 +269,7 @@ def checked_longest_ttl(given: Duration) -> float:
         ConfigurationError: no lock can have such a ttl.
     """
     seconds = in_seconds(given)
-    if isinstance(seconds, (int, float)) and 0 < seconds <= TTL_MAX:
+    if is_number(seconds) and 0 < seconds <= TTL_MAX:
         return float(seconds)
     raise ConfigurationError(
         f"longest_ttl={seconds!r}: give seconds above 0, up to {TTL_MAX:.0f}, e.g. 60.0"
@@ -356,7 +355,7 @@ def check_ttl(
     ttl: object, *, lock: str, longest: float = math.inf, least: float = TTL_MIN, name: str = "ttl"
 ) -> None:
     """Refuse a ttl that a server could not keep, or longer than others count on."""
-    if not _is_number(ttl) or not least <= ttl <= TTL_MAX:
+    if not is_number(ttl) or not least <= ttl <= TTL_MAX:
         raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
     if ttl > longest:
         raise _wrong(
@@ -371,7 +370,7 @@ def check_timeout(timeout: object, *, lock: str) -> None:
     """Refuse a timeout that is no length of time."""
     if timeout is None:
         return
-    if not _is_number(timeout) or not 0 <= timeout < math.inf:
+    if not is_number(timeout) or not 0 <= timeout < math.inf:
         raise _wrong(f"timeout={timeout!r}: give seconds, 0 not to wait, or None for ever", lock)
 
 
@@ -423,7 +422,8 @@ def _tag_like(slot: int) -> bytes:
     return next(tag for tag in (b"%d" % number for number in count()) if _hash(tag) == slot)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

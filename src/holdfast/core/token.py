@@ -10,6 +10,7 @@ holder's. Each part is percent-encoded, so that a colon always separates.
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -20,8 +21,12 @@ SHARDED = "~"
 """How the name of a client begins that the scripts speak to by sharded pub/sub."""
 
 _FORMAT = "hf1"
-_PARTS = 7
-_DIGITS = 20  # that no number of ours has
+_DRAWN = re.compile(
+    _FORMAT + ":[^:]*:[^:]*"
+    r":(?:(?P<user>[^:]*)@)?(?P<host>[^:@]*):(?P<pid>\d{1,19}):(?P<thread>[^:]*):(?P<label>[^:]*)"
+    r"(?::\+(?P<delay>\d{1,19}))?(?::&(?P<owner>[^:]*))?",
+    re.ASCII,
+)
 _ACTORS = 1000  # names that are kept encoded
 _CLEAR = " -_.!~*'()[]@/+=,<>#"
 
@@ -65,7 +70,7 @@ def is_ours(token: bytes) -> bool:
 
 def client_in(token: str) -> str:
     """The client that drew one of our tokens."""
-    return token.split(":", 2)[1]
+    return token.split(":")[1]
 
 
 class Party(NamedTuple):
@@ -82,23 +87,18 @@ class Party(NamedTuple):
 
 def read_party(token: bytes) -> Party | None:
     """Say who drew a token; None if it is none of ours."""
-    parts = token.decode("ascii", "replace").split(":")
-    extras = parts[_PARTS:]
-    owner = extras.pop()[1:] if extras and extras[-1].startswith("&") else None
-    delay = extras.pop()[1:] if extras and extras[-1].startswith("+") else "0"
-    if extras or len(parts) < _PARTS or parts[0] != _FORMAT:
+    found = _DRAWN.fullmatch(token.decode("ascii", "replace"))
+    if found is None:
         return None
-    if not all(each.isdecimal() and len(each) < _DIGITS for each in (parts[4], delay)):
-        return None
-    user, at, host = parts[3].rpartition("@")
+    user, owner = found["user"], found["owner"]
     return Party(
-        user=_decoded(user) if at else None,
-        host=_decoded(host),
-        pid=int(parts[4]),
-        thread=_decoded(parts[5]),
-        label=_decoded(parts[6]) or None,
+        user=None if user is None else _decoded(user),
+        host=_decoded(found["host"]),
+        pid=int(found["pid"]),
+        thread=_decoded(found["thread"]),
+        label=_decoded(found["label"]) or None,
         owner=None if owner is None else _decoded(owner),
-        delay_ms=int(delay),
+        delay_ms=int(found["delay"] or "0"),
     )
 
 
@@ -111,8 +111,8 @@ def holders_share(token: bytes, left_ms: int) -> int:
 
     0: nobody holds it. -1, of a key without expiry, stays -1.
     """
-    party = read_party(token) if left_ms >= 0 else None
-    return left_ms if party is None else max(0, left_ms - party.delay_ms)
+    party = read_party(token)
+    return left_ms if party is None else max(min(left_ms, 0), left_ms - party.delay_ms)
 
 
 def read_holder(token: bytes, left_ms: int, fence: bytes = b"") -> Holder:

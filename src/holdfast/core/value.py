@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.duration import in_seconds
-from holdfast.core.spec import check_timeout, check_ttl, describe, keys_of, to_ms
+from holdfast.core.spec import check_timeout, check_ttl, describe, is_number, keys_of, to_ms
 from holdfast.errors import ConfigurationError
 from holdfast.port import Keys
 from holdfast.scripts import ACQUIRE
@@ -71,10 +71,10 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
     check_ttl(lock_ttl, lock="", least=LOCK_TTL_MIN, name="lock_ttl")
     check_timeout(timeout, lock="")
     for name, given in (("stale", stale), ("early", early)):
-        if isinstance(given, bool) or not isinstance(given or 0, (int, float)):
-            raise ConfigurationError(f"{name}={given!r}: give a number, or None for none")
-        if not 0 <= (given or 0) < math.inf:
-            raise ConfigurationError(f"{name}={given!r}: give a number that is not below 0")
+        if given is not None and not (is_number(given) and 0 <= given < math.inf):
+            raise ConfigurationError(f"{name}={given!r}: give a number, 0 or above, or None")
+    # Without longest_ttl there is no quarantine where a server takes another's place: a second
+    # computation does no harm.
     lock = describe(
         "cached",
         ttl=lock_ttl * HELD_FOR,
@@ -88,8 +88,6 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
         key=None,
         label="cached",
         command_timeout=command_timeout,
-        # No quarantine where a server takes another's place: a second computation does no harm.
-        longest_ttl=math.inf,
         namespace=namespace,
     )
     life, old = ttl + (stale or 0.0), stale or 0.0

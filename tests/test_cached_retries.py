@@ -1,0 +1,474 @@
+"""What a cached function does when a request fails: asks again, computes, or reports it.
+
+The server is real. The port in front of it fails where a test says so, and has a clock that the
+test sets. What runs in the background runs at once, in the caller's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.adapters.threads import run
+from holdfast.core import cache as caching
+from holdfast.core.cache import Flight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kit.servers import Server
+
+LOCK = "holdfast:{a}:cache"
+VALUE, FENCE = "holdfast:value:{a}", f"{LOCK}:fence"
+UNSENT, LOST, LATE = "unsent", "lost", "late"
+
+
+class FailingPort:
+    """The port of a client. `plan` says, per script, what becomes of its next requests."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+        self.time = port.now()
+        self.plan: dict[str, list[str]] = {}
+        self.lasts = 0.0
+        """Seconds that a request lasts which fails."""
+        self.before: dict[str, Callable[[], object]] = {}
+        self.limits: list[tuple[str, float]] = []
+        self.gone = False
+        self.forked = 0
+        self.luck = 0.5
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def now(self) -> float:
+        return float(self.time)
+
+    def jitter(self) -> float:
+        return self.luck
+
+    def is_gone(self, _: object) -> bool:
+        return self.gone
+
+    def process(self) -> int:
+        return int(self._port.process()) + self.forked
+
+    def sent(self, script: str) -> list[float]:
+        """How long the requests of a script were given, since the last time."""
+        found = [limit for name, limit in self.limits if name == script]
+        self.limits = [each for each in self.limits if each[0] != script]
+        return found
+
+    async def call(self, script: Any, keys: Any, args: Any, timeout: float) -> Any:
+        self.limits.append((script.name, timeout))
+        self.before.pop(script.name, lambda: None)()
+        fates = self.plan.get(script.name)
+        fate = fates.pop(0) if fates else ""
+        reply = None if fate in {UNSENT, LATE} else await self._port.call(script, keys, args, 5.0)
+        if not fate:
+            return reply
+        self.time += self.lasts
+        kind = holdfast.NodeUnavailable if fate == UNSENT else holdfast.OutcomeUnknown
+        raise kind(f"it is {fate}", node="n1")
+
+
+class Setting:
+    """A client with a failing port, and a function that counts its calls."""
+
+    def __init__(self, client: Any, server: Server, events: list[holdfast.Event]) -> None:
+        self.client, self.server, self.events = client, server, events
+        self.port = client._session.port = FailingPort(client._session.port)
+        self.cache = client._caching._cache
+        self.cache._aside = lambda operation: run(operation) is None
+        self.calls = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def cached(self, **given: Any) -> Any:
+        return self.client.cached(**{"ttl": 60, "key": "a", **given})(self._work)
+
+    def _work(self) -> int:
+        self.calls += 1
+        number = self.calls
+        self.meanwhile()
+        return number
+
+    def kept(self) -> bytes | None:
+        value = self.server.command("GET", VALUE)
+        return None if value is None else bytes(value.partition(b"\n")[2])
+
+    def told(self) -> list[tuple[str, str, int]]:
+        return [(event.kind, event.lock, event.fence) for event in self.events]
+
+
+@pytest.fixture
+def on(server: Server) -> Iterator[Setting]:
+    events: list[holdfast.Event] = []
+    with holdfast.Client(server.url, command_timeout=1.0, on_event=events.append) as client:
+        client._session.report = events.append
+        yield Setting(client, server, events)
+
+
+@pytest.mark.parametrize(
+    ("fates", "lasts", "limits", "hit"),
+    [
+        ([], 0.0, [1.0], True),
+        ([UNSENT], 0.0, [1.0, 1.0], True),
+        ([LOST], 0.25, [1.0, 0.75], True),
+        ([UNSENT, UNSENT], 0.25, [1.0, 0.75, 0.5], True),
+        ([LATE, UNSENT, UNSENT], 0.0, [1.0, 1.0, 1.0], False),
+        ([UNSENT, UNSENT, LATE], 0.25, [1.0, 0.75, 0.5], False),
+        ([LATE], 1.0, [1.0], False),
+        ([LATE], 1.5, [1.0], False),
+        ([UNSENT, LATE], 0.5, [1.0, 0.5], False),
+    ],
+)
+def test_a_value_is_asked_for_again_while_there_is_time(
+    on: Setting, fates: list[str], lasts: float, limits: list[float], hit: bool
+) -> None:
+    function = on.cached()
+    assert function() == 1
+    on.port.sent("look")
+    on.port.time = 1000.0
+    on.port.plan["look"], on.port.lasts = [*fates], lasts
+    assert function() == (1 if hit else 2)
+    assert on.port.sent("look") == limits
+    assert on.kept() == b"1"
+    assert on.told() == ([] if hit else [("uncached", "a", 0)])
+
+
+def test_a_forked_child_does_not_ask_again_for_its_parent(on: Setting) -> None:
+    function = on.cached()
+    assert function() == 1
+    on.port.sent("look")
+    on.port.plan["look"] = [UNSENT, UNSENT]
+    on.port.before["look"] = lambda: setattr(on.port, "forked", 1)
+    function()
+    assert len(on.port.sent("look")) == 1
+
+
+def test_while_the_server_is_away_it_is_asked_every_two_seconds(on: Setting) -> None:
+    function, port = on.cached(), on.port
+    assert function() == 1
+    port.sent("look")
+    port.time = 1000.0
+    port.plan["look"] = [UNSENT] * 6
+    assert (function(), len(port.sent("look"))) == (2, 3)
+    assert on.told() == [("uncached", "a", 0)]
+    assert on.events[0].detail == "values are computed, and not kept: it is unsent"
+    for seconds, computed in ((0.0, 3), (1.999, 4)):
+        port.time = 1000.0 + seconds
+        assert (function(), port.sent("look")) == (computed, [])
+    port.time = 1002.0
+    assert (function(), len(port.sent("look"))) == (5, 3)
+    assert len(on.told()) == 1, "it is the same outage"
+    port.time = 1004.0
+    assert function() == 1
+    port.plan["look"] = [UNSENT] * 3
+    assert function() == 6
+    assert len(on.told()) == 2
+    on.client.close()
+    with pytest.raises(holdfast.NodeUnavailable, match="closed"):
+        function()
+    assert on.calls == 6
+
+
+def test_an_answer_to_anything_ends_the_outage(on: Setting) -> None:
+    function, port = on.cached(), on.port
+    assert function() == 1
+    port.plan["look"] = [UNSENT] * 3
+    assert function() == 2
+    function.invalidate()
+    port.sent("look")
+    assert function() == 3
+    assert len(port.sent("look")) == 1
+    assert on.kept() == b"3"
+
+
+def test_an_invalidation_is_sent_three_times(on: Setting) -> None:
+    function, port = on.cached(lock_ttl=3.0), on.port
+    assert function() == 1
+    port.time = 1000.0
+    for lasts, limits in ((1.0, [1.0, 1.0, 1.0]), (1.25, [1.0, 1.0, 0.5])):
+        port.plan["invalidate"], port.lasts = [LATE, LOST, UNSENT], lasts
+        with pytest.raises(holdfast.NodeUnavailable, match="unsent"):
+            function.invalidate()
+        assert port.sent("invalidate") == pytest.approx(limits)
+    port.plan["invalidate"], port.lasts = [UNSENT, LATE], 0.0
+    function.invalidate()
+    assert len(port.sent("invalidate")) == 3
+    assert on.kept() is None
+
+
+# Storing
+
+
+def test_a_value_is_stored_with_its_time_and_its_cost(on: Setting) -> None:
+    def takes_time() -> None:
+        on.port.time += 1.5
+
+    on.meanwhile = takes_time
+    assert on.cached(ttl=20, stale=5)() == 1
+    fence = on.server.command("GET", FENCE)
+    head, _, payload = on.server.command("GET", VALUE).partition(b"\n")
+    assert head.split() == [fence, b"5000", b"1500"]
+    assert payload == b"1"
+    assert 20_000 < on.server.command("PTTL", VALUE) <= 25_000
+    assert on.port.sent("store") == [1.0]
+    assert on.server.command("EXISTS", LOCK) == 0
+
+
+def test_a_value_is_stored_again_until_it_is_answered(on: Setting) -> None:
+    function = on.cached()
+    for number, fates in enumerate(([UNSENT], [LOST, UNSENT], [LATE, LATE]), 1):
+        on.port.plan["store"] = [*fates]
+        assert function.refresh() == number
+        assert on.kept() == str(number).encode()
+        assert len(on.port.sent("store")) == len(fates) + 1
+        assert on.server.command("EXISTS", LOCK) == 0
+    assert not on.events
+
+
+def test_a_value_that_could_not_be_stored_is_returned_and_reported(on: Setting) -> None:
+    on.port.plan["store"] = [UNSENT] * 3
+    assert on.cached()() == 1
+    assert on.kept() is None
+    assert on.told() == [("uncached", "a", 0)]
+    assert on.events[0].detail.endswith("it is unsent")
+    on.port.plan["store"] = [UNSENT] * 3
+    with pytest.raises(holdfast.NodeUnavailable, match="it is unsent"):
+        on.cached().refresh()
+
+
+def test_a_value_of_a_lost_lease_is_returned_and_not_stored(on: Setting) -> None:
+    def takes_too_long() -> None:
+        on.port.time += 20.0
+
+    on.meanwhile = takes_too_long
+    assert on.cached(lock_ttl=30)() == 1
+    assert not on.port.sent("store")
+    assert on.kept() is None
+
+
+def test_a_computation_that_fails_gives_the_lock_back(on: Setting) -> None:
+    def fails() -> None:
+        assert on.server.command("EXISTS", LOCK) == 1
+        raise ZeroDivisionError
+
+    on.meanwhile = fails
+    for call in (on.cached(), on.cached().refresh):
+        with pytest.raises(ZeroDivisionError):
+            call()
+        assert on.server.command("EXISTS", LOCK, VALUE) == 0
+    assert not on.events
+
+
+def test_a_value_that_came_meanwhile_is_not_computed(on: Setting) -> None:
+    def other_stores(payload: str) -> Callable[[], object]:
+        return lambda: on.server.command("SET", VALUE, f"7 0 1\n{payload}", "PX", 60_000)
+
+    on.port.before["claim"] = other_stores("41")
+    assert (on.cached()(), on.calls) == (41, 0)
+    on.server.command("DEL", VALUE)
+    on.port.before["claim"] = other_stores("{no JSON")
+    assert (on.cached()(), on.calls) == (1, 1)
+    assert on.kept() == b"{no JSON"
+    assert on.cached()() == 2, "what cannot be read is replaced"
+    assert on.kept() == b"2"
+    assert on.server.command("EXISTS", LOCK) == 0
+
+
+def test_a_kept_value_that_cannot_be_read_is_replaced_by_a_newer_one(on: Setting) -> None:
+    assert on.cached()() == 1
+    fence = on.server.command("GET", FENCE).decode()
+    on.server.command("SET", VALUE, f"{fence} 0 1\n{{no JSON", "PX", 60_000)
+    assert on.cached()() == 2
+    assert on.kept() == b"2"
+
+
+# The background
+
+
+def stale(on: Setting) -> Any:
+    """Make a cached function whose value is stale."""
+    function = on.cached(stale=30)
+    assert function() == 1
+    assert on.server.command("PEXPIRE", VALUE, 20_000) == 1
+    return function
+
+
+def test_a_failed_refresh_is_tried_again_after_a_second(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = stale(on)
+    later: list[tuple[float, Callable[[], object]]] = []
+    monkeypatch.setattr(on.client._session.renewer, "later", lambda *each: later.append(each))
+
+    def fails() -> None:
+        raise ZeroDivisionError("in vain")
+
+    on.meanwhile = fails
+    assert (function(), on.calls) == (1, 2)
+    assert on.told() == [("refresh_failed", "a", 0)]
+    assert on.events[0].detail.endswith(": ZeroDivisionError('in vain')")
+    on.meanwhile = lambda: None
+    assert (function(), on.calls) == (1, 2), "it is not tried at once"
+    ((seconds, again),) = later
+    assert seconds == 1.0
+    again()
+    assert (function(), function(), on.calls) == (1, 3, 3)
+    assert (len(on.events), len(later)) == (1, 1)
+
+
+def test_a_refresh_that_could_not_be_stored_is_tried_again(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = stale(on)
+    later: list[Any] = []
+    monkeypatch.setattr(on.client._session.renewer, "later", lambda *each: later.append(each))
+    on.port.plan["store"] = [UNSENT] * 3
+    assert function() == 1
+    assert on.told() == [("refresh_failed", "a", 0)]
+    assert on.events[0].detail.endswith("NodeUnavailable('it is unsent')")
+    assert [each for each in later if each[0] == 1.0]
+    assert on.cache._refreshing
+
+
+def test_a_refresh_that_is_not_needed_is_no_failure(on: Setting) -> None:
+    function = stale(on)
+
+    def other_stores() -> None:
+        on.server.command("SET", VALUE, f"{2**60} 0 1\n41", "PX", 60_000)
+
+    on.port.before["claim"] = other_stores
+    assert function() == 1
+    assert (function(), on.calls) == (41, 1)
+    assert not on.events
+    assert not on.cache._refreshing
+
+
+def test_a_refresh_that_fails_as_the_client_is_closed_is_not_reported(on: Setting) -> None:
+    function = stale(on)
+
+    def closes() -> None:
+        on.client.close()
+        raise ZeroDivisionError
+
+    on.meanwhile = closes
+    assert (function(), on.calls) == (1, 2)
+    assert "refresh_failed" not in {event.kind for event in on.events}
+    assert not on.cache._refreshing
+
+
+def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(on: Setting) -> None:
+    function = stale(on)
+    on.cache._refreshing["a"] = other = Flight(object())
+    assert (function(), on.calls) == (1, 1)
+    assert on.cache._refreshing == {"a": other}
+    on.port.gone = True
+    assert (function(), on.calls) == (1, 2)
+    assert not on.cache._refreshing
+
+
+def test_a_refresh_that_the_background_does_not_take_is_tried_by_the_next_call(
+    on: Setting,
+) -> None:
+    function = stale(on)
+    begin = on.cache._aside
+    on.cache._aside = lambda _: False
+    assert (function(), on.calls) == (1, 1)
+    assert not on.cache._refreshing
+
+    def interrupted(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    on.cache._aside = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        function()
+    assert not on.cache._refreshing
+    on.cache._aside = begin
+    assert (function(), on.calls) == (1, 2)
+
+
+# Waiting for another caller
+
+
+def joined(on: Setting, give_up: float) -> Flight:
+    """Wait for the flight of another caller."""
+    flight = on.cache.flights["a"] = Flight(object())
+    wanted: Any = type("Wanted", (), {"name": "a", "spec": on.cached(timeout=5)})
+    wanted.spec.lock = type("Lock", (), {"timeout": 5})
+    run(caching._join(on.cache, wanted, flight, give_up))
+    return flight
+
+
+def waits(on: Setting, monkeypatch: pytest.MonkeyPatch, found: Callable[[], bool]) -> list[float]:
+    """Have waits end at once; return how long they were to be."""
+    limits: list[float] = []
+
+    async def wait(_: object, timeout: float) -> bool:
+        limits.append(timeout)
+        on.port.time += timeout
+        return found()
+
+    monkeypatch.setattr(on.port, "wait", wait, raising=False)
+    return limits
+
+
+def test_a_waiting_caller_looks_every_second_whether_the_other_is_gone(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on.port.time = 1000.0
+    limits: list[float] = []
+
+    def last() -> bool:
+        on.port.gone = len(limits) == 3
+        return False
+
+    limits = waits(on, monkeypatch, last)
+    flight = joined(on, 1010.0)
+    assert limits == [1.0, 1.0, 1.0]
+    assert flight.done
+    assert not on.cache.flights
+
+
+def test_a_forked_child_waits_no_longer_for_its_parent(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forks() -> bool:
+        on.port.forked = 1
+        return False
+
+    limits = waits(on, monkeypatch, forks)
+    assert joined(on, float("inf")).done
+    assert limits == [1.0]
+    assert not on.cache.flights
+
+
+def test_a_caller_that_is_woken_looks_at_the_flight_and_at_nothing_else(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on.port.gone = True
+
+    def woken() -> bool:
+        flight = on.cache.flights["a"]
+        on.cache.end("a", flight)
+        on.cache.flights["a"] = flight
+        return True
+
+    waits(on, monkeypatch, woken)
+    assert joined(on, float("inf")).done
+    assert on.cache.flights
+
+
+def test_a_caller_waits_for_another_until_its_timeout(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on.port.time = 1000.0
+    limits = waits(on, monkeypatch, lambda: False)
+    with pytest.raises(holdfast.AcquireTimeout) as caught:
+        joined(on, 1002.5)
+    assert limits == [1.0, 1.0, 0.5]
+    assert str(caught.value) == "'a' was not computed within 5 s"
+    assert caught.value.lock == "a"
