@@ -314,6 +314,7 @@ def test_later_versions_find_the_records_of_ids(steps: Any, server: Server) -> N
     assert key == b"holdfast:key:{a\xff}:once:order 7"
     digest = sha1(b"4 1 5\nincr\n1\n60000", usedforsecurity=False).hexdigest()
     assert server.command("GET", key) == f"{digest} 1 1".encode()
+    assert 3_590_000 < server.command("PTTL", key) <= 3_600_000
     assert atomic._digest(INCR, (b"1", "60000")) == digest
 
 
@@ -395,7 +396,13 @@ def test_an_argument_at_its_bound_is_accepted(steps: Any, server: Server) -> Non
     assert run(steps.put("most", MOST, LEAST, None)) == (False, MOST)
     assert run(steps.take("most", MOST, 0, None)) == (True, 0)
     assert run(steps.put("most", MOST, None, None)) == (True, MOST)
+    assert bool(run(steps.put("short", 1, None, None))) is True
+    assert bool(run(steps.take("none", 1, 0, None))) is False
     assert run(steps.compare_and_set("v", "old", "", math.inf, None))
+    assert run(steps.compare_and_delete("v", "", None))
+    assert run(steps.compare_and_set("v", None, "old", None, None))
+    assert run(steps.compare_and_set("v", "old", "", None, None))
+    assert run(steps.compare_and_set("v", "", "new", None, None))
     assert run(steps.run(own_script("return {KEYS[1], ARGV[1], ARGV[2]}"), ("k",), ("", 2), None))
     assert run(steps.run(own_script("return ARGV"), [], [1, 1.5, b"\xff", "é"], None)) == [
         *(b"1", b"1.5", b"\xff", "é".encode())

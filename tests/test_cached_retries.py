@@ -14,6 +14,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core import cache as caching
 from holdfast.core.cache import Flight
+from kit.failing_port import LATE, LOST, UNSENT, FailingPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,56 +23,6 @@ if TYPE_CHECKING:
 
 LOCK = "holdfast:{a}:cache"
 VALUE, FENCE = "holdfast:value:{a}", f"{LOCK}:fence"
-UNSENT, LOST, LATE = "unsent", "lost", "late"
-
-
-class FailingPort:
-    """The port of a client. `plan` says, per script, what becomes of its next requests."""
-
-    def __init__(self, port: Any) -> None:
-        self._port = port
-        self.time = port.now()
-        self.plan: dict[str, list[str]] = {}
-        self.lasts = 0.0
-        """Seconds that a request lasts which fails."""
-        self.before: dict[str, Callable[[], object]] = {}
-        self.limits: list[tuple[str, float]] = []
-        self.gone = False
-        self.forked = 0
-        self.luck = 0.5
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
-
-    def now(self) -> float:
-        return float(self.time)
-
-    def jitter(self) -> float:
-        return self.luck
-
-    def is_gone(self, _: object) -> bool:
-        return self.gone
-
-    def process(self) -> int:
-        return int(self._port.process()) + self.forked
-
-    def sent(self, script: str) -> list[float]:
-        """How long the requests of a script were given, since the last time."""
-        found = [limit for name, limit in self.limits if name == script]
-        self.limits = [each for each in self.limits if each[0] != script]
-        return found
-
-    async def call(self, script: Any, keys: Any, args: Any, timeout: float) -> Any:
-        self.limits.append((script.name, timeout))
-        self.before.pop(script.name, lambda: None)()
-        fates = self.plan.get(script.name)
-        fate = fates.pop(0) if fates else ""
-        reply = None if fate in {UNSENT, LATE} else await self._port.call(script, keys, args, 5.0)
-        if not fate:
-            return reply
-        self.time += self.lasts
-        kind = holdfast.NodeUnavailable if fate == UNSENT else holdfast.OutcomeUnknown
-        raise kind(f"it is {fate}", node="n1")
 
 
 class Setting:

@@ -37,7 +37,13 @@ def spec_of(**given: Any) -> CacheSpec:
 def wanted(name: str = "a", **given: Any) -> Wanted:
     async def compute() -> None: ...
 
-    return Wanted(spec_of(**given), name, compute, bytes, bytes)
+    made = Wanted(spec_of(**given), name, compute, repr_of, bytes)
+    assert (made.compute, made.dumps, made.loads) == (compute, repr_of, bytes)
+    return made
+
+
+def repr_of(value: object) -> bytes:
+    return repr(value).encode()
 
 
 @pytest.mark.parametrize(

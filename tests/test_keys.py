@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from holdfast.core.line import channel_of
-from holdfast.core.spec import LockSpec, describe, lock_key_in, name_in
+from holdfast.core.spec import LockSpec, describe, is_named, lock_key_in, name_in, namespace_in
 
 TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
 ODD = ["}", "}a", "a}b", "{}", "{}a", "{}{a}", "a{", "{", "{{a}}", "{a}{b}", "a{b}c", "}{", "}{a}"]
@@ -69,6 +69,9 @@ def test_all_of_a_lock_is_in_one_slot_and_nothing_of_another_lock(one: str, othe
         ({"key": "x{a}y"}, b"holdfast:tag:x{a}y:fence"),
         ({"key": "holdfast:{a}"}, b"holdfast:{a}:fence"),
         ({"key": "a}b"}, b"holdfast:odd:{20658}:a}b:fence"),
+        ({"name": "}a"}, b"holdfast:odd:{43323}:holdfast:{}a}:fence"),
+        ({"key": "a key as long as{this}"}, b"holdfast:tag:a key as long as{this}:fence"),
+        ({"key": "holdfast:in:shop:{a}"}, b"holdfast:in:shop:{a}:fence"),
     ],
 )
 def test_keys_are_named_as_ever(given: dict[str, str], fence: bytes) -> None:
@@ -88,3 +91,17 @@ def test_each_of_its_keys_tells_which_lock_it_is_of(text: str) -> None:
 def test_what_else_is_there_is_of_no_lock() -> None:
     for key in (b"holdfast:home", b"holdfast:quarantine", b"holdfast:odd:{1}:a:fence", b"a:fence"):
         assert lock_key_in(key) is None
+    for key in (b"fence", b"holdfast:tag:a:fence", b"holdfast:key:{a}:once", b"holdfast:{}:other"):
+        assert lock_key_in(key) == (key if key.startswith(b"holdfast:{") else None)
+
+
+def test_a_key_is_read_as_it_was_named() -> None:
+    for key, name, namespace in (
+        (b"holdfast:{a}", "a", ""),
+        (b"holdfast:{a\xff}}", "a\udcff}", ""),
+        (b"holdfast:in:sh\xc3\xb6p:{a}", "a", "shöp"),
+        (b"a", None, ""),
+        (b"holdfast:{a}:fence", None, ""),
+    ):
+        assert (name_in(key), namespace_in(key)) == (name, namespace)
+        assert is_named(key) is key.startswith((b"holdfast:{", b"holdfast:in:"))

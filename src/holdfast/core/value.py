@@ -167,7 +167,7 @@ def is_due(kept: Kept, spec: CacheSpec, jitter: float) -> bool:
     gone. It does not begin in the first half of the ttl, however many callers draw, unless the cost
     is more than the other half.
     """
-    if kept.left <= 0 or not spec.early:
+    if not spec.early:
         return kept.left <= 0
     soon = kept.cost * (1 - spec.early * math.log(1 - jitter))
     return kept.left <= min(soon, max(kept.cost, spec.ttl / 2))

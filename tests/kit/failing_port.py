@@ -1,0 +1,62 @@
+"""A port that fails where a test says so, in front of a real server, with a clock that is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import holdfast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNSENT, LOST, LATE = "unsent", "lost", "late"
+"""What becomes of a request: it is not sent; its answer is lost; it has not arrived yet."""
+
+
+class FailingPort:
+    """The port of a client. `plan` says, per script, what becomes of its next requests."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+        self.time = port.now()
+        self.plan: dict[str, list[str]] = {}
+        self.lasts = 0.0
+        """Seconds that a request lasts which fails."""
+        self.before: dict[str, Callable[[], object]] = {}
+        self.limits: list[tuple[str, float]] = []
+        self.gone = False
+        self.forked = 0
+        self.luck = 0.5
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def now(self) -> float:
+        return float(self.time)
+
+    def jitter(self) -> float:
+        return self.luck
+
+    def is_gone(self, _: object) -> bool:
+        return self.gone
+
+    def process(self) -> int:
+        return int(self._port.process()) + self.forked
+
+    def sent(self, script: str) -> list[float]:
+        """How long the requests of a script were given, since the last time."""
+        found = [limit for name, limit in self.limits if name == script]
+        self.limits = [each for each in self.limits if each[0] != script]
+        return found
+
+    async def call(self, script: Any, keys: Any, args: Any, timeout: float) -> Any:
+        self.limits.append((script.name, timeout))
+        self.before.pop(script.name, lambda: None)()
+        fates = self.plan.get(script.name)
+        fate = fates.pop(0) if fates else ""
+        reply = None if fate in {UNSENT, LATE} else await self._port.call(script, keys, args, 5.0)
+        if not fate:
+            return reply
+        self.time += self.lasts
+        kind = holdfast.NodeUnavailable if fate == UNSENT else holdfast.OutcomeUnknown
+        raise kind(f"it is {fate}", node="n1")
