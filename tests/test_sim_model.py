@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -157,10 +158,8 @@ class Both:
     def _asked(self, words: Sequence[bytes | str | int]) -> Any:
         """Ask the server, and set the model's clock by it."""
         last_in_line = ("ZRANGE", QUEUE, "(1e16", "-inf", "BYSCORE", "REV", "LIMIT", 0, 1)
-        (seconds, micros), reply, last = self._wire.send(
-            ("TIME",), words, (*last_in_line, "WITHSCORES")
-        )
-        self._clock = int(seconds) * 1_000_000 + int(micros)
+        at, reply, last = self._wire.send(("TIME",), words, (*last_in_line, "WITHSCORES"))
+        self._clock = micros_of(at)
         # A ticket just drawn tells the very moment.
         if isinstance(last, list) and last and self._clock < int(last[1]):
             self._clock = int(last[1])
@@ -213,7 +212,10 @@ class Both:
 
     def state(self) -> tuple[Any, Any]:
         """Return what all keys hold, and for how long."""
-        real = iter(self._wire.send(*LOOKS))
+        at, *looks = self._wire.send(("TIME",), *LOOKS)
+        # A ticket may have set it to a later moment.
+        self._clock = max(self._clock, micros_of(at))
+        real = iter(looks)
         modelled = iter([answer_of(self.keyspace.run, *look) for look in LOOKS])
         return [state_of(key, real) for key in KEYS], [state_of(key, modelled) for key in KEYS]
 
@@ -241,6 +243,12 @@ LOOKS = [
         ("ZRANGE", key, "0", "-1", "WITHSCORES"),
     )
 ]
+
+
+def micros_of(at: Sequence[bytes]) -> int:
+    """The answer to TIME, in microseconds."""
+    seconds, micros = at
+    return int(seconds) * 1_000_000 + int(micros)
 
 
 def state_of(key: str, answers: Iterator[Any]) -> list[Any]:
@@ -408,6 +416,13 @@ COMMANDS = st.one_of(
     st.sampled_from([("full",), ("roomy",)]),
     words("expire", NAMES),
 )
+
+
+def test_a_key_that_expires_before_it_is_looked_at_is_gone_from_both(both: Both) -> None:
+    both.begin()
+    both.agree(both.command("SET", LOCK, "a", "PX", 20))
+    time.sleep(0.1)
+    both.agree(both.state())
 
 
 @settings(SAME_EVERY_TIME, max_examples=120)
