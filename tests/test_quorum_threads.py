@@ -10,7 +10,9 @@ import gc
 import inspect
 import itertools
 import os
+import select
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ import holdfast
 from holdfast.core.spec import keys_of
 from holdfast.scripts import INSPECT
 from holdfast.wire.shared_table import Bell, SharedTable, _Turn
-from holdfast.wire.table import Table
+from holdfast.wire.table import LATE, Table
 from holdfast.wire.target import targets_of
 from kit.homes import settle_in
 from kit.interrupts import (
@@ -217,6 +219,42 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
         eventually(lambda: sorted(done) == ["first", "second"], what="both are through")
         assert work.errors == []
         assert [seat.sock for seat in table.seats] == sockets
+
+
+def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_at_once(
+    proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = SharedTable._look
+    held = {name: [proxy.hold_reply(matching=asks_for(name)) for proxy in proxies] for name in "ab"}
+
+    def replies_come_first(table: SharedTable) -> float:
+        if table._put_down and not held["a"][0].released.is_set():
+            for each in held["a"]:
+                each.release()
+            for seat in table.seats:
+                assert select.select([seat.sock], [], [], PATIENCE)[0]
+        return look(table)
+
+    monkeypatch.setattr(SharedTable, "_look", replies_come_first)
+    with patient(proxies) as client:
+        work, done = Work(), list[str]()
+        connected_table(client, work)
+
+        def take(name: str) -> None:
+            with client.lock(name, ttl=10 * LONG):
+                done.append(name)
+
+        work.begin(take, "a")
+        for each in held["a"]:
+            assert each.arrived.wait(PATIENCE)
+        time.sleep(2 * LATE)  # from then on replies are looked for before more is sent
+        work.begin(take, "b")
+        try:
+            eventually(lambda: done == ["a"], what="it does not wait for the other's replies")
+        finally:
+            for each in held["b"]:
+                each.release()
+        assert work.end() == []
 
 
 def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -> None:
@@ -674,10 +712,10 @@ def test_at_whichever_line_of_one_the_reader_leaves_one_reads_and_only_one(
 
     monkeypatch.setattr(_Turn, "sleep", fall_asleep)
     with patient(proxies) as client:
+        connected_table(client, Work())
         lock = client.lock("third", ttl=10 * LONG)
 
         def third() -> None:
-            lock.acquire().release()
             for at in itertools.count(1):
                 trio[:] = [Trio(client, proxies, at, second=second)]
                 with AtLine(at, SEATS, trio[0].first_leaves) as line, lock:

@@ -512,6 +512,8 @@ class Table:
                     continue
             else:
                 due = meanwhile() if meanwhile is not None else end
+                if question.over:  # `_post` may have read the replies to it
+                    return
                 left = end - now()
                 if left <= 0:
                     self._give_up(question)
