@@ -991,8 +991,8 @@ MUTANTS = [
     Mutant(
         "who is not in line has no ticket",
         "scripts/acquire.lua",
-        "  ticket = '0'\nend",
-        "end",
+        "ticket, put_back = '0', 0",
+        "ticket, put_back = ticket or '0', 0",
         PAIRS,
         "FIFO L2",
     ),
@@ -1092,7 +1092,7 @@ MUTANTS = [
     Mutant(
         "a co-holder's release leaves the others theirs",
         "scripts/_owner.lua",
-        "if latest > time then",
+        "if latest then",
         "if false then",
         SHARED,
         "S1",
@@ -1108,7 +1108,7 @@ MUTANTS = [
     Mutant(
         "the longest co-holder counts",
         "scripts/_owner.lua",
-        "latest = math.max(latest, holds[found[index]])",
+        "latest = holds[found[index]]",
         "latest = time + 1",
         SHARED,
         "S2 S1",
@@ -1477,7 +1477,7 @@ OPERATED = [
     Mutant(
         "a server in quarantine grants no lock",
         "scripts/acquire.lua",
-        "if quarantined > 0 then",
+        "if quarantined then",
         "if false then",
         REPLACED_UNFAIR,
         "S1",
@@ -1501,7 +1501,7 @@ OPERATED = [
     Mutant(
         "nothing is renewed while a replaced server may take writes",
         "scripts/renew.lua",
-        "if quarantined > longest then",
+        "if quarantined and quarantined > longest then",
         "if false then",
         REPLACED,
         "S1",

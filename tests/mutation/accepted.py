@@ -28,20 +28,6 @@ ACCEPTED = [
         "performance only: the least pause between two attempts",
     ),
     Accepted(
-        "scripts/_tell.lua",
-        "",
-        "return who, string.sub(who, 5, (string.find(who, ':', 5, true) or 5) - 1), uncounted",
-        "return who, string.sub(who, 5, (string.find(who, ':', 5, false) or 5) - 1), uncounted",
-        "equivalent: a colon means itself in a pattern too",
-    ),
-    Accepted(
-        "scripts/acquire.lua",
-        "",
-        "if quarantined > 0 then",
-        "if quarantined > 1 then",
-        "equivalent: a quarantine ends one millisecond sooner",
-    ),
-    Accepted(
         "scripts/declare_fit.lua",
         "",
         "return '1' .. ARGV[3]",

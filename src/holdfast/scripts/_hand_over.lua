@@ -63,7 +63,7 @@ end
 -- the second sending of a release that the server before this one carried out, and then somebody else
 -- has it from there. Those who wait have all been told when it ends.
 local function hand_over()
-  if quarantine() > 0 then
+  if quarantine() then
     return nil
   end
   if order == 'barge' then

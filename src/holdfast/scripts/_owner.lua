@@ -16,15 +16,12 @@ end
 -- The holds that keep the lock, with the moments they expire at, and the latest of these; nothing
 -- while there is one only, whose token is in the lock's key.
 local function holds_of(holder, time)
-  if not is_owners(holder) then
-    return nil
-  end
   local found = call('ZRANGE', KEYS[4], '(' .. time, '+inf', 'BYSCORE', 'WITHSCORES')
-  local holds, latest = {}, 0
+  local holds, latest = {}
   for index = 1, #found, 2 do
     holds[found[index]] = tonumber(found[index + 1])
-    if string.sub(found[index], 1, 1) ~= '=' then
-      latest = math.max(latest, holds[found[index]])
+    if string.byte(found[index]) ~= 61 then
+      latest = holds[found[index]]  -- they are in order
     end
   end
   if holds['=' .. holder] then
@@ -69,7 +66,7 @@ local function end_hold(holder, token)
   end
   call('ZREM', KEYS[4], token)
   local _, latest = holds_of(holder, time)
-  if latest > time then
+  if latest then
     call('PEXPIRE', lock, latest - time + delay)
     return false, latest - time + delay
   end

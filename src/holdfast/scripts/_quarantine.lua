@@ -1,6 +1,7 @@
 -- A part of scripts that do less in a quarantine (see guard). Needs: call, settings' names.
 
--- How much longer nobody gets a lock here (ms).
+-- For how much longer no lock is granted here (ms); nil outside a quarantine.
 local function quarantine()
-  return guarded == '' and 0 or math.max(0, call('PTTL', 'holdfast:quarantine'))
+  local left = guarded ~= '' and call('PTTL', 'holdfast:quarantine')
+  return left and left > 0 and left or nil
 end

@@ -21,7 +21,7 @@ local answer
 local function read(waiter)
   local uncounted = string.byte(waiter) == 33
   local who = uncounted and string.sub(waiter, 2) or waiter
-  return who, string.sub(who, 5, (string.find(who, ':', 5, true) or 5) - 1), uncounted
+  return who, string.match(who, '^[^:]*:([^:]*)') or '', uncounted
 end
 
 local _, own = read(token)

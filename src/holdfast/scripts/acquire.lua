@@ -32,11 +32,11 @@ if settings == '' and call('EXISTS', lock, queue) == 0 then
   return fence .. serial
 end
 
-local quiet = false
+local quiet
 --:include _settings
 --:include _quarantine
 local quarantined = quarantine()
-if quarantined > 0 then
+if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 
@@ -78,27 +78,29 @@ end
 -- A ticket is the moment (µs, by the server's clock) at which its waiter came, or just above the last
 -- one: so one who comes back is before all who came later, and who looks sees for how long they wait.
 local function stand_in_line()
-  local mark, given = string.match(place, '^(!?)(%d*)$')
-  local ticket = tonumber(given) or 0
-  local had_one, remarked = ticket > 0, 0
+  local mark, ticket = string.match(place, '^(!?)(%d*)$')
+  local had_one, remarked = ticket ~= '' and ticket ~= '0'
   if had_one then
-    remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token)
+    remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token) > 0
   else
     local time = call('TIME')
-    ticket = math.max((last or 0) + 1, time[1] * 1000000 + time[2])
+    ticket = time[1] * 1000000 + time[2]
+    if last and last >= ticket then
+      ticket = last + 1
+    end
   end
   local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), mark .. token) == 1
   -- Not for each who comes: the first of every minute is enough.
   if had_one or not last or last < ticket - ticket % 60000000 then
     call('PEXPIRE', queue, 3600000)
   end
-  if not added and not had_one then
+  if not added then
     ticket = score(mark .. token)
   end
-  return string.format('%.0f', tonumber(ticket)), (had_one and added and remarked == 0) and 1 or 0
+  return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0
 end
 
-local ticket, put_back = '0', 0
+local ticket, put_back
 if not holder then
   if order == 'barge' then
     leave_line()
@@ -119,7 +121,7 @@ if place == '' then
   if leave_line() and left >= 0 then
     tell_next('W', left)  -- the first in the queue watches the holder
   end
-  ticket = '0'
+  ticket, put_back = '0', 0
 end
 if denied then
   leave_line()

@@ -19,7 +19,7 @@ end
 --:include _settings
 --:include _quarantine
 local quarantined = quarantine()
-if quarantined > 0 then
+if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 

@@ -25,7 +25,7 @@ local function listens(waiter)
   if string.byte(waiter) == 33 then
     return -1
   end
-  local client = string.sub(waiter, 5, (string.find(waiter, ':', 5, true) or 5) - 1)
+  local client = string.match(waiter, '^[^:]*:([^:]*)') or ''
   if not subscribed[client] then
     local count, channel = 'NUMSUB', 'holdfast:push:' .. client
     if string.byte(client) == 126 then

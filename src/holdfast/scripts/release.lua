@@ -54,7 +54,7 @@ else
   local over = is_over(remaining)
   mine = not over and how ~= 'leave' and has_hold(holder, token)
   missing = not holder and not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
-  local last, left = true, 0
+  local last, left = true
   if mine then
     last, left = end_hold(holder, token)
   end

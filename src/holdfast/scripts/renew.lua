@@ -39,8 +39,8 @@ if not holder or is_over(left) or not has_hold(holder, token) then
   return '0' .. serial
 end
 local quarantined = quarantine()
-local longest = quarantined > 0 and tonumber(call('GET', 'holdfast:quarantine')) or 0
-if quarantined > longest then
+local longest = quarantined and tonumber(call('GET', 'holdfast:quarantine'))
+if quarantined and quarantined > longest then
   return redis.error_reply('QUARANTINE ' .. quarantined - longest)
 end
 if order == 'forever' then
