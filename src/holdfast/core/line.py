@@ -97,7 +97,7 @@ class Waiter:
         """Wait no more; a push for this token is still expected, and ignored."""
         if self.waits:
             self.waits = False
-            self.line.hand_in(_LEFT, self, 0.0, NEVER)
+            self.line.hand_in(_LEFT, self, NEVER, NEVER)
 
     def forget(self) -> None:
         """Let the token be unknown: it is over, and a grant for it is handed back."""
@@ -115,7 +115,7 @@ class _Timer:
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
-        self.due = NEVER
+        self.due: float
         self.told_at = -NEVER  # when a push last said so
         self.scheduled = NEVER  # when its entry in the heap comes up
 
@@ -167,7 +167,7 @@ class Line:
         self._order = count()
         self._waiting = 0
         self._paused = False
-        self._heard_since = -NEVER
+        self._heard_since: float  # while there is a connection
         self._pings: deque[tuple[bytes, float]] = deque()
         self._outlived: deque[tuple[str, float]] = deque()
         self._rallied_at = -NEVER
@@ -238,7 +238,6 @@ class Line:
         ear, self.ear = self.ear, None
         self._rouse = _nobody
         self.wake_at = NEVER
-        self._heard_since = -NEVER
         self._to_rally.clear()
         while self._outlived:
             self.forget(self._outlived.popleft()[0])
