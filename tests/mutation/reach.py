@@ -69,7 +69,8 @@ class Reach:
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
         """The tests that reach it, and their seconds.
 
-        The quickest come first, and one variant of each before the second of any. Of a script,
+        One of each file comes before the second of any, as the tests of one file are much alike:
+        of a file the quickest first, and one variant of each before the second of any. Of a script,
         those that run scripts directly come before all others.
         """
         binds = mutant.change.place.binds
@@ -81,16 +82,25 @@ class Reach:
             lines = uses(binds) if binds else _lines(mutant)
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
         tests = sorted((self._tests[number] for number in found), key=lambda test: test[1])
+        direct: list[tuple[str, float]] = []
         if mutant.file.endswith(".lua"):
             direct = [test for test in self._tests if sends(test[0].split("::")[0], names)]
-            tests = [*direct, *(test for test in tests if test not in direct)]
-        variants = Counter[str]()
-        ranked: list[tuple[int, tuple[str, float]]] = []
-        for test in tests:
-            function = test[0].split("[")[0]
-            ranked.append((variants[function], test))
-            variants[function] += 1
-        return [test for _, test in sorted(ranked, key=lambda each: each[0])]
+        rest = [test for test in tests if test not in direct]
+        return [*_dealt(direct, "["), *_dealt(_dealt(rest, "["), "::")]
+
+
+def _dealt(tests: list[tuple[str, float]], mark: str) -> list[tuple[str, float]]:
+    """Order tests so that one of each group comes before the second of any.
+
+    Tests of a group have the same name up to the mark.
+    """
+    counts = Counter[str]()
+    ranked: list[tuple[int, tuple[str, float]]] = []
+    for test in tests:
+        group = test[0].split(mark)[0]
+        ranked.append((counts[group], test))
+        counts[group] += 1
+    return [test for _, test in sorted(ranked, key=lambda each: each[0])]
 
 
 def _reaching(bits: Bits, lines: list[Line]) -> list[int]:
