@@ -1,4 +1,4 @@
-"""FIFO and POLL: waiters are granted the lock in order, keep their place, and do not poll."""
+"""FIFO, POLL and REPLY: waiters are granted the lock in order, keep a place, and do not poll."""
 
 from __future__ import annotations
 
@@ -57,6 +57,22 @@ class OrderCheck:
             if reply[2] != b"0" and int(reply[2]) > int(ticket):
                 detail = f"{token} had ticket {ticket!r}, and has {reply[2]!r} now"
                 self._record.fail("FIFO", detail)
+
+    def is_answered(self, run: ScriptRun) -> None:
+        """A refused acquire names the holder, and the caller is in the queue if it wants to be."""
+        if not isinstance(run.reply, list):
+            return
+        token, after = run.args[0].encode(), run.after
+        holder, left_ms, ticket, *_ = run.reply
+        if holder != (after.holder or b""):
+            self._record.fail("REPLY", f"the holder is {after.holder!r}, not {holder!r}")
+        handed_over = run.changed_holder or after.holder is None
+        if not handed_over and left_ms != after.left_ms:
+            self._record.fail("REPLY", f"the holder has {after.left_ms} ms left, not {left_ms}")
+        wants_a_place = bool("".join(run.args[TICKET : TICKET + 1]))
+        if not wants_a_place == (token in after.queue) == (ticket != b"0"):
+            detail = f"{token!r} has ticket {ticket!r}, wants a place: {wants_a_place}"
+            self._record.fail("REPLY", f"{detail}, and the queue is {after.queue!r}")
 
     def in_order(self, run: ScriptRun, holder: bytes) -> None:
         """A waiter before the new holder in the queue is not there any more (FIFO)."""

@@ -83,6 +83,9 @@ PROMISES: Mapping[str, Promise] = {
         "renewal restore",
         "a lease is renewed until its deadline, and what a majority renewed counts",
     ),
+    "REPLY": Promise(
+        "order", "a refused acquire names the holder, and the place of the caller in the queue"
+    ),
     "RESTORE": Promise("restore", "a renewed lease is given to the nodes that are free"),
     "ANSWER": Promise("atomic", "an atomic operation has the answer of what was carried out"),
     "LATE": Promise("atomic", "an atomic operation without an answer ends in time"),

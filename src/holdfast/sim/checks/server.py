@@ -109,6 +109,7 @@ class Checks:
             self.evictions.ran(run)
         elif run.script == "acquire":
             self.order.keeps_its_place(run)
+            self.order.is_answered(run)
         self.ownership.not_after_its_end(run)
         self.exclusion.keeps_its_time(run)
         holder, fence = run.after.holder, run.after.fence
