@@ -231,10 +231,11 @@ class _Candidate:
         if now >= self._give_up and not too_few:
             raise self._timed_out(votes)
         if quarantine is not None:
-            return max(0.0, min(pause_in(quarantine, self._port.jitter()), self._give_up - now))
-        pause = self._pause * (0.25 + 0.75 * self._port.jitter())
-        told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
-        self._pause = min(2 * self._pause, TOLD_LONGEST if told or too_few else PAUSE_LONGEST)
+            pause = pause_in(quarantine, self._port.jitter())
+        else:
+            pause = self._pause * (0.25 + 0.75 * self._port.jitter())
+            told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
+            self._pause = min(2 * self._pause, TOLD_LONGEST if told or too_few else PAUSE_LONGEST)
         return max(0.0, min(pause, self._give_up - now))
 
     def _no_quorum(self, votes: Tally, quarantine: Quarantined | None) -> HoldfastError:

@@ -104,18 +104,17 @@ class Quorum:
     ) -> int:
         _, keys, (token, ttl, _, settings, *_) = request
         while len(numbers := list(given.values())) >= self.majority:
-            fence, highest = numbers[0], max(numbers)
-            if fence == highest == min(numbers):
-                return fence
+            highest = max(numbers)
+            if highest == min(numbers):
+                return highest
             fence, agreed = Counter(numbers).most_common(1)[0]
             if agreed >= self.majority:
                 return fence
             if left() <= 0:
                 break
-            fence = highest
-            confirm = CONFIRM, keys, (token, ttl, str(fence), settings)
+            confirm = CONFIRM, keys, (token, ttl, str(highest), settings)
             nodes = list(self.whereabouts.of(token) or ())
-            tally = Tally(nodes, self._stands_at(fence), self.watch)
+            tally = Tally(nodes, self._stands_at(highest), self.watch)
             await self._nodes.ask([(tally.nodes, confirm)], min(timeout, left()), tally.heard)
             given = tally.given
         return 0
