@@ -7,6 +7,7 @@ it carries one out and loses the answer, or it keeps one that may still arrive.
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +226,7 @@ def test_an_update_with_an_id_is_carried_out_once(
         assert len(port.sent) == 1 + sent, plan
         assert run(update(steps, "id")) == expected
         server.command("SET", "v", "of another")
-        assert run(update(steps, "id")) == expected
+        assert run(steps.update("v", unused, None, None, "id")) == expected, "nothing is computed"
         assert server.command("GET", "v") == b"of another"
 
 
@@ -262,8 +263,10 @@ def test_an_update_that_is_overtaken_pauses_twice_as_long_each_time(
     assert caught.value.lock == "v"
     port.luck = 0.5
     port.rests.clear()
-    with pytest.raises(holdfast.Contended):
-        run(steps.update("v", disturbed(server), None, 0.0025, None))
+    timeout = timedelta(milliseconds=2.5)
+    with pytest.raises(holdfast.Contended, match=r"^'v' was changed by others") as caught:
+        run(steps.update("v", disturbed(server), None, timeout, "id"))
+    assert caught.value.lock == "v"
     assert port.rests == pytest.approx([0.00025, 0.0005, 0.001])
 
 
@@ -287,6 +290,12 @@ def test_an_update_that_may_still_arrive_is_not_reported_as_undone(
     with pytest.raises(UNKNOWN) as caught:
         run(steps.update("v", disturbed(server), None, 1.0, "other"))
     assert_reported(caught.value, "v", again=True)
+    late = [holdfast.OutcomeUnknown(each, node=each) for each in ("first", "last")]
+    for rest in ([SENT], [SENT, UNSENT, UNSENT, UNSENT]):  # overtaken, or away
+        port.plan = [SENT, *late, *rest]
+        with pytest.raises(UNKNOWN, match=r"^'v' may have been changed, or not: last; ") as caught:
+            run(steps.update("v", disturbed(server), None, 0.001 * len(rest), f"{rest}"))
+        assert (caught.value.lock, caught.value.node) == ("v", "last")
     port.plan = [SENT, LATE, SENT, SENT, UNSENT, UNSENT, UNSENT]
     with pytest.raises(UNKNOWN) as caught:
         run(steps.update("v", disturbed(server), None, 1.0, "third"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import holdfast
 from holdfast.adapters.threads import run
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 LOCK = "holdfast:{a}:cache"
-VALUE, FENCE = "holdfast:value:{a}", f"{LOCK}:fence"
+VALUE, FENCE, QUEUE = "holdfast:value:{a}", f"{LOCK}:fence", f"{LOCK}:queue"
 
 
 class Setting:
@@ -202,14 +203,17 @@ def test_a_value_of_a_lost_lease_is_returned_and_not_stored(on: Setting) -> None
     assert on.kept() is None
 
 
-def test_a_computation_that_fails_gives_the_lock_back(on: Setting) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_computation_that_fails_gives_the_lock_back(
+    on: Setting, error: type[BaseException]
+) -> None:
     def fails() -> None:
         assert on.server.command("EXISTS", LOCK) == 1
-        raise ZeroDivisionError
+        raise error
 
     on.meanwhile = fails
     for call in (on.cached(), on.cached().refresh):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error):
             call()
         assert on.server.command("EXISTS", LOCK, VALUE) == 0
     assert not on.events
@@ -236,6 +240,72 @@ def test_a_kept_value_that_cannot_be_read_is_replaced_by_a_newer_one(on: Setting
     on.server.command("SET", VALUE, f"{fence} 0 1\n{{no JSON", "PX", 60_000)
     assert on.cached()() == 2
     assert on.kept() == b"2"
+
+
+@pytest.mark.parametrize("changed", [LOCK, FENCE])
+def test_a_value_is_not_stored_if_its_lease_or_its_fence_is_not_the_last(
+    on: Setting, changed: str
+) -> None:
+    on.meanwhile = lambda: on.server.command("SET", changed, "7", "PX", 60_000)
+    assert on.cached()() == 1
+    assert on.kept() is None
+    assert len(on.port.sent("store")) == 1
+    assert on.server.command("GET", changed) == b"7"
+
+
+def test_storing_empties_the_queue_but_for_tokens_that_were_given_up(on: Setting) -> None:
+    waiting = [part for ticket in range(2500) for part in (ticket + 1, f"hf1:gone:{ticket}:::")]
+
+    def others_queue() -> None:
+        on.server.command("ZADD", QUEUE, *waiting, 1.5e16, "given up")
+
+    on.meanwhile = others_queue
+    connection: Any = redis.Redis(unix_socket_path=on.server.unix_path)
+    with connection, connection.pubsub() as listener:
+        listener.subscribe("holdfast:push:gone")
+        assert listener.get_message(timeout=30) is not None
+        assert on.cached().refresh() == 1
+        message = listener.get_message(timeout=30)
+    assert message["data"] == f"A:0:0:13:hf1:gone:0:::{LOCK}".encode(), "to ask again"
+    assert on.server.command("ZRANGE", QUEUE, 0, -1) == [b"given up"]
+    assert on.kept() == b"1"
+
+
+def test_the_fences_of_a_value_grow_and_are_kept_for_a_minute(on: Setting) -> None:
+    function, fences = on.cached(), []
+    for change in (function, function.invalidate, function.invalidate, function.refresh):
+        change()
+        fences.append(int(on.server.command("GET", FENCE)))
+        assert 50_000 < on.server.command("PTTL", FENCE) <= 60_000
+    assert fences == sorted(set(fences))
+    ahead = fences[-1] + 10**12
+    on.server.command("SET", FENCE, ahead)
+    function.invalidate()
+    assert int(on.server.command("GET", FENCE)) == ahead + 1
+    assert on.kept() is None
+
+
+def test_what_is_no_value_of_ours_is_replaced(on: Setting) -> None:
+    for number, foreign in enumerate(("not ours", "7 0\n41", "x 0 1\n41"), 1):
+        on.server.command("SET", VALUE, foreign)
+        assert on.cached()() == number
+        assert on.kept() == str(number).encode()
+        assert 50_000 < on.server.command("PTTL", VALUE) <= 60_000
+
+
+def test_a_function_that_asks_for_its_own_value_is_refused(on: Setting) -> None:
+    function = on.cached()
+    on.meanwhile = function
+    with pytest.raises(holdfast.WouldDeadlock, match=r"^'a' is asked for by its own") as caught:
+        function()
+    assert caught.value.lock == "a"
+
+
+def test_a_free_lock_is_taken_even_if_the_look_took_all_the_time(on: Setting) -> None:
+    late = on.port.time + 6.0
+    on.port.before["look"] = lambda: setattr(on.port, "time", late)
+    assert on.cached(timeout=5)() == 1
+    assert on.kept() == b"1"
 
 
 # The background
@@ -318,7 +388,18 @@ def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(on: Setting) ->
     assert (function(), on.calls) == (1, 1)
     assert on.cache._refreshing == {"a": other}
     on.port.gone = True
-    assert (function(), on.calls) == (1, 2)
+    begin, begun = on.cache._aside, []
+
+    def begin_later(operation: Any) -> bool:
+        begun.append(operation)
+        return True
+
+    on.cache._aside = begin_later
+    assert (function(), len(begun)) == (1, 1)
+    on.port.gone = False
+    assert (function(), len(begun)) == (1, 1), "the new one is not gone"
+    assert begin(begun[0])
+    assert on.calls == 2
     assert not on.cache._refreshing
 
 

@@ -314,15 +314,10 @@ async def _under_lock(
     cache: Cache, wanted: Wanted, flight: Flight, taking: tuple[LockSpec, float | None, Grip]
 ) -> bytes:
     session, grip = cache.session, taking[2]
-    hold = (await acquire(session, *taking))._hold
-    if hold is not None:
-        hold.forsaken = partial(session.port.is_gone, hold.actor)
-    try:
-        payload, cost = await _make(cache, wanted, flight)
-    except Exception:
-        await _let_go(session, grip)
-        raise
-    if hold is not None and hold.alive(session.port.now(), session.port.process()):
+    hold = cast("Hold", (await acquire(session, *taking))._hold)
+    hold.forsaken = partial(session.port.is_gone, hold.actor)
+    payload, cost = await _make(cache, wanted, flight)
+    if hold.alive(session.port.now(), session.port.process()):
         try:
             # Who comes after this may know of an invalidation that came after the storing.
             moment = next(cache.moments)

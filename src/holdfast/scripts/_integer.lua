@@ -34,11 +34,3 @@ local function integer_at(key)
   end
   return value
 end
-
--- What a command answered that changed the number in a key, as text.
-local function exactly(number, key)
-  if number > -2^53 and number < 2^53 then
-    return string.format('%.0f', number)
-  end
-  return call('GET', key)
-end

@@ -29,7 +29,7 @@ local function refuse(refusal)
   end
   local why = refusal.err
   for _, sign in ipairs({'WRONGTYPE', 'not an integer', 'overflow'}) do
-    if string.find(why, sign, 1, true) then
+    if string.find(why, sign) then
       return {'wrong', why, serial}
     end
   end

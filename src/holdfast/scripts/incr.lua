@@ -18,7 +18,6 @@ if not expiry or expiry < 0 then
 end
 
 --:include _once
---:include _integer
 
 local value = redis.pcall('INCRBY', key, ARGV[1])
 if type(value) == 'table' then
@@ -27,4 +26,4 @@ end
 if expiry > 0 and call('PTTL', key) < 0 then
   call('PEXPIRE', key, expiry)
 end
-return answer(1, exactly(value, key))
+return answer(1, call('GET', key))

@@ -23,4 +23,4 @@ local left = redis.pcall('INCRBY', key, ARGV[1])
 if type(left) == 'table' then
   return refuse(left)
 end
-return answer(1, exactly(left, key))
+return answer(1, call('GET', key))

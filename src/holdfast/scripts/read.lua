@@ -8,7 +8,7 @@
 
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' then
-  if string.find(value.err, 'WRONGTYPE', 1, true) then
+  if string.find(value.err, 'WRONGTYPE') then
     return {'wrong', value.err, ARGV[1]}
   end
   return value

@@ -39,4 +39,4 @@ local left = redis.pcall('DECRBY', key, ARGV[1])
 if type(left) == 'table' then
   return refuse(left)
 end
-return answer(1, exactly(left, key))
+return answer(1, call('GET', key))
