@@ -201,6 +201,30 @@ def test_an_update_keeps_only_what_it_has_written(steps: Any, server: Server) ->
     assert recorded(server) is None
 
 
+def test_of_two_updates_with_one_id_both_return_what_was_written(
+    steps: Any, server: Server
+) -> None:
+    def overtaken(_: int) -> int:
+        assert steps.update("n", lambda value: value + 1, once="id") == 6
+        return 7
+
+    assert steps.update("n", overtaken, once="id") == 6
+    assert server.command("GET", "n") == b"6"
+
+
+def test_an_id_of_a_script_is_kept_beside_its_first_key(steps: Any, server: Server) -> None:
+    script = steps.script("redis.call('INCR', KEYS[2]) if ARGV[1] == 'fail' then error('oops') end")
+    script(keys=["n", "m"], args=[""], once="id")
+    assert server.command("KEYS", "*:once:*") == [RECORD]
+    with pytest.raises(holdfast.ConfigurationError, match="used on 'n' for something") as caught:
+        script(keys=["n", "m"], args=["fail"], once="id")
+    assert caught.value.lock == "n"
+    with pytest.raises(holdfast.ScriptFailed, match="oops") as failed:
+        script(keys=["n", "m"], args=["fail"], once="other")
+    assert failed.value.lock == "n"
+    assert server.command("GET", "m") == b"2"
+
+
 def test_an_update_names_its_key_if_that_becomes_something_else_meanwhile(
     steps: Any, server: Server
 ) -> None:

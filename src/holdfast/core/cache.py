@@ -316,7 +316,11 @@ async def _under_lock(
     session, grip = cache.session, taking[2]
     hold = cast("Hold", (await acquire(session, *taking))._hold)
     hold.forsaken = partial(session.port.is_gone, hold.actor)
-    payload, cost = await _make(cache, wanted, flight)
+    try:
+        payload, cost = await _make(cache, wanted, flight)
+    except Exception:
+        await _let_go(session, grip)
+        raise
     if hold.alive(session.port.now(), session.port.process()):
         try:
             # Who comes after this may know of an invalidation that came after the storing.
