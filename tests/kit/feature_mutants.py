@@ -194,7 +194,7 @@ CACHED_MUTANTS = [
         "        await session.port.shielded(_let_go(session, grip))\n        raise\n",
         "        raise\n",
         CACHED_SLOW,
-        "L1 L2 S10 TOLD",
+        "CACHE L1 L2 S10 TOLD",
     ),
     Mutant(
         "a value that was not stored is given to those who were waiting only",
