@@ -382,12 +382,14 @@ def test_a_refresh_that_fails_as_the_client_is_closed_is_not_reported(on: Settin
     assert not on.cache._refreshing
 
 
-def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(on: Setting) -> None:
+def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(
+    on: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function = stale(on)
     on.cache._refreshing["a"] = other = Flight(object())
     assert (function(), on.calls) == (1, 1)
     assert on.cache._refreshing == {"a": other}
-    on.port.gone = True
+    monkeypatch.setattr(on.port, "is_gone", lambda actor: actor is other.actor)
     begin, begun = on.cache._aside, []
 
     def begin_later(operation: Any) -> bool:
@@ -396,7 +398,6 @@ def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(on: Setting) ->
 
     on.cache._aside = begin_later
     assert (function(), len(begun)) == (1, 1)
-    on.port.gone = False
     assert (function(), len(begun)) == (1, 1), "the new one is not gone"
     assert begin(begun[0])
     assert on.calls == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -144,6 +145,7 @@ def test_a_loss_cancels_bodies_first_and_calls_the_users_code_last() -> None:
     hold.lose("expired")
     assert hold.told == ["body", "event", "session", "callback"]
     hold.watch(lambda each: each.told.append("late event"))
+    assert hold.told[4:] == ["late event"]
     hold.watch_last(lambda each: each.told.append("late callback"))
     assert hold.told[4:] == ["late event", "late callback"]
 
@@ -176,8 +178,11 @@ def test_a_lease_whose_grip_is_gone_is_dropped() -> None:
     grip = Grip()
     hold = lease(grip)
     assert not hold.is_dropped
+    inner = Grip()
+    hold.grips.add(ref(inner))
+    assert not hold.is_dropped
     del grip
-    assert hold.is_dropped
+    assert hold.is_dropped, "one level of a re-entered lock is enough"
     hold.lose("expired")
     assert hold.state is LOST
 
