@@ -168,6 +168,16 @@ def test_a_ticket_keeps_its_place_and_says_if_it_was_lost(lock: ScriptedLock) ->
         assert after.queue == [(FIRST, 2), (member, 3), (SECOND, 4)]
 
 
+def test_a_ticket_stays_the_same_even_if_its_waiter_has_another_place(lock: ScriptedLock) -> None:
+    # An earlier request without a ticket, which was sent twice, arrived after the first place was
+    # lost in a failover.
+    queue = [(FIRST, 2.0), (SECOND, 4.0), (ME, 9.0)]
+    lock.put(OTHER, queue=queue)
+    after = lock.run(ACQUIRE, ME, TTL, "3", "")
+    assert after.reply[2:] == ["3", 0, ""]
+    assert after.queue == queue
+
+
 def test_a_queue_is_kept_for_an_hour_by_the_first_of_a_minute_and_by_tickets(
     lock: ScriptedLock,
 ) -> None:

@@ -94,7 +94,7 @@ local function stand_in_line()
   if had_one or not last or last < ticket - ticket % 60000000 then
     call('PEXPIRE', queue, 3600000)
   end
-  if not added then
+  if not added and not had_one then
     ticket = score(mark .. token)
   end
   return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0
