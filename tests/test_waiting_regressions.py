@@ -20,7 +20,7 @@ from kit.faces import Tasks
 from kit.processes import Process
 from kit.redis_py import User
 from kit.servers import ReplyError, commands_processed
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 from test_redis_lock import queued
 from test_waiting_faults import _came, calls
 
@@ -483,3 +483,39 @@ async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock
     await adopted.release()
     await (await other.result()).release()
     assert_clean(server)
+
+
+async def test_a_refused_request_leaves_nothing_to_clean_up(face: Face, server: Server) -> None:
+    client, holder = face.connect(server.url), face.connect(server.url)
+    lease = await holder.lock("a", ttl=60).acquire()
+    (waits,) = await joined(face, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
+    await lease.release()
+    await (await waits.result()).release()  # it has waited: from now on it asks for a place at once
+    server.command("RPUSH", "holdfast:{b}", "a list")
+    with pytest.raises(holdfast.ConfigurationError, match="in use for something else"):
+        await client.lock("b").acquire(timeout=PATIENCE)
+    assert not client._session.renewer._cleanups
+    assert not any(line._known for line in client._session._lines.values())
+
+
+async def test_a_waiter_whose_later_request_is_refused_leaves_the_queue(
+    face: Face, server: Server
+) -> None:
+    client, holder = face.connect(server.url), face.connect(server.url)
+    lease = await holder.lock("a", ttl=60).acquire()
+    (waits,) = await joined(face, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
+    lease.check()
+    (entry,) = server.command("ZRANGE", QUEUE, 0, -1)
+    server.command("DEL", KEY)
+    server.command("RPUSH", KEY, "a list")
+    channel = b"holdfast:push:" + entry.split(b":")[1]
+    ask = b"A:0:0:%d:%b%b" % (len(entry), entry, KEY.encode())
+    server.command("PUBLISH", channel, ask)
+    with pytest.raises(holdfast.ConfigurationError, match="in use for something else"):
+        await waits.result()
+    server.command("DEL", KEY)
+
+    async def has_left() -> bool:
+        return waiters(server) == 0
+
+    await face.eventually(has_left)

@@ -902,7 +902,7 @@ MUTANTS = [
     Mutant(
         "who gives up takes its token back",
         "core/acquire.py",
-        "        if abandoned or self._in_line:\n",
+        "        if abandoned or in_line:\n",
         "        if False:\n",
         GIVING_UP,
         "S10 S16",
@@ -910,7 +910,7 @@ MUTANTS = [
     Mutant(
         "who gives up leaves the line",
         "core/acquire.py",
-        "        if abandoned or self._in_line:\n",
+        "        if abandoned or in_line:\n",
         "        if abandoned:\n",
         GIVING_UP,
         "S10",

@@ -298,7 +298,9 @@ class _Attempt:
             return
         if abandoned:
             session.rally(spec)
-        if abandoned or self._in_line:
+        # A refused request put nothing in the queue: the token is there only if it has a ticket.
+        in_line = self._in_line and (asking or self._ticket != "0")
+        if abandoned or in_line:
             await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
         elif self._waiter is not None:
             self._waiter.forget()
@@ -350,9 +352,6 @@ class _Attempt:
             return await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             return error
-        except ConfigurationError:
-            self._in_line = self._ticket != "0"
-            raise
 
     async def _confirmed(self, grant: Grant) -> Grant | None:
         """Make sure of a grant that was pushed: believe it if it is young, else ask to renew it.
