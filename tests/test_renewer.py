@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.adapters.threads import run
 from holdfast.core.hold import LOST, RELEASED, Grip, Hold
-from holdfast.core.renewer import LINGER, NAP, Renewer, taking_back_blindly
+from holdfast.core.renewer import Renewer, taking_back_blindly
 from holdfast.core.spec import TOMBSTONE_MS, describe, keys_of, validity_of
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import RELEASE, RENEW
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TTL = 10.0
 VALIDITY = validity_of(TTL)
 DUE = VALIDITY / 3
+NAP, LINGER = 0.1, 1.0
 AWAY = NodeUnavailable("it is away")
 REQUEST: Request = RELEASE, keys_of(b"holdfast:{a}"), ("a token", "1", TOMBSTONE_MS, "")
 AT_NODE: Request = RELEASE, REQUEST[1].at(1), REQUEST[2]
