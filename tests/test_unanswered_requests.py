@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from hashlib import sha1
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
+from holdfast.core.evict import _request
+from holdfast.core.token import read_holder
+from holdfast.scripts import EVICT
 from kit.failing_port import LATE, LOST, UNSENT, FailingPort
 
 if TYPE_CHECKING:
@@ -195,3 +201,27 @@ def test_an_extension_that_is_answered_after_the_deadline_is_too_late(
     with pytest.raises(holdfast.LeaseLost):
         again.extend(50)
     assert len(port.sent("renew")) == 2
+
+
+@pytest.mark.parametrize(
+    ("suffix", "quorum", "longest_ttl", "settings", "keys"),
+    [
+        ("", None, math.inf, "", 3),
+        (":+250", None, math.inf, "250 fair ", 3),
+        (":+250:&us", None, 60.0, "250 fair+guard ", 4),
+        ("", object(), 60.0, "0 barge ", 3),
+    ],
+)
+def test_an_eviction_has_the_delay_of_the_token_and_the_settings_of_the_client(
+    suffix: str, quorum: object, longest_ttl: float, settings: str, keys: int
+) -> None:
+    session: Any = SimpleNamespace(quorum=quorum, longest_ttl=longest_ttl)
+    spec = holdfast.Client("redis://127.0.0.1:1").lock("a", ttl=2, lock_delay=9)._spec
+    token = f"hf1:c:1:ann@web:7:Main:{suffix}".encode()
+    script, named, args = _request(session, spec, read_holder(token, 1000))
+    assert (script, len(named), named[0]) == (EVICT, keys, KEY.encode())
+    shown = sha1(token, usedforsecurity=False).hexdigest()
+    assert args == (shown, "2000", settings)
+    foreign = _request(session, spec, read_holder(b"\xff", 1000))
+    assert foreign[2][0] == sha1(b"\xff", usedforsecurity=False).hexdigest()
+    assert foreign[2][2].partition(" ")[0] in {"", "0"}
