@@ -20,8 +20,10 @@ class LockState(NamedTuple):
     """How long the lock's key stays, as PTTL says it."""
     queue: Sequence[bytes] = ()
     """The tokens of waiters, in order."""
+    queue_left_ms: int = -2
     holds: Sequence[bytes] = ()
     """The holds of an owner, and the marks among them."""
+    holds_left_ms: int = -2
 
 
 class ScriptRun(NamedTuple):

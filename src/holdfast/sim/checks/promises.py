@@ -75,6 +75,7 @@ PROMISES: Mapping[str, Promise] = {
         "server", "a script fails only in quarantine or on a full server; no other error is raised"
     ),
     "EVICT": Promise("eviction", "an evicted holder detects that with its next renewal"),
+    "EXPIRY": Promise("expiry", "the keys beside a lock stay for as long as they are needed"),
     "FIFO": Promise("order", "waiters are granted the lock in order, and keep their place"),
     "LEAK": Promise("leftovers", "a client in which no task waits keeps no waiter"),
     "MAX_HOLD": Promise("renewal", "no lease is renewed beyond max_hold, and its end is reported"),

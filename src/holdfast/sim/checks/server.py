@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from holdfast.core.spec import keys_of
 from holdfast.core.token import client_in
 from holdfast.sim.checks.abandon import AbandonCheck
 from holdfast.sim.checks.eviction import EvictionCheck
 from holdfast.sim.checks.exclusion import ExclusionCheck
+from holdfast.sim.checks.expiry import ExpiryCheck
 from holdfast.sim.checks.fences import FenceCheck
 from holdfast.sim.checks.free_lock import FreeLockCheck
 from holdfast.sim.checks.hand_off import HandOffCheck
@@ -65,6 +67,7 @@ class Checks:
         self.cached: CachedCheck | None = None
         """What is checked of a cached value, whose lock is another one."""
         self.exclusion = ExclusionCheck(record)
+        self.expiry = ExpiryCheck(record)
         self.fences = FenceCheck(record)
         self.ownership = OwnershipCheck(record)
         self.order = OrderCheck(record)
@@ -88,11 +91,13 @@ class Checks:
         if keys[0] != self.record.key:
             return NOT_SEEN
         data = server.data
-        holds: Sequence[bytes] = ()
+        holder, fence = data.string(keys[0]), data.string(keys[1])
+        queue, queue_left = queue_of(server, keys[0]), data.left(keys_of(keys[0])[2])
+        state = LockState(holder, fence, data.left(keys[0]), queue, queue_left)
         if self.settings.owner and len(keys) > HOLDS:
             holds = cast("list[bytes]", data.run("ZRANGE", keys[HOLDS], 0, -1))
-        holder, fence = data.string(keys[0]), data.string(keys[1])
-        return LockState(holder, fence, data.left(keys[0]), queue_of(server, keys[0]), holds)
+            return state._replace(holds=holds, holds_left_ms=data.left(keys[HOLDS]))
+        return state
 
     def ran(self, run: ScriptRun) -> None:
         """A server ran a script."""
@@ -122,6 +127,7 @@ class Checks:
         if holder is None and ends and self.settings.fair:
             self.free_lock.is_handed_over(run)
         self.watch.ran(run)
+        self.expiry.ran(run)
         self.exclusion.is_kept(run)
 
     def _note(self, run: ScriptRun) -> None:
@@ -281,6 +287,8 @@ class Checks:
             self.cached.sent(client, request)
             return
         self.abandoned.sent(script.name, args, server)
+        if script.name == "renew":
+            self.expiry.renews(self.record.kept.get(args[0], (None, None))[1], request)
         self.retries.sent(client, script.name, args)
         if script.name == "acquire":
             self.order.does_not_poll(args)
