@@ -246,8 +246,9 @@ class Play:
     def _watch_over(self) -> None:
         if self.settings.clock_jump:  # then waiters may be wrong about the holder's time
             return
+        paused = {client.machine.name for client in self.clients if client.machine.paused}
         for server in self.deployment.servers:
-            self.checks.leftovers.is_held(server)
+            self.checks.leftovers.is_held(server, paused)
         if isinstance(self.checks, QuorumChecks):
             self.checks.won_by_somebody(any(map(self._asks, self.tasks)))
         else:

@@ -42,7 +42,7 @@ class LeftoverCheck:
             if name == token:
                 self._unheld_since[server] = self._record.world.now, name
 
-    def is_held(self, server: Server) -> None:
+    def is_held(self, server: Server, paused: set[str]) -> None:
         """Called repeatedly, once everything works: no running client keeps a lock unheld (S10)."""
         record, now = self._record, self._record.world.now
         holder = server.data.string(record.key)
@@ -50,6 +50,7 @@ class LeftoverCheck:
         since, before = self._unheld_since.get(server.name, (0, ""))
         client = client_in(name) if name else ""
         excused = record.is_left(client) or record.world.doubled or record.forgetful
+        excused = excused or client in paused
         shared = record.settings.owner  # the holds of others keep it under this name
         held = any(
             (shared or hold.token == name) and record.alive(who, hold) for who, hold in record.holds
