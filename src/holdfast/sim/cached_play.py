@@ -114,14 +114,26 @@ class CachedPlay:
         """Ask for the value, or have it forgotten or computed again."""
         for _ in range(self._one_of("calls", (1, 2, 4))):
             kind = ("get", "invalidate", "refresh")[self._choices.pick("call", (7, 2, 1))]
-            call = Call(kind, client)
-            self.check.begin(call)
-            try:
-                await self._call(call)
-            except (HoldfastError, Failed) as error:
-                self.check.raised(call, error)
-            finally:
-                self.check.end(call)
+            await self._begin(kind, client)
+
+    async def _begin(self, kind: str, client: SimClient, *, beside: bool = False) -> None:
+        call = Call(kind, client, beside=beside)
+        self.check.begin(call)
+        try:
+            await self._call(call)
+        except (HoldfastError, Failed) as error:
+            self.check.raised(call, error)
+        finally:
+            self.check.end(call)
+        task = call.forgetting
+        while task is not None and not (task.result.done or task.process.crashed):
+            await client.sleep(0.1)
+
+    async def _forget_and_ask(self, client: SimClient) -> None:
+        """Have the value forgotten while it is being stored, and ask for it."""
+        await client.sleep(0.0002)
+        await self._begin("invalidate", client, beside=True)
+        await self._begin("get", client, beside=True)
 
     async def _call(self, call: Call) -> None:
         cache, wanted = self._cache(call.client), self._wanted(call)
@@ -145,6 +157,9 @@ class CachedPlay:
             if how == 1:
                 raise Failed(made.number)
             failed = False
+            if not (call.over or call.beside) and self._choices.pick("forgets", (3, 1)):
+                beside = self._forget_and_ask(call.client)
+                call.forgetting = call.client.machine.spawn(beside, "forgets")
         finally:
             self.check.computed(made, failed=failed)
         return made.number

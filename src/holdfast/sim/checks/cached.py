@@ -98,9 +98,13 @@ class Computation:
 class Call:
     """One call, of `get`, `refresh` or `invalidate`, to its end."""
 
-    def __init__(self, kind: str, client: SimClient) -> None:
+    def __init__(self, kind: str, client: SimClient, *, beside: bool = False) -> None:
         self.kind = kind
         self.client = client
+        self.beside = beside
+        """It belongs to another call, which waits for it."""
+        self.forgetting: Task | None = None
+        """What has the value forgotten while this call stores it."""
         self.task = client.actor()
         self.began = client.world.now
         self.began_local = client.now()

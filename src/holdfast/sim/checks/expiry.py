@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 LONGEST_MS = 3_600_000
 """What a queue is given. It may have more left, if the server's clock was set back."""
 
+HANDED_OVER_FOR = 1.0
+"""Seconds for which a lock is handed over, whatever its ttl is."""
+
 
 class ExpiryCheck:
     """How long the queue and the holds of an owner stay."""
@@ -38,6 +41,6 @@ class ExpiryCheck:
     def renews(self, hold: Hold | None, request: Request) -> None:
         """A client that asks for more time cleans up for as long, should the answer be lost."""
         ttl = (int(request[2][1]) - 1) / 1000  # it was rounded up
-        if hold is not None and hold.longest_ttl < ttl:
+        if hold is not None and max(hold.longest_ttl, HANDED_OVER_FOR) < ttl:
             known = f"has noted {hold.longest_ttl} s only"
             self._record.fail("EXPIRY", f"{hold.token} is renewed for {ttl} s, and {known}")
