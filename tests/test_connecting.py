@@ -176,3 +176,21 @@ def test_an_attempt_to_connect_that_fails_leaves_no_socket_open(
             monkeypatch.undo()
     assert made
     assert [sock for sock in made if sock.fileno() != -1] == []
+
+
+def test_an_interrupted_attempt_to_connect_leaves_the_sockets_of_a_signal_handler_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    def handler(*_: object) -> None:
+        used = theirs
+        used.send(b"!")
+        raise KeyboardInterrupt
+
+    with ours, theirs, holdfast.Client(NO_SOCKET.format(folder=tmp_path)) as client:
+        monkeypatch.setattr(socket.socket, "connect", handler)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a").acquire(timeout=0)
+        monkeypatch.undo()
+        assert theirs.fileno() != -1

@@ -375,12 +375,14 @@ def _close_sockets_of(error: BaseException) -> None:
     """Close the sockets that redis-py was connecting when this was raised.
 
     It leaves them to the garbage collector when it is interrupted; redis-py 5 also when there is no
-    such unix socket, and when the settings for TLS are wrong.
+    such unix socket, and when the settings for TLS are wrong. Other frames may be those of a signal
+    handler, whose sockets are not ours.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        for value in list(frame.f_locals.values()):
-            if isinstance(value, socket.socket):
-                value.close()
+        if frame.f_globals.get("__name__") in {"redis.connection", "ssl"}:
+            for value in list(frame.f_locals.values()):
+                if isinstance(value, socket.socket):
+                    value.close()
 
 
 def nothing() -> Greeting[None]:
