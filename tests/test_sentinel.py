@@ -259,8 +259,8 @@ async def test_s11_a_lease_that_a_replica_does_not_get_is_lost_and_only_that_one
     face: Face, service: Sentinels
 ) -> None:
     client = _of(service, face)
-    lease = await client.lock("a", ttl=3, replicas=2).acquire()
-    other = await client.lock("b", ttl=30).acquire()
+    lease = await client.lock("a", ttl=LONGEST, replicas=2).acquire()
+    other = await client.lock("b", ttl=LONGEST).acquire()
     replica = service.replicas[0]
     replica.freeze()
     try:
