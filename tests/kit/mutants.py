@@ -283,7 +283,7 @@ QUORUM = [
         "(*args[:2], TOMBSTONE_MS, *args[3:])",
         "args",
         MANY_RESET,
-        "S10",
+        "S10 S16",
     ),
     Mutant(
         "what turns out to come after all is buried too",
@@ -994,7 +994,7 @@ MUTANTS = [
         "ticket, put_back = '0', 0",
         "ticket, put_back = ticket or '0', 0",
         PAIRS,
-        "FIFO L2",
+        "FIFO L2 REPLY",
     ),
     Mutant(
         "a release hands over",
@@ -1033,7 +1033,7 @@ MUTANTS = [
         "scripts/acquire.lua",
         "  if leave_line() and left >= 0 then",
         "  if leave_line() and false then",
-        CROWDED,
+        {"reset": 0.1, "clients": 5, "tasks": 2},
         "L3",
     ),
     Mutant(
@@ -1175,7 +1175,7 @@ MUTANTS = [
         "core/session.py",
         "        self.granted(message, asked_at)\n        return bool(mine)",
         "        return bool(mine)",
-        {"calm": True, "tasks": 2, "ttl": 5.0},
+        {"calm": True, "tasks": 4, "ttl": 5.0},
         "L2 L3",
     ),
     Mutant(
@@ -1645,7 +1645,7 @@ OPERATED = [
         "call('ZREM', queue, who, '!' .. who)",
         "call('ZREM', queue, waiter)",
         UNCOUNTED,
-        "S8",
+        "L3 S8",
     ),
 ]
 """Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""
