@@ -14,25 +14,13 @@ from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING, Grip, Hold, fork
 from holdfast.core.spec import describe
 from holdfast.core.wait_report import WaitReport, place_in_queue
 from holdfast.scripts import RENEW
+from kit.lock_settings import PLAIN
 
 VALIDITY = 29.699  # of a ttl of 30 s
 
 
 def lease(grip: Grip | None = None, **given: Any) -> Hold:
-    settings = {
-        "ttl": 30,
-        "timeout": None,
-        "renew": True,
-        "max_hold": None,
-        "reentrant": False,
-        "owner": None,
-        "fair": True,
-        "lock_delay": 0,
-        "key": None,
-        "label": None,
-        "command_timeout": 2.0,
-    }
-    spec = describe("a", **{**settings, **given})
+    spec = describe("a", **{**PLAIN, **given})
     session: Any = SimpleNamespace(lost=lambda hold: hold.told.append("session"))
     hold = Hold(spec, "token", 7, 1000.0, "actor", 1, session, grip or KEPT)
     hold.told = []  # type: ignore[attr-defined]

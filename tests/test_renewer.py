@@ -14,6 +14,7 @@ from holdfast.core.renewer import Renewer, taking_back_blindly
 from holdfast.core.spec import TOMBSTONE_MS, describe, keys_of, validity_of
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import RELEASE, RENEW
+from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,20 +71,7 @@ class Led:
 
     def hold(self, number: int = 1, at: float = 0.0, actor: object = "us", **settings: Any) -> Hold:
         """A hold that was asked for at this time, and is watched."""
-        given = {
-            "ttl": TTL,
-            "timeout": None,
-            "renew": True,
-            "max_hold": None,
-            "reentrant": False,
-            "owner": None,
-            "fair": True,
-            "lock_delay": 0.0,
-            "key": None,
-            "label": None,
-            "command_timeout": 1.0,
-            **settings,
-        }
+        given = {**PLAIN, "ttl": TTL, "command_timeout": 1.0, **settings}
         spec = describe(f"lock {number}", **given)
         self.grips.append(Grip())
         session: Any = SimpleNamespace(

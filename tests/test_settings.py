@@ -22,21 +22,9 @@ from holdfast.core.spec import (
 )
 from holdfast.core.spec_cache import SpecCache
 from holdfast.scripts import ACQUIRE
+from kit.lock_settings import PLAIN
 
 YEAR = 365 * 86_400.0
-PLAIN: dict[str, Any] = {
-    "ttl": 30,
-    "timeout": None,
-    "renew": True,
-    "max_hold": None,
-    "reentrant": False,
-    "owner": None,
-    "fair": True,
-    "lock_delay": 0,
-    "key": None,
-    "label": None,
-    "command_timeout": 2.0,
-}
 IN_ORDER = ["ttl", "timeout", "renew", "max_hold", "reentrant", "owner", "fair", "lock_delay"]
 IN_ORDER += ["replicas", "key", "label"]
 NAMED = "lock 'a': "

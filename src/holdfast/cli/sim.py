@@ -1,6 +1,6 @@
 """`holdfast sim`: the family of commands that run simulations.
 
-The simulator is imported by the commands, when they run: asking for help should not wait for it.
+The commands import the simulator when they run, so that `--help` is quick.
 """
 
 from __future__ import annotations

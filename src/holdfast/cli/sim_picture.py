@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.sim.timeline import LaneKind, Timeline
 
 EVENTS, EVENTS_LEAST = 60, 20
-"""How much of a long world is drawn: at most, and at least if it begins where nobody holds."""
+"""How many events of a long run are drawn: at most, and at least, if no client holds there."""
 
 LAST_LOOK = 1000
 """Microseconds for which the end of a world is drawn, so that it is seen how things stood."""

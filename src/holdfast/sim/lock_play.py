@@ -184,7 +184,7 @@ class LockPlay:
             return
         finally:
             client.generation -= 1
-        self._checks.fail("S13", "a forked child believes in what its parent holds")
+        self._checks.fail("S13", "a forked child holds the lock of its parent")
 
     async def _again(self, client: SimClient, hold: Hold) -> None:
         """Take the lock again while holding it."""
@@ -202,7 +202,7 @@ class LockPlay:
             if known and self._checks.alive(client, hold) and not stopped:
                 plain = not self._settings.reentrant and not self._settings.owner
                 if plain or self._settings.reentrant:
-                    self._checks.fail("L5", "who has the lock waited for itself")
+                    self._checks.fail("L5", "the holder waited for itself")
             return
         again = grip._hold  # noqa: SLF001 - what a face does too
         assert again is not None  # noqa: S101 - acquire returned

@@ -70,7 +70,7 @@ class LeftoverCheck:
         if holder is None or kept or record.is_left(client_in(holder.decode())):
             return
         if not record.is_passed_on(holder):
-            record.fail("S10", f"{holder!r} has the lock, and nobody holds it")
+            record.fail("S10", f"{holder!r} has the lock, and no client holds it")
 
     def is_empty(self, server: Server, resource: Resource) -> None:
         """All clean-up has had its time: neither a holder nor a waiter is left (S10)."""

@@ -134,7 +134,7 @@ class MaxHoldCheck:
         self._until[hold] = max(self._until[hold], until)
 
     def exported(self, hold: Hold) -> None:
-        """A client exported a lease: whoever adopts it has what is left."""
+        """A client exported a lease: the client that adopts it has what is left."""
         self._left[hold.token] = max(0, self._until.get(hold, 0) - self._record.world.now)
 
     def reported(self, client: SimClient, fence: int) -> None:
