@@ -53,18 +53,18 @@ class Reach:
 
     def __init__(self, runs: int, workers: int) -> None:
         self.runs = runs
-        self._by_runs: Bits = _kept(
-            f"runs-{_digest('src')}-{runs}", lambda: _record_runs(runs, workers)
-        )
+        recorded = _kept(f"runs-{_digest('src')}-{runs}", lambda: _record_runs(runs, workers))
+        self._by_runs: Bits = recorded["lines"]
+        self._sizes: dict[str, int] = recorded["sizes"]
         recorded = _kept(f"tests-{_digest('src', 'tests')}", lambda: _record_tests(workers))
         self._by_tests: Bits = recorded["lines"]
         self._tests: list[tuple[str, float]] = recorded["tests"]
 
     def seeds(self, mutant: Mutant) -> list[int]:
-        """The runs that may be affected, in order."""
-        if mutant.change.place.binds:
-            return list(range(self.runs))
-        return _reaching(self._by_runs, _lines(mutant))
+        """The runs that may be affected, the shortest first: a tenth of them take half the time."""
+        everything = bool(mutant.change.place.binds)
+        found = range(self.runs) if everything else _reaching(self._by_runs, _lines(mutant))
+        return sorted(found, key=lambda seed: self._sizes[str(seed)])
 
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
         """The tests that reach it, and their seconds.
@@ -187,17 +187,19 @@ def _digest(*folders: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _record_runs(runs: int, workers: int) -> Bits:
+def _record_runs(runs: int, workers: int) -> dict[str, Any]:
     print(f"recording the lines that {runs} simulation runs execute", flush=True)
     size = -(-runs // workers)
     parts = [(begin, min(begin + size, runs)) for begin in range(0, runs, size)]
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    sizes: dict[str, int] = {}
     with ThreadPoolExecutor(workers) as pool:
         for part in pool.map(lambda each: simulate({"range": each}), parts):
-            for file, lines in part.items():
+            sizes |= part["sizes"]
+            for file, lines in part["lines"].items():
                 for line, bits in lines.items():
                     found[file][line] |= int(bits, 16)
-    return _written(found)
+    return {"lines": _written(found), "sizes": sizes}
 
 
 def _written(found: dict[str, dict[str, int]]) -> Bits:

@@ -21,6 +21,8 @@ from kit.mutants import SOURCE, mutate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.sim.play import Outcome
+
 PACKAGE = SOURCE / "holdfast"
 MEMORY = 3 << 30
 LONGEST_RUN = 30
@@ -47,15 +49,13 @@ end
 """
 
 
-def default_sweep() -> Callable[[int], str]:
-    """Return what runs one seed as `holdfast sim run` does, and returns the check that failed."""
-    from holdfast.sim.sweep import sweep  # noqa: PLC0415 - after the change
+def default_run() -> Callable[[int], Outcome]:
+    """Return a function that runs one seed as `holdfast sim run` does."""
+    from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - after the change
+    from holdfast.sim.play import play  # noqa: PLC0415 - the same
+    from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
 
-    def run(seed: int) -> str:
-        found = sweep([seed]).found
-        return found[0].check if found else ""
-
-    return run
+    return lambda seed: play(draw(seed), RandomChoices(seed))
 
 
 def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
@@ -68,25 +68,27 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     seed = -1
     try:
-        run = default_sweep()
+        run = default_run()
         for seed in work["seeds"]:
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)  # it ends the process
-            if check := run(seed):
+            if check := run(seed).check:
                 return {"check": check, "runs": seed + 1}
     except Exception as error:  # noqa: BLE001 - the mutant may raise anything
         return {"check": type(error).__name__, "runs": seed + 1}
     return {"check": "", "runs": 0}
 
 
-def record(seeds: range) -> dict[str, dict[int, str]]:
-    """Note, for each line of the core and of the scripts, the runs that execute it.
+def record(seeds: range) -> dict[str, Any]:
+    """Record the lines of the core and of the scripts that each run executes, and its size.
 
-    They are bits of a number, written in hexadecimal, as there are many.
+    By file and line, the runs are bits of a number, written in hexadecimal, as there are many. The
+    size of a run is the number of its choices: its time is about proportional.
     """
     watching = coverage.Coverage(data_file=None, config_file=False, include=[f"{PACKAGE}/core/*"])
     watching.start()
     scripts = _watch_scripts()
-    run = default_sweep()
+    run = default_run()
+    sizes: dict[int, int] = {}
     found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     modules = [module for name, module in sys.modules.items() if name.startswith("holdfast.")]
     cached = [each for module in modules for each in vars(module).values() if _is_cached(each)]
@@ -94,8 +96,9 @@ def record(seeds: range) -> dict[str, dict[int, str]]:
         for each in cached:  # what an earlier run computed is used by this one
             each.cache_clear()
         watching.switch_context(str(seed))
-        check = run(seed)
-        assert not check, f"{check} fails with seed {seed}, without any mutant"
+        outcome = run(seed)
+        assert not outcome.check, f"{outcome.check} fails with seed {seed}, without any mutant"
+        sizes[seed] = len(outcome.choices)
         for text, lines in scripts().items():
             for line in lines:
                 found[text][line] |= 1 << seed
@@ -107,9 +110,8 @@ def record(seeds: range) -> dict[str, dict[int, str]]:
             for context in contexts:
                 if context:  # else it was executed by an import
                     found[name][line] |= 1 << int(context)
-    return {
-        file: {line: f"{bits:x}" for line, bits in lines.items()} for file, lines in found.items()
-    }
+    bits = {file: {line: f"{each:x}" for line, each in by.items()} for file, by in found.items()}
+    return {"lines": bits, "sizes": sizes}
 
 
 def _is_cached(value: object) -> bool:

@@ -41,7 +41,7 @@ class Result(NamedTuple):
     by: str = ""
     """The check, or the test."""
     runs: int = 0
-    """The runs of the default sweep up to the one that noticed it."""
+    """A default sweep of this many runs contains one that notices it."""
     reached: int = 0
     """The runs that reach it."""
     tests: int = 0
@@ -50,17 +50,26 @@ class Result(NamedTuple):
 
 
 def try_out(mutant: Mutant, reach: Reach, copy: Copy) -> Result:
-    """Try everything until something notices."""
+    """Try everything until something notices.
+
+    The shorter half of the simulation runs comes first, then the tests, and the longer half last:
+    it takes most of the time, and notices little that the others do not.
+    """
     began = time.monotonic()
     seeds, tests = reach.seeds(mutant), reach.tests(mutant)
-    result = _simulated(mutant, seeds) if seeds else Result("survived")
-    if result.how == "survived" and tests:
+    shorter, longer = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
+    result = _simulated(mutant, shorter)
+    if result.how == "survived":
         result = _tested(mutant, tests, copy)
+    if result.how == "survived":
+        result = _simulated(mutant, longer)
     seconds = time.monotonic() - began
     return result._replace(reached=len(seeds), tests=len(tests), seconds=round(seconds, 1))
 
 
 def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
+    if not seeds:
+        return Result("survived")
     try:
         found = simulate(
             {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds}
