@@ -74,6 +74,25 @@ def test_the_reference_page_lists_every_environment_variable() -> None:
     assert named == {*re.findall(r"HOLDFAST_[A-Z_]+", sources)}
 
 
+def test_ctrl_c_ends_the_program_even_where_python_discards_exceptions() -> None:
+    code = (
+        "import os, signal, time, weakref\n"
+        "from holdfast.cli import end_on_ctrl_c\n"
+        "end_on_ctrl_c()\n"
+        "class Thing: pass\n"
+        "thing = Thing()\n"
+        "reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "del thing\n"
+        "time.sleep(60)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 130
+    assert not done.stdout
+    assert not done.stderr
+
+
 def test_a_command_that_does_not_exist_is_refused() -> None:
     told = run("acquire")
     assert told.returncode == 2

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import warnings
+from threading import Timer
+from typing import TYPE_CHECKING
 
-__all__ = ["Interrupted", "main", "quietly"]
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+__all__ = ["Interrupted", "end_on_ctrl_c", "main", "quietly"]
 
 NEEDED = {"click", "lupa", "rich", "typer"}
 """What the extra `cli` installs, by the names under which it is imported."""
@@ -30,15 +36,34 @@ def quietly() -> None:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
-def main() -> None:
-    """Run the command line."""
-    quietly()
+def end_on_ctrl_c() -> None:
+    """Have Ctrl-C raise `Interrupted`, unless the process ignores it, as a script's `command &`.
+
+    Python discards an exception that is raised in a finalizer or in the callback of a weak
+    reference, as every import has them. Then Ctrl-C is sent again, a moment later.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
 
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script's `command &` has it
-        signal.signal(signal.SIGINT, interrupt)
+    def on_discarded(discarded: UnraisableHookArgs) -> None:
+        if isinstance(discarded.exc_value, Interrupted):
+            again = Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            sys.__unraisablehook__(discarded)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = on_discarded
+
+
+def main() -> None:
+    """Run the command line."""
+    quietly()
+    end_on_ctrl_c()
     try:
         from holdfast.cli.app import app
 
