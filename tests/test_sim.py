@@ -182,6 +182,14 @@ def test_an_unexpected_error_is_reported_as_a_violation(monkeypatch: pytest.Monk
     assert (outcome.check, outcome.detail) == ("ERROR", "ZeroDivisionError('a mistake')")
 
 
+def test_wrong_arguments_that_are_accepted_are_reported_as_a_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.core.value.check_ttl", lambda *_, **__: None)
+    outcome = play(replace(CALM, cached=1.0), RandomChoices(1))
+    assert (outcome.check, outcome.detail) == ("CACHE", "{'ttl': 0.0} was accepted")
+
+
 # The world
 
 

@@ -8,6 +8,7 @@ wrong, `sim.deployment` the servers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +29,6 @@ from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND, Process, Stuck, World
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from holdfast.core.spec import LockSpec
     from holdfast.sim.choices import Choices
     from holdfast.sim.settings import Settings
@@ -305,4 +304,8 @@ def _without_faults(settings: Settings) -> Settings:
 
 def play(settings: Settings, choices: Choices) -> Outcome:
     """Play one simulation run."""
-    return Play(settings, choices).run()
+    try:
+        begun = Play(settings, choices)
+    except Violated as violated:  # by what was tried before anything else: wrong arguments
+        return Outcome(violated.check, violated.detail, list(choices.made), Counter(), [])
+    return begun.run()
