@@ -83,6 +83,12 @@ KEPT = {
         "a waiter that leaves in the last millisecond passes on its duty to watch"
     ),
     "a_waiter_kept_by_a_forked_child": "an election in a forked child leaves no waiter behind",
+    "a_waiters_token_remembered_by_a_forked_child": (
+        "a forked child forgets the token of its parent's waiter"
+    ),
+    "a_released_token_remembered_after_a_late_renewal": (
+        "a token that a renewal finds released is forgotten"
+    ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.core.spec import keys_of
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
-from holdfast.core.whereabouts import UNSURE, Whereabouts
+from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE, VOTE
 from kit.interrupts import AtLine
@@ -404,17 +404,42 @@ def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
 
 
-def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number_is_told() -> None:
+@pytest.mark.parametrize("released", [True, False])
+def test_a_token_given_again_is_there_once_the_node_answers_unless_released(released: bool) -> None:
     story = Story()
     note = story.ask_for("t")
     for node in NODES:
         note(node, int(node != 2))
-    nodes, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+    nodes, voted = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
     assert nodes == [2]
+    assert (story.where.of("t") or {})[2] is UNSURE
+    if released:
+        story.where.note_gone("t", 2)
     voted(2, 1)
-    story.where.note_gone("t", 2)
-    confirmed(2, 1)
-    assert 2 not in (story.where.of("t") or {})
+    assert (story.where.of("t") or {}).get(2) is (None if released else THERE)
+
+
+def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, 1)
+    story.where.note_leaving("t")
+    story.where.note_gone("t", 0)
+    for node in NODES:
+        story.where.renewing("t")(node, 0)
+    assert story.where.of("t") is None
+    assert not story.where._leaving
+    assert not story.where._missing
+
+
+def test_a_token_that_is_held_is_remembered_although_no_renewal_finds_it() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, 1)
+        story.where.renewing("t")(node, 0)
+    assert story.where.of("t") == {}
 
 
 def test_who_is_interrupted_when_a_sweep_is_to_be_scheduled_ends_no_others() -> None:

@@ -70,7 +70,6 @@ class NotNeeded(Exception):  # noqa: N818 - that is what it says
     """What the lock would have been taken for is there: `reply` is what `spec.taking` answered."""
 
     def __init__(self, reply: Reply) -> None:
-        super().__init__()
         self.reply = reply
 
 

@@ -67,7 +67,6 @@ class Unstored(Exception):  # noqa: N818 - that is what it says
     """A value was computed, and the server did not answer when it was to be stored."""
 
     def __init__(self, payload: bytes, error: HoldfastError) -> None:
-        super().__init__()
         self.payload = payload
         self.error = error
 

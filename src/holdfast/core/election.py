@@ -75,10 +75,9 @@ async def win(
     except BaseException as error:
         if grip._hold is not None:  # interrupted between the grant and its being handed over
             session.disown(grip._hold)
-        if process != session.port.process():  # a forked child: the attempt is its parent's
-            candidate.forget_waiters()
-            raise
-        if isinstance(error, GeneratorExit):
+        if process != session.port.process():
+            candidate.forget()
+        elif isinstance(error, GeneratorExit):
             candidate.abandon()
         else:
             await session.port.shielded(candidate.withdraw())
@@ -176,6 +175,11 @@ class _Candidate:
         self.forget_waiters()
         for token in (self.token, self._waiter):
             self._quorum.whereabouts.abandon(self._taking_back(token))
+
+    def forget(self) -> None:
+        """Keep nothing in this process: it is a forked child, and the attempt is its parent's."""
+        self.forget_waiters()
+        self._quorum.whereabouts.forget(self._waiter)
 
     # Waiting to be told
 

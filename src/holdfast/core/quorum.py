@@ -121,11 +121,9 @@ class Quorum:
 
     def _stands_at(self, fence: int) -> Callable[[Tally], bool]:
         def enough(tally: Tally) -> bool:
-            given = list(tally.given.values())
-            if len(given) >= self.majority and max(given) > fence:
-                return True
+            agreed = list(tally.given.values()).count(fence)
             too_few = len(tally.nodes) - len(tally.failed) - tally.refused < self.majority
-            return given.count(fence) >= self.majority or too_few
+            return agreed >= self.majority or too_few
 
         return enough
 
@@ -214,12 +212,11 @@ class Quorum:
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
             token, ttl, settings, _ = args
-            nodes, voted, confirmed = self.whereabouts.giving_again(token, tally)
+            nodes, voted = self.whereabouts.giving_again(token, tally)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
                 posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
-                posts.append((nodes, (CONFIRM, every, (token, ttl, fence, settings))))
-                notes += voted, confirmed
+                notes.append(voted)
 
         def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
             self.watch(node, answer)

@@ -171,6 +171,8 @@ class Whereabouts:
                 return
             if there.get(node) is THERE:
                 there.pop(node, None)
+                if token in self._leaving:  # the release was quicker: its answer is not read
+                    self.forget_if_nowhere(token)
                 return
             self._missing.add((token, node))
             # Noted first, looked at second: who forgets the token does these two the other way.
@@ -179,11 +181,11 @@ class Whereabouts:
 
         return note
 
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
-        """Where a token is to be given again, and what to note of the vote and of its number."""
+    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
+        """Where a token is to be given again, and what to note of the votes."""
         there = self._tokens.get(token)
         if there is None:
-            return [], nothing, nothing
+            return [], nothing
         missing = {node for node in self._all if (token, node) in self._missing}
         missing |= {node for node in self._all if is_no(tally.answers.get(node))}
         nodes = [node for node in self._all if node not in there or node in missing]
@@ -191,11 +193,11 @@ class Whereabouts:
         new = {node for node in nodes if node not in there}
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:
-            if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
+            if node not in new or isinstance(answer, OutcomeUnknown):
+                return
+            if not is_yes(answer):
                 self.note_gone(token, node)
-
-        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
-            if node in new and is_yes(answer) and there.get(node) is UNSURE:
+            elif there.get(node) is UNSURE:
                 there[node] = THERE
 
         # Noted first, looked at second: a release does these two in the other order. Where it finds
@@ -206,7 +208,7 @@ class Whereabouts:
                 there.pop(node, None)  # also where it is being forgotten
                 self.note_gone(token, node)
             nodes = []
-        return nodes, voted, confirmed
+        return nodes, voted
 
     def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
         """What to note of a release, of a yes and of the rest, that leaves tombstones on some.

@@ -25,7 +25,7 @@ from holdfast.sim.node import EPOCH, more_often
 from holdfast.sim.requests import Requests
 from holdfast.sim.settings import LONGER
 from holdfast.sim.subscription import Subscription
-from holdfast.sim.world import SECOND, Future
+from holdfast.sim.world import SECOND, Future, check_duration
 from holdfast.wire.refusals import is_of_server, refusal
 
 if TYPE_CHECKING:
@@ -265,6 +265,15 @@ class SimClient:
         timers = [each for line in lines if line.ear for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]
 
+    def located(self) -> list[str]:
+        """Return the tokens of which the client remembers on which nodes they are."""
+        if self.quorum is None:
+            return []
+        known = self.quorum.whereabouts
+        released = *known._released, *known._released_before  # noqa: SLF001 - as above
+        missing = (token for token, _ in known._missing)  # noqa: SLF001 - as above
+        return sorted({*known._tokens, *known._leaving, *released, *missing})  # noqa: SLF001 - as above
+
     def keeps_votes(self, token: str) -> bool:
         """Whether some node has a token, as far as the client knows, which does not release it."""
         if self.quorum is None:
@@ -321,6 +330,7 @@ class SimClient:
 
     async def wait(self, signal: Signal, timeout: float) -> bool:
         """Wait until it is set, or for so long."""
+        check_duration(timeout)
         mine = cast("SimSignal", signal)
         await self.moment()
         if not mine._is_set:  # noqa: SLF001 - its other half
@@ -359,6 +369,7 @@ class SimClient:
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script over the task's own connection, or on several nodes."""
+        check_duration(timeout)
         if self.quorum is not None:
             return await self.quorum.call(script, keys, args, timeout)
         generation = self.generation
@@ -427,6 +438,7 @@ class SimClient:
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
         """Subscribe, once for all who want it."""
+        check_duration(timeout)
         if listener.listening:
             return
         server, begun = self._servers()[keys.node or 0], self._opening.get(keys.node)

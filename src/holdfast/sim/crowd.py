@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.port import Unconnected
 from holdfast.sim.keyspace import ServerError
-from holdfast.sim.world import Future
+from holdfast.sim.world import Future, check_duration
 from holdfast.wire.refusals import refusal
 from holdfast.wire.table import GRACE, Question, aged, retry_after
 
@@ -308,6 +308,7 @@ class SimNodes:
         meanwhile: Callable[[], float] | None = None,
     ) -> None:
         """Ask over the caller's connections."""
+        check_duration(timeout)
         client = self._client
         generation = client.generation
         await client.moment(cancel=meanwhile is None)

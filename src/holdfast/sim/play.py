@@ -180,10 +180,17 @@ class Play:
             self.checks.leftovers.is_cleaned_up(server)
         self._has_cleaned_up()
         self._let_pass(self._patience())
+        self._has_left_nothing()
+
+    def _has_left_nothing(self) -> None:
+        """All is over, and every ttl: nothing is on a server or in memory."""
         for server in self.deployment.servers:
             self.checks.leftovers.is_empty(server, self.checks.resource)
             if self.checks.cached is not None:
                 self.checks.cached.finished(server)
+        for client in self.clients:
+            if not client.machine.crashed and not client.closed:
+                self.checks.leftovers.is_nowhere(client)
 
     def _has_cleaned_up(self) -> None:
         """Clients that were not paused meanwhile have left nothing, on a server or in memory."""

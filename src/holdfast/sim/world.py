@@ -35,6 +35,12 @@ class Stuck(Exception):  # noqa: N818 - it is
     """Nothing can happen any more, and somebody waits."""
 
 
+def check_duration(seconds: float) -> None:
+    """Refuse to wait for less than no time, as sockets and clocks do."""
+    if seconds < 0:
+        raise ValueError(f"a timeout of {seconds} s")
+
+
 class Future(Generic[T]):
     """Something that will be known later, once."""
 

@@ -129,3 +129,9 @@ class LeftoverCheck:
         left = client.registered()
         if left:
             self._record.fail("LEAK", f"{client.machine.name} keeps {left}, and nothing waits")
+
+    def is_nowhere(self, client: SimClient) -> None:
+        """Every lease has ended, and every clean-up: the client remembers no token (LEAK)."""
+        left = client.located()
+        if left:
+            self._record.fail("LEAK", f"{client.machine.name} remembers where {left} were")

@@ -77,7 +77,7 @@ PROMISES: Mapping[str, Promise] = {
     "EVICT": Promise("eviction", "an evicted holder detects that with its next renewal"),
     "EXPIRY": Promise("expiry", "the keys beside a lock stay for as long as they are needed"),
     "FIFO": Promise("order", "waiters are granted the lock in order, and keep their place"),
-    "LEAK": Promise("leftovers", "a client in which no task waits keeps no waiter"),
+    "LEAK": Promise("leftovers", "a client keeps no waiter that waits no more, and no ended token"),
     "MAX_HOLD": Promise("renewal", "no lease is renewed beyond max_hold, and its end is reported"),
     "POLL": Promise("order", "a client that can wait in the queue does not poll"),
     "RENEW": Promise(
