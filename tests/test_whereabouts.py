@@ -136,15 +136,13 @@ class GivenAgain(Story):
         self.given, *_ = self.where.giving_again("t", self.renewed)
 
     def other(self) -> None:
-        there = self.where.of("t") or {}
         self.where.note_leaving("t")
-        self.asked = list(there)
-        self.buried = [node for node in self.asked if there.get(node) is UNSURE]
+        self.asked = list(self.where.of("t") or {})
         if self.at_once:
             self.answer()
 
     def answer(self) -> None:
-        gone, _ = self.where.ending(releasing("t"), self.buried)
+        gone, _ = self.where.ending(releasing("t"))
         for node in self.asked:
             gone(node)
 
@@ -152,7 +150,7 @@ class GivenAgain(Story):
         if not self.at_once:
             self.answer()
         left = self.where.of("t") or {}
-        known = all(node in self.buried or ("t", node) in self.seen_to for node in self.given)
+        known = all(("t", node) in self.seen_to for node in self.given)
         return known and all(("t", node) in self.seen_to for node in left)
 
 
@@ -171,7 +169,7 @@ def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> Non
             self.note = self.ask_for("t")
             for node in NODES:
                 self.note(node, 1)
-            _, note = self.where.ending(releasing("t"), [])
+            _, note = self.where.ending(releasing("t"))
             self.tally = Tally(NODES, is_complete, nothing)
             self.tally.note = note
             self.tally.heard(0, 0, 1)
@@ -223,7 +221,7 @@ class Late(Story):
     def __init__(self) -> None:
         super().__init__()
         self.note = self.ask_for("t")
-        _, self.released = self.where.ending(releasing("t"), [])
+        _, self.released = self.where.ending(releasing("t"))
 
     def other(self) -> None:
         self.note(2, self.answer)

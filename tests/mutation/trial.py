@@ -41,7 +41,7 @@ class Result(NamedTuple):
     by: str = ""
     """The check, or the test."""
     runs: int = 0
-    """A default sweep of this many runs contains one that notices it."""
+    """A default sweep of this many runs contains one that notices it; 0: a kept run does."""
     reached: int = 0
     """The runs that reach it."""
     tests: int = 0
@@ -79,7 +79,7 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
             raise
         return Result("time", "simulator")
     if found["check"]:
-        return Result("simulator", found["check"], runs=max(found["runs"], 1))
+        return Result("simulator", found["check"], runs=found["runs"])
     return Result("survived")
 
 

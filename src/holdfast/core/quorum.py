@@ -25,9 +25,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.events import Event
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, to_ms
+from holdfast.core.spec import TTL_MAX, keys_of, to_ms
 from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
-from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
+from holdfast.core.whereabouts import THERE, Whereabouts
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
@@ -275,23 +275,16 @@ class Quorum:
             tally: Tally = Yes(nodes, self._is_kept, self, nothing)
             tally.note = self.whereabouts.renewing(args[0])
             return [(nodes, request)], tally
-        if args[2] != "0" or there is None or UNSURE not in there.values():
-            return [(nodes, request)], self._ending(request, nodes, enough, [])
-        # A tombstone is left where a request may yet arrive by another road.
-        unsure = [node for node in nodes if there.get(node) is UNSURE]
-        sure = [node for node in nodes if node not in unsure]
-        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
-        return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
+        return [(nodes, request)], self._ending(request, nodes, enough)
 
     def _ending(
         self,
         request: Request,
         nodes: list[int],
         enough: Callable[[Tally], bool] | None,
-        buried: list[int],
     ) -> Tally:
         """Count those who have released a token."""
-        gone, note = self.whereabouts.ending(request, buried)
+        gone, note = self.whereabouts.ending(request)
         if enough is None:
             tally: Tally = Yes(nodes, self._is_released, self, gone)
         else:

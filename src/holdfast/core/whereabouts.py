@@ -210,17 +210,17 @@ class Whereabouts:
             nodes = []
         return nodes, voted
 
-    def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
-        """What to note of a release, of a yes and of the rest, that leaves tombstones on some.
+    def ending(self, request: Request) -> tuple[Callable[[int], None], Note]:
+        """What to note of a release, of a yes and of the rest.
 
-        Where it turns out meanwhile that the token may yet arrive, it is buried too.
+        Where the token may yet arrive, the background releases it once more, with a tombstone.
         """
         token, _, tombstone, *_ = request[2]
 
         def gone(node: int) -> None:
             there = self._tokens.get(token)
             unsure = there is not None and there.get(node) is UNSURE
-            if unsure and tombstone == "0" and node not in buried:
+            if unsure and tombstone == "0":
                 self.see_to(node, request)
             else:
                 self.note_gone(token, node)

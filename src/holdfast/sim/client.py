@@ -9,6 +9,7 @@ several nodes; `sim.subscription` receives messages, and `sim.background` renews
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.line import channel_of
@@ -265,14 +266,17 @@ class SimClient:
         timers = [each for line in lines if line.ear for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]
 
-    def located(self) -> list[str]:
-        """Return the tokens of which the client remembers on which nodes they are."""
-        if self.quorum is None:
-            return []
-        known = self.quorum.whereabouts
-        released = *known._released, *known._released_before  # noqa: SLF001 - as above
-        missing = (token for token, _ in known._missing)  # noqa: SLF001 - as above
-        return sorted({*known._tokens, *known._leaving, *released, *missing})  # noqa: SLF001 - as above
+    def remembered(self) -> set[str]:
+        """Return the tokens of leases that the client keeps, and of those that nodes may have."""
+        session = self.session
+        leases = *session.held.values(), *chain(*session.co_held.values())
+        tokens = {lease.token for lease in leases}
+        if self.quorum is not None:
+            known = self.quorum.whereabouts
+            tokens |= {*known._tokens, *known._leaving}  # noqa: SLF001 - as above
+            tokens |= {*known._released, *known._released_before}  # noqa: SLF001 - as above
+            tokens |= {token for token, _ in known._missing}  # noqa: SLF001 - as above
+        return tokens
 
     def keeps_votes(self, token: str) -> bool:
         """Whether some node has a token, as far as the client knows, which does not release it."""

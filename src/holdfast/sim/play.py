@@ -190,7 +190,7 @@ class Play:
                 self.checks.cached.finished(server)
         for client in self.clients:
             if not client.machine.crashed and not client.closed:
-                self.checks.leftovers.is_nowhere(client)
+                self.checks.leftovers.is_over(client)
 
     def _has_cleaned_up(self) -> None:
         """Clients that were not paused meanwhile have left nothing, on a server or in memory."""

@@ -130,8 +130,8 @@ class LeftoverCheck:
         if left:
             self._record.fail("LEAK", f"{client.machine.name} keeps {left}, and nothing waits")
 
-    def is_nowhere(self, client: SimClient) -> None:
+    def is_over(self, client: SimClient) -> None:
         """Every lease has ended, and every clean-up: the client remembers no token (LEAK)."""
-        left = client.located()
+        left = sorted(client.remembered())
         if left:
-            self._record.fail("LEAK", f"{client.machine.name} remembers where {left} were")
+            self._record.fail("LEAK", f"{client.machine.name} remembers {left}, which are over")
