@@ -6,7 +6,7 @@ import pytest
 
 from mutation.accepted import ACCEPTED, Accepted
 from mutation.mutants import PACKAGE, Mutant, draw, every_mutant, is_valid, mutants_of
-from mutation.reach import scripts_with, sends, simulate, uses
+from mutation.reach import imports, scripts_with, sends, simulate, uses
 
 PYTHON = '''"""A docstring, with 1 number."""
 
@@ -148,6 +148,11 @@ def test_tests_that_send_a_script_themselves_are_tried_with_it() -> None:
     assert sends("tests/test_scripts_release.py", ["RELEASE", "EVICT"])
     assert not sends("tests/test_scripts_release.py", ["VOTE"])
     assert not sends("tests/test_evict.py", ["EVICT"])  # it does so through a client
+
+
+def test_tests_that_use_a_module_themselves_are_tried_with_it() -> None:
+    assert imports("tests/test_line.py", "core/line.py")
+    assert not imports("tests/test_line.py", "core/hold.py")
 
 
 def test_a_name_is_reached_through_names_that_are_defined_with_it() -> None:

@@ -69,24 +69,29 @@ class Reach:
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
         """The tests that reach it, and their seconds.
 
-        One of each file comes before the second of any, as the tests of one file are much alike:
-        of a file the quickest first, and one variant of each before the second of any. Of a script,
-        those that run scripts directly come before all others.
+        First come those of files that use the module, or send the script, themselves: some of them
+        trace what they run, so that it is not recorded. Of the others, one of each file comes
+        before the second of any, as the tests of one file are much alike: of a file the quickest
+        first, and one variant of each before the second of any.
         """
         binds = mutant.change.place.binds
         if mutant.file.endswith(".lua"):
             scripts = scripts_with(Path(mutant.file).stem)
             names = ["own_once" if script == "own" else script.upper() for script in scripts]
             lines = [line for name in names for line in uses(name)]
+            direct = [test for test in self._tests if sends(_file_of(test), names)]
         else:
             lines = uses(binds) if binds else _lines(mutant)
+            direct = [test for test in self._tests if imports(_file_of(test), mutant.file)]
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
-        tests = sorted((self._tests[number] for number in found), key=lambda test: test[1])
-        direct: list[tuple[str, float]] = []
-        if mutant.file.endswith(".lua"):
-            direct = [test for test in self._tests if sends(test[0].split("::")[0], names)]
-        rest = [test for test in tests if test not in direct]
+        rest = [self._tests[number] for number in found if self._tests[number] not in direct]
+        direct.sort(key=lambda test: test[1])
+        rest.sort(key=lambda test: test[1])
         return [*_dealt(direct, "["), *_dealt(_dealt(rest, "["), "::")]
+
+
+def _file_of(test: tuple[str, float]) -> str:
+    return test[0].split("::")[0]
 
 
 def _dealt(tests: list[tuple[str, float]], mark: str) -> list[tuple[str, float]]:
@@ -120,6 +125,13 @@ def _named_in(file: str) -> frozenset[str]:
 def sends(file: str, scripts: list[str]) -> bool:
     """Whether a file of tests sends one of these scripts itself."""
     return file.startswith(OF_SCRIPTS) and not _named_in(file).isdisjoint(scripts)
+
+
+@cache
+def imports(file: str, module: str) -> bool:
+    """Whether a file of tests imports a module of the package, which is given as a path."""
+    name = f"holdfast.{module.removesuffix('.py').replace('/', '.')}"
+    return f"from {name} import" in (ROOT / file).read_text()
 
 
 def _lines(mutant: Mutant) -> list[Line]:
