@@ -108,7 +108,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             reply = await port.call(spec.taking, spec.keys, args, limit)
         except (OutcomeUnknown, NodeUnavailable) as error:
             reply = error
-        if isinstance(reply, int) and reply > 0 and port.now() < asked_at + spec.usable:
+        if isinstance(reply, int) and reply and port.now() < asked_at + spec.usable:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, process, session, grip)
             hold.waiter = waiter
             due = asked_at + spec.first_due
@@ -254,7 +254,7 @@ class _Attempt:
         while True:
             self._check_process()
             now, reply = port.now(), self.reply
-            if isinstance(reply, int) and reply > 0 and now < self._asked_at + self._spec.usable:
+            if isinstance(reply, int) and reply and now < self._asked_at + self._spec.usable:
                 return Grant(reply, self._spec.ttl, self._asked_at)
             self._take_in(reply, now)
             if self._waiter is None or self._waiter.grant is None:
@@ -425,7 +425,7 @@ class _Attempt:
     def _deaf(self, line: Line, until: float, detail: str) -> None:
         if line.deaf_until < until:
             line.deaf_until = until
-            self._session.report(Event("polling", self._spec.name, 0, detail))
+            self._session.report(Event("polling", self._spec.name, detail=detail))
 
     def _limit(self) -> float:
         left = self._end - self._session.port.now()
@@ -487,7 +487,7 @@ class _Attempt:
                 self._session.rally(self._spec)  # it may have granted somebody else of ours
             return
         self._counts_anew = True
-        if isinstance(reply, int) and reply > 0:
+        if isinstance(reply, int) and reply:
             self._late += 1
             self._abandoned = True  # the server may have it, whatever becomes of the next request
             return

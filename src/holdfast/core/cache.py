@@ -129,7 +129,7 @@ class Cache:
         self._away_until = self.session.port.now() + AWAY_FOR
         if first:
             detail = f"values are computed, and not kept: {error}"
-            self.session.report(Event("uncached", wanted.name, 0, detail))
+            self.session.report(Event("uncached", wanted.name, detail=detail))
 
     def end(self, name: str, flight: Flight) -> None:
         """End a flight, as only its leader does, or whoever finds that it is gone.
@@ -173,7 +173,7 @@ class Cache:
                 self._refreshing.pop(wanted.name, None)
         if failure is not None and not self.session.closed:
             detail = f"it is tried again as long as the old one may be used: {failure!r}"
-            self.session.report(Event("refresh_failed", wanted.name, 0, detail))
+            self.session.report(Event("refresh_failed", wanted.name, detail=detail))
             self.session.renewer.later(AGAIN_AFTER, lambda: self._may_refresh(wanted.name))
 
     def _may_refresh(self, name: str) -> None:

@@ -39,6 +39,6 @@ class Event:
     """
 
     kind: EventKind
-    lock: str
-    fence: int
-    detail: str
+    lock: str = ""
+    fence: int = 0
+    detail: str = ""

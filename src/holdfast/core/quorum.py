@@ -104,14 +104,12 @@ class Quorum:
     ) -> int:
         _, keys, (token, ttl, _, settings, *_) = request
         while len(numbers := list(given.values())) >= self.majority:
-            highest = max(numbers)
-            if highest == min(numbers):
-                return highest
             fence, agreed = Counter(numbers).most_common(1)[0]
             if agreed >= self.majority:
                 return fence
             if left() <= 0:
                 break
+            highest = max(numbers)
             confirm = CONFIRM, keys, (token, ttl, str(highest), settings)
             nodes = list(self.whereabouts.of(token) or ())
             tally = Tally(nodes, self._stands_at(highest), self.watch)
@@ -387,10 +385,10 @@ class Quorum:
         if isinstance(answer, HoldfastError):
             if node not in self.failing and not isinstance(answer, (Interrupted, Unconnected)):
                 self.failing.add(node)
-                self._report(Event("node_failed", "", 0, str(answer)))
+                self._report(Event("node_failed", detail=str(answer)))
         elif answer and node in self.failing:  # a no says little: who refuses to write says it too
             self.failing.discard(node)
-            self._report(Event("node_back", "", 0, f"{self.names[node]} answers again"))
+            self._report(Event("node_back", detail=f"{self.names[node]} answers again"))
 
 
 def _holder(answer: list[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED, forked
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, tag_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, to_ms
 from holdfast.core.token import client_in
 from holdfast.errors import ConfigurationError
 from holdfast.scripts import RELEASE
@@ -127,10 +127,7 @@ class Session:
         # and fail when another thread adds one there.
         for reference in self._lines.valuerefs():
             line = reference()
-            if line is None:
-                continue
-            # Of a cluster each lock has its own.
-            if not tag_of(line.channel) or tag_of(line.channel) == tag_of(spec.keys[1]):
+            if line is not None:
                 line.rally_soon(spec.keys[0])
 
     def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
@@ -219,7 +216,7 @@ class Session:
         if len(held) > NAMED:
             names.append(f"{len(held) - NAMED} more")
         detail = f"the client was closed while it held {', '.join(names)}: no longer renewed"
-        self.report(Event("closed_while_held", "", 0, detail))
+        self.report(Event("closed_while_held", detail=detail))
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """The hold on this lock that the calling thread or task is within, if any."""

@@ -33,7 +33,7 @@ class WaitReport:
         while self.due <= now:
             self.due += self.due - self._began_at
         waited = now - self._began_at
-        self._session.report(Event("waiting", self._name, 0, f"for {waited:.0f} s: {why}"))
+        self._session.report(Event("waiting", self._name, detail=f"for {waited:.0f} s: {why}"))
 
 
 def place_in_queue(ahead: int) -> str:
