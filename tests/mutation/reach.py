@@ -70,9 +70,9 @@ class Reach:
         """The tests that reach it, and their seconds.
 
         First come those of files that use the module, or send the script, themselves: some of them
-        trace what they run, so that it is not recorded. Of the others, one of each file comes
-        before the second of any, as the tests of one file are much alike: of a file the quickest
-        first, and one variant of each before the second of any.
+        trace what they run, so that it is not recorded. One of each file comes before the second of
+        any, as the tests of one file are much alike: of a file the quickest first, and one variant
+        of each before the second of any.
         """
         binds = mutant.change.place.binds
         if mutant.file.endswith(".lua"):
@@ -85,27 +85,25 @@ class Reach:
             direct = [test for test in self._tests if imports(_file_of(test), mutant.file)]
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
         rest = [self._tests[number] for number in found if self._tests[number] not in direct]
-        direct.sort(key=lambda test: test[1])
-        rest.sort(key=lambda test: test[1])
-        return [*_dealt(direct, "["), *_dealt(_dealt(rest, "["), "::")]
+        return [*_dealt(direct), *_dealt(rest)]
 
 
 def _file_of(test: tuple[str, float]) -> str:
     return test[0].split("::")[0]
 
 
-def _dealt(tests: list[tuple[str, float]], mark: str) -> list[tuple[str, float]]:
-    """Order tests so that one of each group comes before the second of any.
-
-    Tests of a group have the same name up to the mark.
-    """
-    counts = Counter[str]()
-    ranked: list[tuple[int, tuple[str, float]]] = []
-    for test in tests:
-        group = test[0].split(mark)[0]
-        ranked.append((counts[group], test))
-        counts[group] += 1
-    return [test for _, test in sorted(ranked, key=lambda each: each[0])]
+def _dealt(tests: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Order tests as `Reach.tests` says."""
+    dealt = sorted(tests, key=lambda test: test[1])
+    for mark in ("[", "::"):
+        counts = Counter[str]()
+        ranked: list[tuple[int, tuple[str, float]]] = []
+        for test in dealt:
+            group = test[0].split(mark)[0]
+            ranked.append((counts[group], test))
+            counts[group] += 1
+        dealt = [test for _, test in sorted(ranked, key=lambda each: each[0])]
+    return dealt
 
 
 def _reaching(bits: Bits, lines: list[Line]) -> list[int]:
