@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,9 +100,12 @@ def is_valid(mutant: Mutant) -> bool:
 
 
 def draw(mutants: list[Mutant], count: int, seed: int) -> Iterator[Mutant]:
-    """Draw that many valid ones; the same each time for the same seed and the same tree."""
-    shuffled = random.Random(seed).sample(mutants, len(mutants))  # noqa: S311 - not a secret
-    for mutant in shuffled:
+    """Draw that many valid ones; those of a function that stays the same stay the same too."""
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()
+
+    for mutant in sorted(mutants, key=rank):
         if not count:
             return
         if is_valid(mutant):

@@ -118,7 +118,7 @@ class _Walk:
         elif isinstance(node, ast.Return):
             if node.value is None:
                 yield self._replaced("drop a return", [node], "pass", place)
-            elif not _is_none(node.value):
+            elif not (isinstance(node.value, ast.Constant) and not node.value.value):
                 yield self._replaced("return None", [node.value], "None", place)
         elif isinstance(node, ast.Break):
             yield self._replaced("continue instead of break", [node], "continue", place)

@@ -307,7 +307,7 @@ class Quorum:
     def name_one(self, tally: Tally) -> bool:
         """Whether a majority names the same holder, or nobody."""
         holders = Counter(map(_holder, tally.holders))
-        return max(holders.values(), default=0) >= self.majority
+        return any(times >= self.majority for times in holders.values())
 
     def _answer(self, script: Script, tally: Tally) -> Reply:
         """What a single node would have answered.

@@ -21,7 +21,7 @@ local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
 local token, ttl, serial = ARGV[1], tonumber(ARGV[2]), ARGV[#ARGV]
 local tombstone, settings = '0', ''
-if #ARGV > 3 then
+if #ARGV == 5 then
   tombstone, settings = ARGV[3], ARGV[4]
 end
 local holder = call('GET', lock)
