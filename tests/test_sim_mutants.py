@@ -89,6 +89,7 @@ KEPT = {
     "a_released_token_remembered_after_a_late_renewal": (
         "a token that a renewal finds released is forgotten"
     ),
+    "an_owners_holds_that_outlived_the_lock": "a new grant ends the holds that an owner had before",
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"

@@ -1122,6 +1122,14 @@ MUTANTS = [
         "S1",
     ),
     Mutant(
+        "a new grant ends the holds that an owner had before",
+        "scripts/_hand_over.lua",
+        "if KEYS[4] then",
+        "if false then",
+        {"owner": True, "evict": 0.5, "pause": 0.05, "tasks": 2, "renew": False, "replicas": 2},
+        "EXPIRY",
+    ),
+    Mutant(
         "the longest co-holder counts",
         "scripts/_owner.lua",
         "latest = holds[found[index]]",

@@ -27,6 +27,10 @@ local function grant(who, px)
   else
     call('SET', lock, who, 'PX', px + delay)
   end
+  -- An owner's earlier holds are over, even if this token was the first of them.
+  if KEYS[4] then
+    call('DEL', KEYS[4])
+  end
   -- Those of the same owner may have it too: let them ask.
   local group = string.match(who, ':&[^:]*$')
   for _, waiter in ipairs(group and call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE') or {}) do

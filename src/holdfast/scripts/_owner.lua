@@ -2,7 +2,7 @@
 --
 -- The lock's key holds the token of the owner's first hold. Once a second one joins, all are kept in
 -- KEYS[4], each with the moment it expires at, beside a mark that says for which token in the lock's
--- key they count: a new grant makes the old ones void without touching them.
+-- key they count. A new grant ends the old ones, even by a client that does not know their key.
 
 local function milliseconds()
   local time = call('TIME')
