@@ -232,13 +232,13 @@ class _Attempt:
         self._pause = PAUSE_FIRST
         self._ticket = "0"
         self._held_by: tuple[bytes, int] | None = None
-        self.reply: Reply | HoldfastError = None
+        self.reply: Reply | HoldfastError
         """What the last asking brought."""
-        self.line: Line | None = None
+        self.line: Line | None
         """Where to stand in line, for those who may."""
         self._waiter = waiter
-        self._in_line = waiter is not None
-        """The server may have this token in its queue."""
+        self._in_line = False
+        """The last reply gave this token a place in the queue."""
         self._asking = True
         """A request is under way."""
         self._uncopied: Uncopied | None = None
@@ -297,9 +297,7 @@ class _Attempt:
             return
         if abandoned:
             session.rally(spec)
-        # A refused request put nothing in the queue: the token is there only if it has a ticket.
-        in_line = self._in_line and (asking or self._ticket != "0")
-        if abandoned or in_line:
+        if abandoned or self._in_line:
             await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
         elif self._waiter is not None:
             self._waiter.forget()
@@ -335,7 +333,6 @@ class _Attempt:
                 signal, now = port.signal(), port.now()
                 self._waiter = self.line.enter(self.token, spec.keys[0], signal, now)
             place = self._ticket if ear.counted else f"!{self._ticket}"
-            self._in_line = True
         now = port.now()
         if self._counts_anew:
             self._asked_at, self._counts_anew = now, False

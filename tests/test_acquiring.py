@@ -1,0 +1,377 @@
+"""What an attempt sends, with which time limits, and what it returns or raises.
+
+Answers are late, lost or odd. No server takes part: the test plans the answers and the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.adapters.threads import run
+from holdfast.core import acquire as module
+from holdfast.core.acquire import acquire
+from holdfast.core.hold import Grip
+from holdfast.core.quarantine import ADVICE
+from holdfast.errors import (
+    AcquireTimeout,
+    NodeUnavailable,
+    WouldDeadlock,
+)
+from holdfast.port import Quarantined
+from kit.attempts import (
+    FULL_TOMBSTONE,
+    KEY,
+    LOST,
+    TTL,
+    UNCOPIED,
+    UNSENT,
+    VALIDITY,
+    after,
+    at,
+    get,
+    held,
+    listening,
+    other_waiter,
+    places,
+    plan,
+    spec_of,
+)
+from kit.fake_port import BEGAN, FakePort
+
+
+@pytest.fixture
+def port() -> FakePort:
+    return FakePort()
+
+
+# A free lock
+
+
+def test_a_free_lock_takes_one_short_request(port: FakePort) -> None:
+    plan(port, after(port, 0.25, 5))
+    port.session.renewer._wake_at = BEGAN + 1
+    hold = get(port)
+    (sent,) = port.sent
+    assert (sent.at, sent.limit, sent.keys) == (BEGAN, 1.0, hold.spec.keys)
+    assert sent.args == (hold.token, "10000")
+    assert (hold.fence, hold.deadline, hold.tainted) == (5, BEGAN + VALIDITY, False)
+    assert (hold.actor, hold.process, hold.waiter) == ("Main", 7, None)
+    assert port.session.held == {KEY: hold}
+    assert port.session.renewer.handed_in == {hold: None}
+    assert not port.roused, "its renewal is due later than what the renewer waits for"
+    assert not port.lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({"lock_delay": 2}, ("", "2000 fair ")),
+        ({"asked": ("k", "v")}, ("", "", "k", "v")),
+    ],
+)
+def test_settings_and_questions_are_sent_with_every_request(
+    port: FakePort, settings: dict[str, Any], more: tuple[str, ...]
+) -> None:
+    plan(port, LOST, UNSENT, 5)
+    port.session.polls = True
+    hold = get(port, **settings)
+    assert [each.args for each in port.sent] == [(hold.token, "10000", *more)] * 3
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limits"),
+    [
+        (None, [1.0, 1.0, 1.0]),
+        (0, [1.0, 0.5, 0.0]),
+        (0.5, [0.6, 0.1, 0.0]),
+        (0.125, [0.25, 0.0, 0.0]),
+        (0.95, [1.0, 0.55, 0.05]),
+        (3, [1.0, 1.0, 1.0]),
+    ],
+)
+def test_a_request_is_given_the_command_timeout_or_what_is_left(
+    port: FakePort, timeout: float | None, limits: list[float]
+) -> None:
+    port.session.polls = True
+    late = [after(port, 0.5, LOST), after(port, 0.5, LOST), after(port, 0.0, 5)]
+    plan(port, *late)
+    try:
+        get(port, timeout)
+    except NodeUnavailable:
+        assert limits[-1] == 0.0
+    sent = [each.limit for each in port.of("acquire")]
+    assert sent == pytest.approx(limits[: len(sent)])
+    assert len(sent) == 3 - limits.count(0.0)
+
+
+# Late and lost answers
+
+
+def test_the_deadline_counts_from_the_first_request_without_an_answer(port: FakePort) -> None:
+    plan(port, after(port, 1.0, LOST), after(port, 1.0, UNSENT), after(port, 1.0, 5))
+    hold = get(port)
+    assert {each.args[0] for each in port.of("acquire")} == {hold.token}
+    assert (hold.fence, hold.deadline, hold.tainted) == (5, BEGAN + VALIDITY, True)
+    assert port.slept == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("min_validity", [0.0, 4.0])
+def test_a_grant_without_usable_time_is_asked_for_again_and_counts_from_then(
+    port: FakePort, min_validity: float
+) -> None:
+    usable = BEGAN + spec_of(min_validity=min_validity).usable
+    plan(port, after(port, 1.0, LOST), at(port, usable, 5), 6)
+    hold = get(port, min_validity=min_validity)
+    assert (hold.fence, hold.deadline, hold.tainted) == (6, usable + VALIDITY, True)
+    assert [each.at for each in port.of("acquire")] == [BEGAN, BEGAN + 1, usable]
+    assert port.slept == [0.0, 0.0]
+    again = FakePort()
+    plan(again, at(again, usable, 5), at(again, usable + 1, 6))
+    hold = get(again, min_validity=min_validity)
+    assert (hold.deadline, hold.tainted) == (usable + VALIDITY, True)
+
+
+@pytest.mark.parametrize(("timeout", "asked"), [(None, 3), (1.0, 1), (9.799, 1), (10.0, 2)])
+def test_late_grants_end_with_the_advice_to_give_a_longer_ttl(
+    port: FakePort, timeout: float | None, asked: int
+) -> None:
+    late = after(port, spec_of().usable, 5)
+    plan(port, late, late, late)
+    with pytest.raises(NodeUnavailable, match=r"^'a' .* ttl of 10.0 s: give it a longer") as error:
+        get(port, timeout)
+    assert error.value.lock == "a"
+    assert len(port.of("acquire")) == asked
+    (released,) = port.of("release")
+    assert released.args == (port.sent[0].args[0], "10000", FULL_TOMBSTONE, "")
+    assert released.limit == (1.0 if timeout is None else 0.0)
+    assert not port.cleanups
+
+
+@pytest.mark.parametrize("error", [UNSENT, LOST])
+@pytest.mark.parametrize("timeout", [None, 0, 5.0])
+def test_a_server_that_does_not_answer_three_times_is_unavailable(
+    port: FakePort, error: Exception, timeout: float | None
+) -> None:
+    port.session.polls = True
+    plan(port, error, error, error)
+    with pytest.raises(NodeUnavailable) as caught:
+        get(port, timeout)
+    assert str(caught.value) == f"'a' was not acquired: {error}"
+    assert (caught.value.lock, caught.value.node) == ("a", "n1")
+    assert port.slept == [0.0, 0.0]
+    token = port.sent[0].args[0]
+    assert not port.of("release")
+    assert [args for _, _, args in port.cleanups] == (
+        [(token, "10000", FULL_TOMBSTONE, "")] if error is LOST else []
+    )
+
+
+def test_a_request_that_was_not_sent_does_not_end_the_clean_up_of_an_earlier_one(
+    port: FakePort,
+) -> None:
+    plan(port, LOST, UNSENT, UNSENT)
+    waiter = other_waiter(port)
+    with pytest.raises(NodeUnavailable, match="it is away"):
+        get(port)
+    assert len(port.cleanups) == 1
+    port._tick()
+    assert waiter.ask, "the request may have granted the lock to it"
+
+
+@pytest.mark.parametrize("error", [UNSENT, LOST])
+def test_after_an_answer_an_outage_is_waited_through_for_a_ttl(
+    port: FakePort, error: Exception
+) -> None:
+    port.session.polls = True
+    outage = [after(port, 0.0, error)] * 3
+    plan(port, held(1), *outage, at(port, BEGAN + TTL, error), at(port, BEGAN + 10.5, error))
+    with pytest.raises(NodeUnavailable):
+        get(port)
+    assert port.slept == pytest.approx([0.0015, 0.0, 0.0, 0.125, 0.125])
+
+
+@pytest.mark.parametrize("timeout", [20.0, 0])
+def test_behind_sentinels_a_caller_waits_for_a_server_until_its_timeout(timeout: float) -> None:
+    port = FakePort(longest_ttl=60.0)
+    port.luck = 1.0
+    port.session.polls = True
+    plan(port, *[UNSENT] * 3, at(port, BEGAN + 20, UNSENT), at(port, BEGAN + 20.1, UNSENT))
+    with pytest.raises(NodeUnavailable):
+        get(port, timeout)
+    assert port.slept == pytest.approx([0.0, 0.0, 0.25, 0.1] if timeout else [0.0, 0.0])
+
+
+def test_behind_sentinels_missing_replicas_are_waited_for_no_longer_than_the_ttl() -> None:
+    port = FakePort(longest_ttl=60.0)
+    port.session.polls = True
+    plan(port, UNCOPIED, UNSENT, at(port, BEGAN + TTL, UNSENT), at(port, BEGAN + 10.5, LOST))
+    with pytest.raises(NodeUnavailable) as caught:
+        get(port, replicas=1)
+    assert str(caught.value) == "'a' was not acquired: a replica is missing"
+    assert port.slept == [0.0, 0.0, 0.125]
+
+
+def test_a_closed_client_asks_no_more(port: FakePort) -> None:
+    plan(port, UNSENT)
+    port.session.close()
+    with pytest.raises(NodeUnavailable, match=r"^'a' was not acquired: this client was closed$"):
+        get(port)
+    plan(port, Quarantined("it restarted", seconds=3.0))
+    with pytest.raises(NodeUnavailable, match=r"^'a' was not acquired: this client was closed$"):
+        get(port)
+
+
+# A server that grants nothing for a while
+
+
+def test_a_quarantine_is_waited_for_and_the_deadline_counts_from_its_end(port: FakePort) -> None:
+    wait = Quarantined("it restarted", seconds=0.9)
+    last = Quarantined("it restarted", seconds=0.25)
+    plan(port, after(port, 0.5, wait), UNSENT, UNSENT, last, UNSENT, UNSENT, LOST, UNSENT, 5)
+    hold = get(port)
+    assert port.slept == [0.75, 0.0, 0.0, 0.252, 0.0, 0.0, 0.125, 0.125]
+    assert hold.deadline == pytest.approx(BEGAN + 1.25 + 0.252 + VALIDITY)
+    assert hold.tainted
+
+
+@pytest.mark.parametrize("timeout", [0, 2.0])
+def test_a_quarantine_beyond_the_timeout_ends_with_advice_and_without_clean_up(
+    port: FakePort, timeout: float
+) -> None:
+    port.luck, port.session.polls = 1.0, True
+    port.answers["acquire"] = [Quarantined("it restarted", node="n1", seconds=1.5)] * 3
+    with pytest.raises(NodeUnavailable) as caught:
+        get(port, timeout)
+    assert str(caught.value) == f"'a' was not acquired: it restarted: {ADVICE}"
+    assert (caught.value.lock, caught.value.node) == ("a", "n1")
+    assert port.slept == ([1.0, 1.0] if timeout else [])
+    assert not port.of("release")
+    assert not port.cleanups
+
+
+def test_a_lost_request_is_taken_back_at_once_from_a_server_in_quarantine(port: FakePort) -> None:
+    port.luck = 1.0
+    plan(port, LOST, *[Quarantined("it restarted", seconds=1.5)] * 2)
+    with pytest.raises(NodeUnavailable):
+        get(port, 1.0)
+    assert port.of("release")[0].args[2] == FULL_TOMBSTONE
+    assert not port.cleanups
+
+
+def test_a_pause_for_a_quarantine_ends_with_the_timeout(port: FakePort) -> None:
+    port.luck = 1.0
+    port.answers["acquire"] = [Quarantined("it restarted", seconds=9)] * 3
+    with pytest.raises(NodeUnavailable):
+        get(port, 1.5)
+    assert port.slept == [1.0, 0.5]
+
+
+# Polling
+
+
+@pytest.mark.parametrize(("luck", "share"), [(0.0, 0.5), (0.5, 0.75)])
+def test_the_pauses_of_polling_double_up_to_the_longest(luck: float, share: float) -> None:
+    port = FakePort(polls=True)
+    port.luck = luck
+    plan(port, *[held()] * 10, 5)
+    hold = get(port)
+    pauses = [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.25, 0.25]
+    assert port.slept == pytest.approx([share * pause for pause in pauses])
+    assert places(port) == [""] * 11
+    assert hold.deadline == pytest.approx(port.time + VALIDITY)
+    assert {each.script for each in port.sent} == {"acquire"}
+    assert (hold.tainted, hold.waiter) == (False, None)
+
+
+def test_a_pause_of_polling_ends_with_the_expiry_or_the_timeout() -> None:
+    port = FakePort(polls=True)
+    port.answers["acquire"] = [held()] * 5 + [held(10), held(-1)] * 20
+    with pytest.raises(AcquireTimeout, match=r"within 0\.5 s") as caught:
+        get(port, 0.5)
+    assert port.time == BEGAN + 0.5
+    assert port.slept[5] == pytest.approx(0.012)
+    assert port.slept[6] == pytest.approx(0.096)
+    holder = caught.value.holder
+    assert holder is not None
+    assert (holder.label, caught.value.lock) == ("nightly", "a")
+    assert str(caught.value).endswith(f"held by {holder}")
+    assert not port.of("release")
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_timeout_of_zero_asks_once(polls: bool) -> None:
+    port = FakePort(polls=polls)
+    port.session.has_waited = True
+    listening(port)
+    plan(port, held())
+    with pytest.raises(AcquireTimeout, match="within 0 s"):
+        get(port, 0)
+    assert [(each.script, len(each.args)) for each in port.sent] == [("acquire", 2)]
+    assert not port.slept
+
+
+def test_a_long_wait_is_reported_with_its_reason() -> None:
+    port = FakePort(polls=True)
+    plan(port, held(), at(port, BEGAN + 10, held()), at(port, BEGAN + 20, UNSENT), 5)
+    get(port, ttl=60)
+    details = [event.detail for event in port.events]
+    assert details[0].startswith("for 10 s: held by ")
+    assert "nightly" in details[0]
+    assert details[1:] == ["for 20 s: it is away"]
+    port = FakePort(polls=True)
+    plan(port, at(port, BEGAN + 12, 5), 6)
+    get(port)
+    assert [event.detail for event in port.events] == ["for 12 s: not granted yet"]
+
+
+# A lock that the caller holds itself
+
+
+@pytest.mark.parametrize("owner", [None, "us"])
+def test_a_caller_does_not_wait_for_itself(port: FakePort, owner: str | None) -> None:
+    plan(port, 5, held(), held())
+    hold = get(port, owner=owner)
+    with pytest.raises(WouldDeadlock, match="held by this very thread") as caught:
+        get(port)
+    assert caught.value.lock == "a"
+    assert len(port.sent) == 1
+    with pytest.raises(AcquireTimeout):
+        get(port, 0)
+    assert len(port.sent) == 2
+    port.who, port.blocked = "Other", {"Main"}
+    with pytest.raises(WouldDeadlock, match="another task or callback of this event") as caught:
+        get(port)
+    assert caught.value.lock == "a"
+    port.blocked = set()
+    plan(port, 6)
+    assert get(port) is not hold
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_a_reentrant_lock_is_taken_again_without_a_request(
+    port: FakePort, timeout: float | None
+) -> None:
+    plan(port, 5, 6)
+    hold = get(port, reentrant=True)
+    assert get(port, timeout, reentrant=True) is hold
+    assert len(hold.grips) == 2
+    assert len(port.sent) == 1
+    port.who = "Other"
+    assert get(port, timeout, reentrant=True) is not hold
+
+
+def test_a_quorum_is_asked_in_its_own_way(port: FakePort, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def win(*given: Any) -> Grip:
+        asked.extend(given)
+        return grip
+
+    monkeypatch.setattr(module, "win", win)
+    grip, spec, quorum = Grip(), spec_of(), object()
+    session: Any = port.session
+    session.quorum = quorum
+    assert run(acquire(session, spec, 3.0, grip)) is grip
+    assert asked == [session, quorum, spec, 3.0, grip]
