@@ -104,7 +104,7 @@ class Yes(Tally):
         given = self.given
         given[node] = answer
         self.noted(node)
-        return len(given) >= self._majority
+        return len(given) >= self._majority or self.complete
 
 
 def is_yes(answer: Reply | HoldfastError) -> bool:

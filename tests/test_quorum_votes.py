@@ -1,0 +1,405 @@
+"""What a quorum asks its nodes, when it stops waiting, and what it concludes: without a server.
+
+Answers are written as words: the first is of node 0, the second of node 1, and so on. A dot is a
+node that does not answer. At the bar the quorum must know enough, and not before; the answers
+behind it arrive late.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.adapters.threads import run
+from holdfast.core.events import Event
+from holdfast.core.quorum import Quorum
+from holdfast.core.spec import TOMBSTONE_MS, keys_of
+from holdfast.core.tally import Tally, is_complete, nothing
+from holdfast.core.whereabouts import THERE, UNSURE
+from holdfast.errors import ConfigurationError, NodeUnavailable, NoQuorum, OutcomeUnknown
+from holdfast.port import Interrupted, Quarantined, Unconnected
+from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.core.quorum import Election
+    from holdfast.port import Heard, Post, Reply, Request
+    from holdfast.scripts import Script
+
+LIMIT, THREE, FIVE = 2.0, ". . .", ". . . . ."
+KEYS, TTL, SETTINGS = keys_of(b"holdfast:{a}"), "10000", "0 barge "
+AWAY, UNKNOWN = NodeUnavailable("n0 is away"), OutcomeUnknown("no answer")
+BROKEN, BUSY = ConfigurationError("it has no scripts"), Unconnected("not connected yet")
+WORDS: dict[str, Any] = {"away": AWAY, "unknown": UNKNOWN, "broken": BROKEN, "connecting": BUSY}
+WORDS |= {"no": 0, "nobody": [], "none": None, "interrupted": Interrupted("a signal")}
+WORDS |= {f"closed-{n}": Quarantined("it restarted", seconds=n) for n in (3, 5, 9)}
+
+
+def meaning(word: str) -> Any:
+    """A number, a holder with its time left and its fence, or the name of an answer or error."""
+    if ":" in word:
+        holder, left, fence = word.split(":")
+        return [holder.encode(), int(left), fence.encode()]
+    return int(word) if word.isdigit() else WORDS.get(word, word)
+
+
+def answers_in(words: str) -> dict[int, Any]:
+    every = enumerate(words.replace("|", "").split())
+    return {node: meaning(word) for node, word in every if word != "."}
+
+
+def cases(table: str) -> pytest.MarkDecorator:
+    """Run a test with the words and the result of each case, as in `7 7 | 7 = 7; 7 no = 0`."""
+    rows = [row.split("=") for row in table.replace("\n", ";").split(";") if row.strip()]
+    return pytest.mark.parametrize(
+        ("words", "expected"), [(words.strip(), meaning(result.strip())) for words, result in rows]
+    )
+
+
+def to(script: Script, token: str, third: str = "0") -> Request:
+    """A request; `third` is a hint, a fence, the life of a tombstone, or a token."""
+    args = {RENEW: (token, TTL, SETTINGS, "7"), EVICT: (token, TTL, SETTINGS), INSPECT: ()}
+    most = (token, TTL, third, SETTINGS, "") if script is VOTE else (token, TTL, third, SETTINGS)
+    return script, KEYS, args.get(script, most)
+
+
+vote, renew, release = partial(to, VOTE), partial(to, RENEW), partial(to, RELEASE)
+REQUESTS = {each.name: to(each, "t") for each in (RENEW, RELEASE, ADOPT, EVICT, INSPECT)}
+
+
+class Planned:
+    """A quorum, and its nodes, which answer as planned."""
+
+    def __init__(self, words: str = THREE) -> None:
+        self.all = [*range(len(words.replace("|", "").split()))]
+        self.names = [f"n{node}" for node in self.all]
+        self.plans: list[Sequence[str]] = []
+        """For each call of `ask`, the answers to each of its posts."""
+        self.sent: list[tuple[float, list[tuple[list[int], Request]]]] = []
+        """With which time limit, to whom, and what."""
+        self.meanwhile: list[object] = []
+        self.tell_late: Callable[[], list[bool]]
+        self.events: list[Event] = []
+        self.cleaned_up: list[tuple[int | None, tuple[str, ...]]] = []
+        self.due: list[Callable[[], None]] = []
+        self.quorum = Quorum(self, self, self.events.append)
+        self.begin()
+
+    async def ask(
+        self, posts: Sequence[Post], timeout: float, heard: Heard, meanwhile: Any = None
+    ) -> None:
+        self.sent.append((timeout, [(list(nodes), request) for nodes, request in posts]))
+        self.meanwhile.append(meanwhile)
+        enough, late = timeout == 0, []
+        for number, words in enumerate(self.plans.pop(0)):
+            before = len(words.split("|")[0].split())
+            for node, answer in answers_in(words).items():
+                assert node in posts[number][0], "it was not asked"
+                if node >= before:
+                    late.append((number, node, answer))
+                    continue
+                assert not enough, "it knew enough before"
+                enough = heard(number, node, answer)
+            assert enough == ("|" in words)
+        self.tell_late = lambda: [heard(*answer) for answer in late]
+
+    def begin(self) -> None:
+        self.quorum.begin(
+            lambda request: self.cleaned_up.append((request[1].node, request[2])),
+            lambda _, action: self.due.append(action),
+            60.0,
+        )
+        self.where = self.quorum.whereabouts.of
+
+    def elect(self, *rounds: str, left: Callable[[], float] = lambda: 0.5) -> Election:
+        self.plans = [[words] for words in rounds]
+        return run(self.quorum.elect(vote("t"), LIMIT, left))
+
+    def call(self, request: Request, words: str) -> Reply:
+        """Return the answer, or the name of the error."""
+        self.plans = [[words]]
+        try:
+            return run(self.quorum.call(*request, LIMIT))
+        except (NoQuorum, OutcomeUnknown) as error:
+            return type(error).__name__
+
+    def call_many(self, requests: Sequence[Request], *plans: Sequence[str]) -> list[Reply]:
+        self.plans = list(plans)
+        replies = run(self.quorum.call_many(requests, LIMIT, lambda: 1.0))
+        return [type(each).__name__ if isinstance(each, Exception) else each for each in replies]
+
+    def give_back(self, words: str, *, hurry: bool) -> None:
+        self.plans = [[words]]
+        run(self.quorum.give_back(release("t"), LIMIT, hurry=hurry))
+
+    def hold(self, token: str, *nodes: int) -> None:
+        """Note that a token is on these nodes."""
+        self.quorum.whereabouts.expect(token)
+        for node in {*self.all} - {*nodes}:
+            self.quorum.whereabouts.renewing(token)(node, 0)
+
+    def tally(self, words: str) -> Tally:
+        tally = Tally(self.all, is_complete, nothing)
+        for node, answer in answers_in(words).items():
+            tally.heard(0, node, answer)
+        return tally
+
+
+# The vote, and giving back what was not elected
+
+
+@cases("""
+    7 7 | 7 = 7;      7 o:9:1 7 | = 7;    away 7 7 | = 7;     o:9:1 away | 7 = 0
+    no no | 7 = 0;    no away | 7 = 0;    7 7 7 | 7 7 = 7;    7 no 7 away 7 | = 7
+    7 . 7 . . = 0;    7 7 no o:9:1 unknown | = 0;             away no unknown | 7 7 = 0
+""")
+def test_a_vote_ends_with_a_majority_or_when_none_is_left(words: str, expected: int) -> None:
+    for failing in ([], [2]):
+        planned = Planned(words)
+        planned.quorum.failing.update(failing)
+        election = planned.elect(words)
+        assert election.fence == expected
+        assert planned.sent == [(LIMIT, [(planned.all, vote("t"))])]
+        told = answers_in(words.split("|", maxsplit=1)[0])
+        assert election.votes.given == {node: 7 for node, answer in told.items() if answer == 7}
+
+
+@pytest.mark.parametrize("left", [0.5, 50.0])
+def test_nodes_that_gave_different_fences_are_asked_to_confirm_the_highest(left: float) -> None:
+    planned = Planned(FIVE)
+    assert planned.elect("no 7 9 8 | .", ". 9 9 9 | 9", left=lambda: left).fence == 9
+    assert planned.sent[1:] == [(min(left, LIMIT), [([1, 2, 3, 4], to(CONFIRM, "t", "9"))])]
+
+
+@cases("""
+    9 9 | 9 = 9;     9 11 11 = 11;     9 11 12 > 12 12 | = 12;    9 11 > 11 11 | = 11
+    9 no 9 | = 9;    9 away 9 | = 9;   9 . . = 0;                 no no | 9 = 0
+    away unknown | 9 = 0;              no away | = 0;             9 11 no > 11 no no | = 0
+""")
+def test_a_fence_is_confirmed_until_a_majority_has_it_or_cannot(words: str, expected: int) -> None:
+    planned = Planned()
+    assert planned.elect("7 9 | .", *words.split(">")).fence == expected
+    assert not planned.plans
+
+
+@pytest.mark.parametrize("left", [[0.0], [-1.0], [0.5, 0.5, 0.0]])
+def test_a_fence_is_given_up_when_no_time_is_left(left: list[float]) -> None:
+    planned = Planned()
+    assert planned.elect(*["7 9 |", "9 11"][: len(left)], left=iter(left).__next__).fence == 0
+    assert not planned.plans
+
+
+def test_a_token_that_was_forgotten_during_its_vote_is_confirmed_nowhere() -> None:
+    planned = Planned()
+    forget = planned.quorum.whereabouts.forget
+    assert planned.elect("7 9 |", "", left=lambda: forget("t") or 0.5).fence == 0
+    assert planned.sent[1][1][0][0] == []
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_giving_back_waits_for_nodes_that_have_it_and_else_only_without_hurry(hurry: bool) -> None:
+    for answer in ("1", "no", "away"):
+        planned = Planned(FIVE)
+        planned.elect(". no 7 no unknown |")
+        planned.give_back(f"no . {answer} | . 1", hurry=hurry)
+        assert planned.sent[1:] == [(LIMIT, [([0, 2, 4], release("t"))])]
+        assert len(planned.due) == 1, "the slow nodes are looked at again"
+    planned = Planned()
+    planned.elect("unknown unknown |")
+    planned.give_back("| 1 1 1" if hurry else "1 | 1 1", hurry=hurry)
+    assert planned.sent[1][0] == (0.0 if hurry else LIMIT)
+
+
+def test_a_token_that_no_node_has_is_forgotten_when_it_is_given_back() -> None:
+    planned = Planned()
+    for token in "tuv":
+        planned.hold(token)
+    planned.give_back("", hurry=False)
+    assert not planned.sent
+    assert planned.call_many([renew("u"), release("v")], []) == [0, 0]
+    assert [*map(planned.where, "tuv")] == [None, {}, None]
+
+
+def test_a_token_leaves_the_queues_without_waiting_and_only_if_it_may_be_there() -> None:
+    planned = Planned()
+    run(planned.quorum.leave(release("w")))
+    assert not planned.sent
+    planned.hold("w", *planned.all)
+    planned.plans = [["| 1 1 1"]]
+    run(planned.quorum.leave(release("w")))
+    assert planned.sent == [(0.0, [(planned.all, release("w"))])]
+    assert len(planned.due) == 1
+
+
+# One answer out of many, in the background too, and nodes that fail
+
+
+@cases("""
+    renew 7 7 | 7 = 7;          renew 7 no 9 | = 9;            renew away 7 7 | = 7
+    renew no no | 7 = 0;        renew nobody no | 7 = 0;       renew nobody nobody | 7 = nobody
+    renew 7 . . = OutcomeUnknown;                              renew away away no | = NoQuorum
+    renew away unknown no | = OutcomeUnknown;               renew 7 away no 7 no | = OutcomeUnknown
+    renew 7 no away 9 8 | = 9;                                 renew 7 no nobody no | 7 = 0
+    release 1 1 | 1 = 1;        release 1 no no | = 0;          release 1 nobody nobody | = nobody
+    release away 1 1 | = 1;     release 1 no 1 no 1 | = 1;     release away no away | = NoQuorum
+    release away 1 away | = OutcomeUnknown;                    release away 1 1 1 | 1 = 1
+    evict 1 no away | = 1;      evict no no no | = 0;          evict 1 1 1 | = 1
+    evict 1 2 . = 2;            evict no away away | = NoQuorum
+    evict 1 away away | = OutcomeUnknown;                      evict no away away 1 no | = 1
+    adopt 7 7 | 7 = 1;          adopt no no | . = 0;           adopt no 7 away | = OutcomeUnknown
+    adopt no 7 no no | . = 0;   adopt no away | . = NoQuorum;  adopt no no away | . . = NoQuorum
+    inspect t:3:7 t:3:7 | . = t:3:7;                           inspect nobody nobody | . = nobody
+    inspect t:3:7 t:1:9 | . = t:1:7;                           inspect t:1:9 u:2:7 t:3:7 | = t:1:9
+    inspect t:3:7 u:2:7 nobody | = nobody;                     inspect t:3:7 away nobody | = nobody
+    inspect t:3:7 away unknown | = OutcomeUnknown;             inspect away t:3:7 away | = NoQuorum
+    inspect t:1:9 t:2:7 u:2:7 t:3:7 | . = t:1:7;              inspect t:1:7 t:1:7 u:1:7 . . = nobody
+""")
+def test_a_quorum_answers_as_one_node_as_soon_as_it_knows(words: str, expected: Any) -> None:
+    script, _, words = words.partition(" ")
+    planned = Planned(words)
+    assert planned.call(REQUESTS[script], words) == expected
+    assert planned.sent == [(LIMIT, [(planned.all, REQUESTS[script])])]
+    assert not planned.quorum.whereabouts._leaving, "it was not one of our tokens"
+
+
+@cases("7 . 7 | = 7; no | . 7 = 0; . nobody | nobody = nobody; . . . = 0")
+def test_only_nodes_that_may_have_a_token_are_asked_to_renew_it(words: str, expected: Any) -> None:
+    planned = Planned()
+    nodes = [*answers_in(words)]
+    planned.hold("t", *nodes)
+    assert planned.call(renew("t"), words) == expected
+    assert planned.sent == [(LIMIT, [(nodes, renew("t"))])]
+
+
+def test_a_request_for_one_node_is_sent_only_if_the_token_may_be_there() -> None:
+    planned = Planned()
+    planned.hold("t", 0, 1)
+    tokens = [(1, "t"), (2, "t"), (1, "not ours")]
+    requests = [(RELEASE, KEYS.at(node), release(token)[2]) for node, token in tokens]
+    assert planned.call_many(requests, [". 1 |"]) == [0, 0, 0]
+    assert [nodes for nodes, _ in planned.sent[0][1]] == [[1], [], []]
+    assert planned.where("t") == {0: THERE}
+
+
+def test_an_error_names_the_outcome_of_every_node_and_no_node_twice() -> None:
+    planned = Planned(FIVE)
+    planned.hold("t", 0, 1, 2, 3)
+    planned.plans = [["away no broken ."]]
+    with pytest.raises(NoQuorum, match=r"5 nodes .*\(n0 is away; n1: no; n2: it") as caught:
+        run(planned.quorum.call(*renew("t"), LIMIT))
+    words = ["n0 is away", "no", "it has no scripts", "has not answered yet", "does not have it"]
+    assert caught.value.nodes == dict(zip(planned.names, words, strict=True))
+    outcomes = planned.quorum.outcomes(planned.tally("o:9:1 7 nobody"))
+    assert [*outcomes.values()][:3] == ["held by another", "yes", "no"]
+
+
+def test_a_release_is_cleaned_up_where_it_failed_and_looked_at_again_where_it_is_slow() -> None:
+    planned = Planned(FIVE)
+    planned.hold("t", *planned.all)
+    assert planned.call(release("t"), "away 1 1 1 | 1") == 1
+    assert (planned.cleaned_up, len(planned.due)) == ([(0, release("t", TOMBSTONE_MS)[2])], 1)
+    planned.tell_late()
+    assert planned.where("t") == {0: UNSURE}
+
+
+def test_a_batch_ends_when_all_is_settled_and_a_release_needs_the_answers_of_all_nodes() -> None:
+    planned = Planned()
+    planned.hold("t")
+    for token in "uvw":
+        planned.hold(token, *planned.all)
+    requests = [*map(renew, "tabcd"), *map(release, "uvw"), to(EVICT, "e")]
+    plan = ["", "7 9", "no no", "away away no", "away 7 7"]
+    plan += ["1 1 1", "1 1 unknown", "no no away", "1 no 1 |"]
+    renewed, ended = [0, 9, 0, "NoQuorum", 7], [1, "OutcomeUnknown", "NoQuorum", 1]
+    assert planned.call_many(requests, plan) == [*renewed, *ended]
+    asked = [([] if request == renew("t") else planned.all, request) for request in requests]
+    assert planned.sent == [(LIMIT, asked)]
+    assert (planned.where("u"), planned.where("v")) == (None, {2: THERE})
+
+
+def test_a_request_without_a_majority_does_not_keep_its_batch_waiting() -> None:
+    planned = Planned()
+    replies = planned.call_many([renew("a"), renew("b")], ["connecting no 7", "7 7 | 7"])
+    assert replies == ["OutcomeUnknown", 7]
+
+
+def test_a_renewed_lease_is_given_to_the_nodes_that_lack_it() -> None:
+    planned = Planned(FIVE)
+    planned.hold("t", 0, 1, 2, 3)
+    planned.hold("u", *planned.all)
+    plans = ["no no no", "5 5 5", "7 8 no 7 |"], ["| . . 8 . away"]
+    assert planned.call_many([renew("v"), renew("u"), renew("t")], *plans) == [0, 5, 8]
+    assert planned.sent[1:] == [(0.0, [([2, 4], vote("t", "8"))])]
+    assert planned.meanwhile[0] is planned.meanwhile[1] is not None
+    assert planned.tell_late() == [False, False]
+    assert planned.where("t") == dict.fromkeys(range(4), THERE)
+    assert planned.events == [Event("node_failed", detail="n0 is away")]
+
+
+def test_a_lease_is_given_again_only_if_a_majority_renewed_it_and_a_node_lacks_it() -> None:
+    planned = Planned()
+    for token, size in zip("tuvw", (3, 3, 2, 2), strict=True):
+        planned.hold(token, *range(size))
+    planned.call(release("w"), "")
+    requests = [renew("t"), renew("u"), release("v"), renew("w")]
+    planned.call_many(requests, ["7 no away", "7 7", "1 1", "7 7 |"])
+    assert len(planned.sent) == 2
+
+
+def test_an_adoption_needs_no_common_fence_and_ends_what_was_exported() -> None:
+    planned = Planned()
+    assert planned.call(to(ADOPT, "t", "exported"), "7 9 | no") == 1
+    planned.tell_late()
+    assert planned.cleaned_up == [(2, ("exported", "60000", TOMBSTONE_MS, SETTINGS))]
+
+
+@cases("""
+    quarantine closed-5 7 7 = none;             quarantine closed-5 closed-3 7 = closed-3
+    quarantine closed-5 away no = closed-5;     quarantine closed-9 closed-3 closed-5 = closed-5
+    quarantine away closed-5 away = none;       quarantine away away 7 = none
+    quarantine closed-9 closed-5 closed-3 away closed-3 = closed-5
+    lacks_majority away 7 no = 0;               lacks_majority away broken no = 1
+    lacks_majority broken no away 7 no = 0;     lacks_majority broken no away 7 broken = 1
+    refuses_for_good away broken no = 0;        refuses_for_good broken broken 7 = 1
+    refuses_for_good broken 7 broken away 7 = 0;    refuses_for_good broken 7 broken away broken = 1
+    was_interrupted away unknown . = 0;         was_interrupted away interrupted . = 1
+    _holder t:300:9 t:100:7 t:200:9 = t:200:9
+    name_one t:3:7 t:1:9 . = 1;                 name_one nobody nobody . = 1
+    name_one t:3:7 u:3:7 nobody = 0;            name_one t:3:7 7 7 = 0;   name_one no no no = 0
+""")
+def test_a_majority_decides_what_is_concluded_from_failures_and_holders(
+    words: str, expected: Any
+) -> None:
+    question, _, words = words.partition(" ")
+    planned = Planned(words)
+    assert getattr(planned.quorum, question)(planned.tally(words)) == expected
+
+
+def test_a_node_that_fails_is_reported_once_and_once_when_it_is_back() -> None:
+    planned = Planned()
+    assert planned.call(renew("t"), "connecting interrupted connecting |") == "OutcomeUnknown"
+    for words in ("away 7 7 |", "no 7 7 |", "unknown 7 7 |", "7 7 |", "7 7 |"):
+        assert planned.call(renew("t"), words) == 7
+    back = Event("node_back", detail="n0 answers again")
+    assert planned.events == [Event("node_failed", detail="n0 is away"), back]
+
+
+def test_a_quorum_that_is_closed_or_begins_again_cleans_up_nothing_of_before() -> None:
+    planned = Planned()
+    planned.quorum = Quorum(planned, planned, planned.events.append)
+    planned.quorum.watch(2, AWAY)
+    planned.begin()
+    planned.hold("u", *planned.all)
+    assert planned.call(release("u"), "1 1 |") == 1
+    planned.elect("7 7 | unknown")
+    planned.quorum.whereabouts.forget("t")
+    planned.quorum.close()
+    planned.quorum.watch(0, AWAY)
+    planned.due[0]()
+    planned.begin()
+    planned.tell_late()
+    assert (len(planned.due), planned.cleaned_up) == (1, [])
+    assert planned.events == [Event("node_failed", detail=str(each)) for each in (AWAY, UNKNOWN)]
