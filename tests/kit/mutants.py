@@ -192,15 +192,15 @@ QUORUM = [
     Mutant(
         "a majority stands at the fence",
         "core/quorum.py",
-        "fence, agreed = Counter(numbers).most_common(1)[0]",
-        "fence, agreed = highest, self.majority",
+        "[(fence, agreed)] = Counter(numbers).most_common(1)",
+        "fence, agreed = max(numbers), self.majority",
         MANY,
         "S6 S7",
     ),
     Mutant(
         "a fence is not that of one node",
         "core/quorum.py",
-        "fence, agreed = Counter(numbers).most_common(1)[0]",
+        "[(fence, agreed)] = Counter(numbers).most_common(1)",
         "fence, agreed = numbers[0], self.majority",
         MANY,
         "S6 S7",

@@ -104,7 +104,7 @@ class Quorum:
     ) -> int:
         _, keys, (token, ttl, _, settings, *_) = request
         while len(numbers := list(given.values())) >= self.majority:
-            fence, agreed = Counter(numbers).most_common(1)[0]
+            [(fence, agreed)] = Counter(numbers).most_common(1)
             if agreed >= self.majority:
                 return fence
             if left() <= 0:
@@ -331,13 +331,14 @@ class Quorum:
         answers = tally.holders
         if len(answers) < self.majority:
             raise self._unheard(tally)
-        token, times = Counter(map(_holder, answers)).most_common(1)[0]
+        [(token, times)] = Counter(map(_holder, answers)).most_common(1)
         if not token or times < self.majority:
             return []
         lefts = sorted(answer[1] for answer in answers if _holder(answer) == token)
         fences = [answer[2] for answer in answers if _holder(answer) == token]
+        [(fence, _)] = Counter(fences).most_common(1)
         # It is held until it is gone from so many nodes that no majority is left.
-        return [token, lefts[-self.majority], Counter(fences).most_common(1)[0][0]]
+        return [token, lefts[-self.majority], fence]
 
     # Nodes that fail
 
