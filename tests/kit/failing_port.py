@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import holdfast
+from kit.fake_nodes import CountedSignal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,3 +62,44 @@ class FailingPort:
         self.time += self.lasts
         kind = holdfast.NodeUnavailable if fate == UNSENT else holdfast.OutcomeUnknown
         raise kind(f"it is {fate}", node="n1")
+
+
+def strike(error: BaseException, *before: Callable[[], object]) -> Callable[[], None]:
+    """Make a hook that does some things, then raises an error."""
+
+    def action() -> None:
+        for each in before:
+            each()
+        raise error
+
+    return action
+
+
+def note_cleanups(client: Any) -> list[Any]:
+    """Have the background clean nothing up from now on; return the list of what it should."""
+    found: list[Any] = []
+
+    def note(name: str, request: Any, **settings: Any) -> None:
+        found.append(SimpleNamespace(name=name, args=request[2], **settings))
+
+    client._session.renewer.clean_up = note
+    return found
+
+
+def wait_for(client: Any, lease: Any) -> tuple[Any, Any]:
+    """Have the lease be of a waiter, and another one wait for it."""
+    hold = lease._hold
+    line = client._session.line(hold.spec.keys)
+    hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
+    return line, line.enter("another", hold.spec.keys[0], CountedSignal(), 0.0)
+
+
+def has_waiter(line: Any, lease: Any) -> bool:
+    """Whether the line knows the waiter of the lease."""
+    return lease._hold.token in line._known
+
+
+def is_asking(line: Any, waiter: Any) -> bool:
+    """Whether the waiter is told to ask the server again."""
+    line.tick(0.0)
+    return bool(waiter.ask)

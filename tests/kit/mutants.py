@@ -1251,6 +1251,14 @@ MUTANTS = [
         "S12",
     ),
     Mutant(
+        "a check of a released level does not end the lease",
+        "core/release.py",
+        "if hold.state is HELD and not current:",
+        "if hold.state is HELD:",
+        NESTED,
+        "S12",
+    ),
+    Mutant(
         "taking it again fails at once",
         "core/session.py",
         "            if hold.alive(self.port.now(), self.process):\n                return hold\n",

@@ -281,7 +281,7 @@ class _Candidate:
         held = [answer for answer in list(votes.answers.values()) if isinstance(answer, list)]
         holder = None
         if held:
-            token = Counter(answer[0] for answer in held).most_common(1)[0][0]
+            [(token, _)] = Counter(answer[0] for answer in held).most_common(1)
             left_ms = max(answer[1] for answer in held if answer[0] == token)
             holder = read_holder(token, left_ms)
         if holder:

@@ -44,7 +44,7 @@ def check(session: Session, grip: Grip) -> Hold:
     if current and hold.state is HELD and ref(grip) in hold.grips:
         return hold
     _check_process(session, hold)
-    if hold.state is HELD:
+    if hold.state is HELD and not current:
         hold.lose(hold.overdue())
     if hold.state is LOST:
         raise hold.loss()

@@ -6,6 +6,7 @@ operator may evict its holder, and a client may be closed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -212,6 +213,11 @@ class LockPlay:
             await release(client.session, grip)
             if again.state in {RELEASING, RELEASED}:
                 self._checks.fail("S12", "an inner level gave back what an outer one holds")
+            alive = self._checks.alive(client, again)
+            with suppress(NotHeld, LeaseLost):
+                check(client.session, grip)
+            if alive and not self._checks.alive(client, again):
+                self._checks.fail("S12", "the check of a released level lost the outer one")
             return
         self._checks.granted(client, again)  # the first was lost meanwhile, or has an owner
         await self._release(client, grip)

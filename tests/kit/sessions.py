@@ -1,0 +1,72 @@
+"""A session without a server, and the holds and waiters that it is given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.hold import Grip, Hold
+from holdfast.core.spec import describe, keys_of
+from kit.fake_nodes import CLIENT, ClockedPort, CountedSignal, cleanups_of, session_of
+from kit.lock_settings import PLAIN
+
+if TYPE_CHECKING:
+    from holdfast.core.events import Event
+    from holdfast.core.renewer import Cleanup
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+
+START = 100.0
+KEY = b"holdfast:{a}"
+TOKEN = f"hf1:{CLIENT}:7:ann@here:1:main:"
+
+
+class FakeQuorum:
+    """What a session asks of a quorum."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Any, Any, float]] = []
+        self.closed = False
+        self.forgotten: list[str] = []
+        self.whereabouts = SimpleNamespace(forget=self.forgotten.append)
+
+    def begin(self, clean_up: Any, later: Any, longest_ttl: float) -> None:
+        self.begun.append((clean_up, later, longest_ttl))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Led:
+    """A session, and the holds that it was given."""
+
+    def __init__(self, *, quorum: Any = None, longest_ttl: float = 60.0) -> None:
+        self.port = ClockedPort()
+        self.events: list[Event] = []
+        self.session: Session = session_of(
+            self.port, self.events.append, quorum=quorum, longest_ttl=longest_ttl
+        )
+        self._grips: list[Grip] = []
+
+    def spec(self, name: str = "a", **settings: Any) -> LockSpec:
+        return describe(name, **{**PLAIN, "ttl": 10, **settings})
+
+    def take(self, name: str = "a", *, token: str = TOKEN, **settings: Any) -> Hold:
+        """Have the caller be granted a lock."""
+        self._grips.append(Grip())
+        spec, port, grip = self.spec(name, **settings), self.port, self._grips[-1]
+        hold = Hold(spec, token, 3, port.time, port.caller, port.number, self.session, grip)
+        self.session.took(hold, port.time + 3)
+        return hold
+
+    def waiter(self, token: str = TOKEN, key: bytes = KEY) -> Any:
+        return self.session.line(keys_of(key)).enter(token, key, CountedSignal(), self.port.time)
+
+    @property
+    def cleanups(self) -> list[Cleanup]:
+        return cleanups_of(self.session)
+
+    @property
+    def requests(self) -> list[tuple[str, ...]]:
+        """The arguments of the releases that the background is to send."""
+        return [each.request[2] for each in self.cleanups]

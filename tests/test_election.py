@@ -1,0 +1,289 @@
+"""Acquiring on several nodes: rounds of votes, the pauses between them, and giving up."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from holdfast.core.election import TRIES
+from holdfast.core.quarantine import ADVICE
+from holdfast.errors import (
+    AcquireTimeout,
+    ConfigurationError,
+    NodeUnavailable,
+    NoQuorum,
+    OutcomeUnknown,
+)
+from holdfast.port import Interrupted, Quarantined
+from kit.quorum_attempts import AWAY, HELD, OTHER, START, THIRD, WON, QuorumAttempts
+
+VALIDITY = 9.899
+REFUSED = [ConfigurationError("no such command")] * 3
+
+
+# Rounds
+
+
+def test_a_lock_that_a_majority_grants_is_held_from_before_the_round() -> None:
+    attempts = QuorumAttempts()
+    attempts.nodes.lasts = 0.25
+    hold = attempts.win(WON, timeout=5, label="nightly")
+    ((limit, (token, *rest)),) = attempts.votes
+    assert (limit, rest) == (0.5, ["10000", "5000000", "0 barge ", ""])
+    assert token.endswith(":main:nightly")
+    assert (hold.token, hold.fence, hold.actor, hold.process) == (token, 7, "main", 1)
+    assert hold.deadline == pytest.approx(START + VALIDITY)
+    assert attempts.session.held == {hold.spec.keys[0]: hold}
+    assert hold in attempts.session.renewer.handed_in
+    assert not attempts.released
+    assert not attempts.pauses
+
+
+def test_a_lock_is_handed_to_the_renewer_for_when_it_is_due() -> None:
+    for wake_at, roused in ((START + VALIDITY / 3 - 0.01, 0), (START + VALIDITY / 3 + 0.01, 1)):
+        attempts = QuorumAttempts()
+        attempts.session.renewer._wake_at = wake_at
+        attempts.win(WON)
+        assert attempts.port.roused == roused
+
+
+def test_a_held_lock_is_asked_for_again_with_another_token_until_it_is_won() -> None:
+    attempts = QuorumAttempts()
+    hold = attempts.win(HELD, [[OTHER, 10], [THIRD, 10], 0], WON)
+    tokens = [args[0] for _, args in attempts.votes]
+    assert len(set(tokens)) == 3
+    assert hold.token == tokens[-1]
+    assert hold.deadline == pytest.approx(START + sum(attempts.pauses) + VALIDITY)
+    assert len(attempts.port.waited) == 2
+    assert not attempts.port.slept
+
+
+def test_a_lock_that_a_majority_says_is_held_is_waited_for() -> None:
+    attempts = QuorumAttempts()
+    attempts.win([7, [OTHER, 10], [OTHER, 10]], WON)
+    assert (len(attempts.port.waited), attempts.port.slept) == (1, [])
+
+
+def test_a_part_of_a_lock_is_given_back_before_a_pause_at_random() -> None:
+    attempts = QuorumAttempts()
+    attempts.win([7, [OTHER, 10], [THIRD, 10]], [7, 0, AWAY[2]], WON)
+    tokens = [args[0] for _, args in attempts.votes]
+    assert attempts.released == [([0], tokens[0]), ([0], tokens[1])]
+    assert attempts.nodes.sent("release")[0][2] == (tokens[0], "10000", "0", "0 barge ")
+    assert [limit for _, limit, _ in attempts.nodes.sent("release")] == [0.5, 0.5]
+    assert len(attempts.port.slept) == 2
+    assert not attempts.port.waited
+    assert not attempts.port.listened
+
+
+def test_a_release_is_waited_for_only_where_it_is_needed() -> None:
+    unsure = OutcomeUnknown("no answer")
+    attempts = QuorumAttempts()
+    attempts.win([[OTHER, 9], [OTHER, 9], unsure], [[OTHER, 9], [THIRD, 9], unsure], WON)
+    limits = [limit for _, limit, args in attempts.nodes.sent("release") if args[2] == "0"]
+    assert limits[:2] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(("lasts", "rounds"), [(7.89, 1), (VALIDITY - 2, 3), (7.9, 3)])
+def test_a_lock_is_won_only_while_min_validity_is_left(lasts: float, rounds: int) -> None:
+    attempts = QuorumAttempts()
+    attempts.nodes.lasts = lasts
+    if rounds == 1:
+        attempts.win(WON)
+        return
+    error = attempts.fail(AcquireTimeout, [7, 7, 0], timeout=20)
+    why = "its nodes answer too late to leave min_validity of its ttl"
+    assert str(error) == f"'a' was not acquired within 20 s: {why}"
+    assert (error.lock, error.holder) == ("a", None)
+    assert [nodes for nodes, _ in attempts.released] == [[0, 1]] * rounds
+    assert len(attempts.votes) == rounds
+    assert len(attempts.port.slept) == rounds - 1
+
+
+def test_a_lock_that_is_granted_after_the_end_of_waiting_is_given_back() -> None:
+    attempts = QuorumAttempts()
+    attempts.nodes.lasts = 1.2
+    error = attempts.fail(AcquireTimeout, WON, timeout=1)
+    assert "within 1 s: its nodes answer too late" in str(error)
+    assert len(attempts.released) == 1
+
+
+def test_nodes_agree_about_the_fence_while_there_is_time() -> None:
+    attempts = QuorumAttempts()
+    attempts.nodes.lasts = 8.0
+    attempts.fail(AcquireTimeout, [5, 6, 7], timeout=0)
+    assert not attempts.nodes.sent("confirm")
+
+
+# Pauses
+
+
+def doubled(count: int, longest: float) -> list[float]:
+    return [min(0.004 * 2**number, longest) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("polls", "vote", "longest"),
+    [
+        (True, HELD, 0.25),
+        (False, HELD, 1.0),
+        (False, [7, 0, 0], 0.25),
+        (True, AWAY, 1.0),
+    ],
+)
+def test_pauses_double_up_to_the_longest(polls: bool, vote: list[Any], longest: float) -> None:
+    attempts = QuorumAttempts(polls=polls)
+    attempts.win(*[vote] * 10, WON)
+    assert attempts.pauses == pytest.approx(doubled(10, longest))
+
+
+def test_a_pause_is_random_and_ends_at_the_timeout() -> None:
+    attempts = QuorumAttempts(polls=True)
+    attempts.port.luck = 0.5
+    attempts.fail(AcquireTimeout, HELD, timeout=0.015)
+    share = 0.25 + 0.75 * 0.5
+    assert attempts.pauses[:2] == pytest.approx([0.004 * share, 0.008 * share])
+    assert sum(attempts.pauses) == pytest.approx(0.015)
+    assert attempts.votes[-1][0] == pytest.approx(0.235)
+    attempts.fail(AcquireTimeout, HELD, timeout=0)
+    assert len(attempts.pauses) == 3
+
+
+@pytest.mark.parametrize(("deaf", "longest"), [(1, 1.0), (2, 0.25)])
+def test_pauses_are_longer_when_a_majority_can_notify(deaf: int, longest: float) -> None:
+    attempts = QuorumAttempts()
+    for line in attempts.lines[:deaf]:
+        line.deaf_until = inf
+    attempts.win(*[HELD] * 10, WON)
+    assert attempts.port.listened == [(1, 0.0), (2, 0.0)][deaf - 1 :]
+    assert attempts.pauses == pytest.approx(doubled(10, longest))
+
+
+# Time limits
+
+
+def test_a_request_has_what_is_left_of_the_wait_and_at_most_the_command_timeout() -> None:
+    attempts = QuorumAttempts(polls=True)
+    attempts.fail(AcquireTimeout, [7, 0, 0], timeout=1)
+    limits = [limit for limit, _ in attempts.votes]
+    assert limits[0] == 0.5
+    assert limits[-1] == pytest.approx(0.1)
+    assert attempts.nodes.sent("release")[-1][1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("lasts", "grace"), [(0.02, 0.1), (0.2, 0.4), (0.4, 0.5)])
+def test_slow_nodes_have_twice_as_long_to_clean_up(lasts: float, grace: float) -> None:
+    attempts = QuorumAttempts(polls=True)
+    attempts.nodes.lasts = lasts
+    attempts.port.during_pause = lambda: setattr(
+        attempts.port, "time", max(attempts.port.time, START + 0.95)
+    )
+    attempts.fail(AcquireTimeout, HELD, timeout=1)
+    assert attempts.votes[1][0] == pytest.approx(min(0.5, 0.05 + grace))
+
+
+def test_no_time_limit_is_negative() -> None:
+    attempts = QuorumAttempts()
+    attempts.nodes.lasts = 3.0
+    attempts.fail(NoQuorum, [7, AWAY[1], AWAY[2]], timeout=1)
+    assert attempts.nodes.sent("release")[0][1] == 0.0
+
+
+# Giving up
+
+
+def test_a_timeout_names_the_holder_that_most_nodes_name() -> None:
+    attempts = QuorumAttempts()
+    error = attempts.fail(AcquireTimeout, [[THIRD, 9000], [OTHER, 3000], [OTHER, 4000]], timeout=0)
+    assert error.holder.host == "web"
+    assert error.holder.remaining == 4.0
+    assert str(error) == f"'a' was not acquired within 0 s: held by {error.holder}"
+    assert error.lock == "a"
+    error = attempts.fail(AcquireTimeout, [7, 0, 0], timeout=0)
+    assert str(error) == "'a' was not acquired within 0 s: others asked for it at the same time"
+    assert error.holder is None
+
+
+def test_three_rounds_are_tried_before_too_few_nodes_are_an_error() -> None:
+    attempts = QuorumAttempts()
+    error = attempts.fail(NoQuorum, [7, AWAY[1], AWAY[2]], timeout=0)
+    assert len(attempts.votes) == TRIES == 3
+    assert attempts.port.slept == [0.0, 0.0]
+    message = "'a' was not acquired, too few of its nodes answer: a:1: yes; b:2 is away; "
+    assert str(error) == f"{message}c:3 is away"
+    assert error.lock == "a"
+    assert error.nodes == {"a:1": "yes", "b:2": "b:2 is away", "c:3": "c:3 is away"}
+
+
+def test_rounds_without_a_majority_count_only_in_a_row_and_when_heard() -> None:
+    amid = [[Interrupted("not read")] * 3] * 2
+    attempts = QuorumAttempts()
+    attempts.fail(NoQuorum, AWAY, AWAY, *amid, AWAY, timeout=0)
+    assert len(attempts.votes) == 5
+    attempts = QuorumAttempts(polls=True)
+    attempts.fail(NoQuorum, AWAY, HELD, AWAY, timeout=0.02)
+    assert len(attempts.votes) == 5
+
+
+def test_it_gives_up_at_the_end_of_waiting_though_few_rounds_were_tried() -> None:
+    for timeout, ends in ((0.0, 0.5), (1.0, 1.1)):
+        for lasts, rounds in ((ends, 1), (ends - 0.001, 2)):
+            attempts = QuorumAttempts()
+            attempts.nodes.lasts = lasts
+            attempts.fail(NoQuorum, AWAY, timeout=timeout)
+            assert len(attempts.votes) == rounds
+
+
+def test_too_few_nodes_are_asked_until_the_timeout() -> None:
+    attempts = QuorumAttempts()
+    attempts.fail(NoQuorum, AWAY, timeout=5)
+    assert attempts.port.time == pytest.approx(START + 5)
+    assert attempts.win(*[AWAY] * 100, WON)
+
+
+def test_nodes_that_refuse_for_good_are_an_error_of_the_configuration() -> None:
+    attempts = QuorumAttempts()
+    error = attempts.fail(ConfigurationError, REFUSED, timeout=None)
+    assert len(attempts.votes) == 3
+    nodes = "; ".join(f"{name}: no such command" for name in attempts.nodes.names)
+    assert str(error) == f"'a' can never be acquired here: {nodes}"
+    assert error.lock == "a"
+
+
+def test_a_closed_client_gives_up_when_too_few_nodes_answer() -> None:
+    attempts = QuorumAttempts()
+    attempts.session.close()
+    error = attempts.fail(NodeUnavailable, AWAY)
+    assert str(error) == "'a' was not acquired: this client was closed"
+    assert error.lock == "a"
+    assert attempts.win(HELD, WON)
+
+
+def test_a_quarantine_is_waited_for_until_the_timeout() -> None:
+    young = [Quarantined("young", seconds=each) for each in (20.1, 5.5)]
+    attempts = QuorumAttempts()
+    attempts.port.luck = 0.5
+    error = attempts.fail(NoQuorum, [*young, AWAY[2]], timeout=2)
+    assert attempts.port.slept == pytest.approx([0.75, 0.75, 0.5])
+    assert str(error) == (
+        "'a' was not acquired: 2 of 3 nodes have just started or were promoted, and may have lost "
+        "locks that are held; a majority may not vote for another 21 s; c:3 is away: " + ADVICE
+    )
+    assert (error.lock, error.nodes["c:3"]) == ("a", "c:3 is away")
+    attempts.fail(NoQuorum, [*young, AWAY[2]], timeout=0)
+    assert len(attempts.votes) == 5
+
+
+def test_a_long_wait_is_reported() -> None:
+    attempts = QuorumAttempts(polls=True)
+    attempts.port.during_pause = lambda: setattr(attempts.port, "time", attempts.port.time + 5)
+    attempts.win(HELD, HELD, AWAY, HELD, WON)
+    reports = [event for event in attempts.events if event.kind == "waiting"]
+    assert [event.lock for event in reports] == ["a"]
+    assert reports[0].detail.startswith("for 10 s: too few nodes answer: a:1 is away; b:2")
+    attempts = QuorumAttempts(polls=True)
+    attempts.port.during_pause = lambda: setattr(attempts.port, "time", START + 10)
+    attempts.win(HELD, HELD, WON)
+    assert attempts.events[0].detail.startswith("for 10 s: held by ")
