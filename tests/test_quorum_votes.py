@@ -265,7 +265,7 @@ def test_a_quorum_answers_as_one_node_as_soon_as_it_knows(words: str, expected: 
     assert not planned.quorum.whereabouts._leaving, "it was not one of our tokens"
 
 
-@cases("7 . 7 | = 7; no | . 7 = 0; . nobody | nobody = nobody; . . . = 0")
+@cases("7 . 7 | = 7; no | . 7 = 0; . nobody | nobody = 0; . . . = 0; nobody 7 nobody | = nobody")
 def test_only_nodes_that_may_have_a_token_are_asked_to_renew_it(words: str, expected: Any) -> None:
     planned = Planned()
     nodes = [*answers_in(words)]

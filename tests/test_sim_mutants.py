@@ -90,6 +90,9 @@ KEPT = {
         "a token that a renewal finds released is forgotten"
     ),
     "an_owners_holds_that_outlived_the_lock": "a new grant ends the holds that an owner had before",
+    "an_evicted_lease_of_a_quorum_reported_as_missing": (
+        "what a node refused before it was asked no more is not said to be missing"
+    ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"

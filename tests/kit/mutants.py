@@ -440,6 +440,14 @@ QUORUM = [
         "S10",
     ),
     Mutant(
+        "what a node refused before it was asked no more is not said to be missing",
+        "core/quorum.py",
+        "count([]) == missing else 0",
+        "count([]) else 0",
+        {**MANY, "calm": True, "evict_holder": 0.7, "extend": 1.0, "slow": 0.1, "reset": 0.02},
+        "EVICT",
+    ),
+    Mutant(
         "a vote for a lock without a last number is numbered",
         "scripts/_number.lua",
         "if last and tonumber(last) >= tonumber(fence) then",
@@ -1124,7 +1132,7 @@ MUTANTS = [
     Mutant(
         "a new grant ends the holds that an owner had before",
         "scripts/_hand_over.lua",
-        "if KEYS[4] then",
+        "if owner ~= '' then",
         "if false then",
         {"owner": True, "evict": 0.5, "pause": 0.05, "tasks": 2, "renew": False, "replicas": 2},
         "EXPIRY",

@@ -322,9 +322,10 @@ class Quorum:
             return max(given.values(), default=0)  # they have no majority any more
         if len(given) >= self.majority:
             return max(given.values())
-        if self._missing(tally) > self._spare:
-            answers = list(tally.answers.values())
-            return [] if answers and all(answer == [] for answer in answers) else 0
+        missing = self._missing(tally)
+        if missing > self._spare:
+            # A node that is not asked any more said no before, which may have been for any reason.
+            return [] if list(tally.answers.values()).count([]) == missing else 0
         raise self._unheard(tally)
 
     def _holder(self, tally: Tally) -> Reply:

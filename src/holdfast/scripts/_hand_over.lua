@@ -28,7 +28,7 @@ local function grant(who, px)
     call('SET', lock, who, 'PX', px + delay)
   end
   -- An owner's earlier holds are over, even if this token was the first of them.
-  if KEYS[4] then
+  if owner ~= '' then
     call('DEL', KEYS[4])
   end
   -- Those of the same owner may have it too: let them ask.

@@ -18,7 +18,7 @@ local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
 local token, ttl, serial = ARGV[1], tonumber(ARGV[2]), ARGV[#ARGV]
 local place, settings = '', ''
-if #ARGV == 5 then
+if #ARGV > 3 then
   place, settings = ARGV[3], ARGV[4]
 end
 if not ttl or ttl < 1 then
