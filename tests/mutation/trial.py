@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mutation.reach import Reach
 
 MOST_TESTS, MOST_SECONDS = 400, 40.0
-"""How many tests a mutant is tried with, and how long those took when they were recorded."""
+"""How many tests a mutant is tried with at most, and for how many seconds, as recorded."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".mutation", "__pycache__", ".*_cache")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+\[.*?\]|::\S+)?)(?: - |$)", re.MULTILINE)
@@ -37,11 +37,12 @@ class Result(NamedTuple):
     """What noticed a mutant."""
 
     how: str
-    """`simulator`, `tests`, `time` or `survived`."""
+    """`simulator`, `tests`, `time`, `survived` or `accepted`."""
     by: str = ""
-    """The check, or the test."""
+    """The check; the test, or `import` if no test could start; the reason if it is accepted."""
     runs: int = 0
-    """A default sweep of this many runs contains one that notices it; 0: a kept run does."""
+    """A sweep of this many runs, from seed 0 on, contains one that fails. 0: a kept run fails, or
+    the package cannot be imported."""
     reached: int = 0
     """The runs that reach it."""
     tests: int = 0
@@ -50,30 +51,29 @@ class Result(NamedTuple):
 
 
 def try_out(mutant: Mutant, reach: Reach, copy: Copy) -> Result:
-    """Try everything until something notices.
+    """Try everything until something fails.
 
-    The shorter half of the simulation runs comes first, then the tests, and the longer half last:
-    it takes most of the time, and notices little that the others do not.
+    The shorter half of the simulation runs comes first, with the kept runs. Then come the tests,
+    and last the longer half, which takes most of the time and kills few mutants that are left.
     """
     began = time.monotonic()
     seeds, tests = reach.seeds(mutant), reach.tests(mutant)
     shorter, longer = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
-    result = _simulated(mutant, shorter)
+    result = _simulated(mutant, shorter, kept=True)
     if result.how == "survived":
         result = _tested(mutant, tests, copy)
     if result.how == "survived":
-        result = _simulated(mutant, longer)
+        result = _simulated(mutant, longer, kept=False)
     seconds = time.monotonic() - began
     return result._replace(reached=len(seeds), tests=len(tests), seconds=round(seconds, 1))
 
 
-def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
-    if not seeds:
+def _simulated(mutant: Mutant, seeds: list[int], *, kept: bool) -> Result:
+    if not seeds and not kept:
         return Result("survived")
+    work = {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds, "kept": kept}
     try:
-        found = simulate(
-            {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds}
-        )
+        found = simulate(work)
     except subprocess.CalledProcessError as error:
         if error.returncode not in {-signal.SIGVTALRM, -signal.SIGXCPU}:
             raise
@@ -84,7 +84,7 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
 
 
 def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
-    """Run the quickest tests. One that fails has to fail again: some may be unstable."""
+    """Run the first tests of the list. A test that fails must fail twice: some may be flaky."""
     chosen: list[str] = []
     total = 0.0
     for test, seconds in tests[:MOST_TESTS]:

@@ -27,7 +27,7 @@ class Observer(Protocol):
     def arrived(self, request: Request, server: str) -> None:
         """A request arrives at a server."""
 
-    def refused(self, client: SimClient, script: str, why: str) -> None:
+    def refused(self, client: SimClient, request: Request, server: str, why: str) -> None:
         """A script ended with an error."""
 
     def forked(self, client: SimClient, parent: str) -> None:

@@ -111,7 +111,7 @@ class Requests:
             try:
                 reply = server.script(script, keys, args)
             except ServerError as error:
-                client.observer.refused(client, script.name, str(error))
+                client.observer.refused(client, request, server.name, str(error))
                 raise
             if server.offset > before:
                 link.offset = server.offset

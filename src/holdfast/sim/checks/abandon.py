@@ -43,6 +43,12 @@ class AbandonCheck:
         for token in _taking(script, args):
             self._under_way[token, server] -= 1
 
+    def refused(self, script: str, args: Sequence[str], server: str) -> None:
+        """A server refused a request with an error, so that it has no effect."""
+        for token in _taking(script, args):
+            if not self._under_way[token, server]:
+                self._released_early.pop((token, server), None)
+
     def answered(self, script: str, args: Sequence[str], server: str) -> None:
         """A client receives the reply to a request, and so knows what it has to release."""
         for token in _taking(script, args):

@@ -151,6 +151,9 @@ class CachedCheck:
         """When invalidations were carried out."""
         self._leases: dict[Task, Hold] = {}
         self._holder: bytes | None = None
+        self._value: bytes | None = None
+        self._value_until = 0
+        """The value that was there after the last script, and when it expires."""
         self._taken: list[int] = []
         """When the lock was given to somebody."""
         self._unanswered: dict[Process, float] = {}
@@ -178,6 +181,7 @@ class CachedCheck:
             if script in {"claim", "acquire"} and left > longest and not jumps:
                 self.fail("STORE", f"the lock is kept for {left} ms")
         self._holder = holder
+        self._keeps_value(run)
         if script == "invalidate":
             self._last_invalidation = self._world.now
             self._executed.append(self._world.now)
@@ -188,6 +192,16 @@ class CachedCheck:
                 self.fail("STORE", "the value was invalidated, and is there")
         elif script == "store":
             self._stores(run)
+
+    def _keeps_value(self, run: ScriptRun) -> None:
+        """Only storing and invalidating change the value."""
+        server, key = run.server, self.keys[3]
+        value, before = server.data.string(key), self._value
+        changed = value != before and self._world.now < self._value_until
+        allowed = run.script in {"store", "invalidate"} or self._forgets
+        if changed and not allowed and not self._settings.clock_jump:
+            self.fail("STORE", f"{run.script} changed the value {before!r} to {value!r}")
+        self._value, self._value_until = value, server.true_expiry(key, 0) or 0
 
     def _shows(self, run: ScriptRun) -> None:
         """The value is shown if it is there; to a client that claims the lock, if it is newer."""

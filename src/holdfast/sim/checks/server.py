@@ -338,8 +338,10 @@ class Checks:
         if keys[0] == self.record.key and (plain or script.name == "acquire"):
             self.retries.expect_all(client, "a release" if plain else "an acquire")
 
-    def refused(self, client: SimClient, script: str, why: str) -> None:
+    def refused(self, client: SimClient, request: Request, server: str, why: str) -> None:
         """A script ended with an error: in quarantine, or on a full server, and never else."""
+        script = request[0].name
+        self.abandoned.refused(script, request[2], server)
         if why.startswith("QUARANTINE"):
             self.reached["a renewal refused in quarantine"] += script == "renew"
             self.reached["a lock refused in quarantine"] += script == "acquire"

@@ -527,7 +527,7 @@ class Holder(Person):
     def renews(self, client: SimClient, request: Request) -> None:
         """Nothing is made of renewals."""
 
-    def refused(self, client: SimClient, script: str, why: str) -> None:
+    def refused(self, client: SimClient, request: Request, server: str, why: str) -> None:
         """Nothing is made of scripts that fail."""
 
     def forked(self, client: SimClient, parent: str) -> None:
