@@ -49,7 +49,7 @@ def port() -> FakePort:
 # A free lock
 
 
-def test_a_free_lock_takes_one_short_request(port: FakePort) -> None:
+def test_a_free_lock_is_acquired_with_one_request(port: FakePort) -> None:
     plan(port, after(port, 0.25, 5))
     port.session.renewer._wake_at = BEGAN + 1
     hold = get(port)
@@ -181,7 +181,7 @@ def test_a_request_that_was_not_sent_does_not_end_the_clean_up_of_an_earlier_one
 
 
 @pytest.mark.parametrize("error", [UNSENT, LOST])
-def test_after_an_answer_an_outage_is_waited_through_for_a_ttl(
+def test_a_caller_that_had_a_reply_retries_through_an_outage_for_one_ttl(
     port: FakePort, error: Exception
 ) -> None:
     port.session.polls = True
@@ -213,7 +213,7 @@ def test_behind_sentinels_missing_replicas_are_waited_for_no_longer_than_the_ttl
     assert port.slept == [0.0, 0.0, 0.125]
 
 
-def test_a_closed_client_asks_no_more(port: FakePort) -> None:
+def test_a_closed_client_does_not_retry(port: FakePort) -> None:
     plan(port, UNSENT)
     port.session.close()
     with pytest.raises(NodeUnavailable, match=r"^'a' was not acquired: this client was closed$"):
@@ -362,7 +362,9 @@ def test_a_reentrant_lock_is_taken_again_without_a_request(
     assert get(port, timeout, reentrant=True) is not hold
 
 
-def test_a_quorum_is_asked_in_its_own_way(port: FakePort, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_with_a_quorum_is_left_to_the_election(
+    port: FakePort, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     async def win(*given: Any) -> Grip:

@@ -66,7 +66,7 @@ def test_a_lock_that_a_majority_says_is_held_is_waited_for() -> None:
     assert (len(attempts.port.waited), attempts.port.slept) == (1, [])
 
 
-def test_a_part_of_a_lock_is_given_back_before_a_pause_at_random() -> None:
+def test_votes_of_a_minority_are_released_before_a_random_pause() -> None:
     attempts = QuorumAttempts()
     attempts.win([7, [OTHER, 10], [THIRD, 10]], [7, 0, AWAY[2]], WON)
     tokens = [args[0] for _, args in attempts.votes]
@@ -110,7 +110,7 @@ def test_a_lock_that_is_granted_after_the_end_of_waiting_is_given_back() -> None
     assert len(attempts.released) == 1
 
 
-def test_nodes_agree_about_the_fence_while_there_is_time() -> None:
+def test_no_fence_is_confirmed_when_no_usable_time_is_left() -> None:
     attempts = QuorumAttempts()
     attempts.nodes.lasts = 8.0
     attempts.fail(AcquireTimeout, [5, 6, 7], timeout=0)
@@ -174,7 +174,9 @@ def test_a_request_has_what_is_left_of_the_wait_and_at_most_the_command_timeout(
 
 
 @pytest.mark.parametrize(("lasts", "grace"), [(0.02, 0.1), (0.2, 0.4), (0.4, 0.5)])
-def test_slow_nodes_have_twice_as_long_to_clean_up(lasts: float, grace: float) -> None:
+def test_after_the_timeout_a_round_may_take_twice_as_long_as_the_last_one(
+    lasts: float, grace: float
+) -> None:
     attempts = QuorumAttempts(polls=True)
     attempts.nodes.lasts = lasts
     attempts.port.during_pause = lambda: setattr(

@@ -1,8 +1,9 @@
 """What a quorum asks its nodes, when it stops waiting, and what it concludes: without a server.
 
-Answers are written as words: the first is of node 0, the second of node 1, and so on. A dot is a
-node that does not answer. At the bar the quorum must know enough, and not before; the answers
-behind it arrive late.
+Answers are written as words, one for each node: `7` is a fence, `1` a yes, `no` is 0, `nobody` is
+an empty reply, `o:9:1` means that `o` holds it for 9 ms with fence 1, `closed-5` is a quarantine of
+5 s, and `.` is no answer. At `|` the quorum must know enough, and not before: the answers behind it
+arrive late. After `=` comes what the quorum concludes.
 """
 
 from __future__ import annotations
@@ -179,7 +180,9 @@ def test_nodes_that_gave_different_fences_are_asked_to_confirm_the_highest(left:
     9 no 9 | = 9;    9 away 9 | = 9;   9 . . = 0;                 no no | 9 = 0
     away unknown | 9 = 0;              no away | = 0;             9 11 no > 11 no no | = 0
 """)
-def test_a_fence_is_confirmed_until_a_majority_has_it_or_cannot(words: str, expected: int) -> None:
+def test_a_fence_is_confirmed_until_a_majority_has_it_or_none_is_possible(
+    words: str, expected: int
+) -> None:
     planned = Planned()
     assert planned.elect("7 9 | .", *words.split(">")).fence == expected
     assert not planned.plans
@@ -200,7 +203,9 @@ def test_a_token_that_was_forgotten_during_its_vote_is_confirmed_nowhere() -> No
 
 
 @pytest.mark.parametrize("hurry", [False, True])
-def test_giving_back_waits_for_nodes_that_have_it_and_else_only_without_hurry(hurry: bool) -> None:
+def test_a_release_waits_for_nodes_that_voted_and_for_others_only_without_hurry(
+    hurry: bool,
+) -> None:
     for answer in ("1", "no", "away"):
         planned = Planned(FIVE)
         planned.elect(". no 7 no unknown |")
@@ -387,7 +392,7 @@ def test_a_node_that_fails_is_reported_once_and_once_when_it_is_back() -> None:
     assert planned.events == [Event("node_failed", detail="n0 is away"), back]
 
 
-def test_a_quorum_that_is_closed_or_begins_again_cleans_up_nothing_of_before() -> None:
+def test_a_closed_or_restarted_quorum_schedules_no_cleanup_of_earlier_requests() -> None:
     planned = Planned()
     planned.quorum = Quorum(planned, planned, planned.events.append)
     planned.quorum.watch(2, AWAY)

@@ -1,4 +1,4 @@
-"""Releasing a lease when requests fail or are interrupted."""
+"""Releasing a lease: requests that fail, leases that are lost, levels of a reentrant lock."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_release_is_sent_again_until_there_is_an_answer(
 
 
 @pytest.mark.parametrize(("fates", "kind"), FAILURES)
-def test_an_unanswered_release_says_for_how_long_the_lock_may_stay_locked(  # noqa: PLR0913, PLR0917 - named by pytest
+def test_an_unanswered_release_reports_for_how_long_the_lock_may_stay_locked(  # noqa: PLR0913, PLR0917 - named by pytest
     client: Any,
     port: FailingPort,
     server: Server,
@@ -113,7 +113,7 @@ def test_an_unanswered_release_says_for_how_long_the_lock_may_stay_locked(  # no
 
 @pytest.mark.parametrize("fates", [[], [UNSENT]])
 @pytest.mark.parametrize("reason", ["key_missing", "taken", "expired"])
-def test_a_lock_that_is_anothers_was_lost(
+def test_releasing_a_lease_that_the_server_no_longer_has_raises_lease_lost(
     client: Any, port: FailingPort, server: Server, fates: list[str], reason: str
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
@@ -132,7 +132,7 @@ def test_a_lock_that_is_anothers_was_lost(
     assert not has_waiter(line, lease)
 
 
-def test_a_lease_that_is_lost_while_its_release_is_answered_is_lost(
+def test_a_loss_during_the_release_request_raises_lease_lost(
     client: Any, port: FailingPort
 ) -> None:
     lease = client.lock("a").acquire()
@@ -215,7 +215,7 @@ def test_a_released_level_is_not_held_and_the_others_are(client: Any) -> None:
 
 
 @pytest.mark.parametrize(("fate", "kind"), [(UNSENT, UNAVAILABLE), (LOST, UNKNOWN)])
-def test_a_closed_client_tries_a_release_once_and_does_not_retry_it(
+def test_each_release_by_a_closed_client_sends_one_request_and_schedules_none(
     client: Any, port: FailingPort, cleanups: list[Any], fate: str, kind: type[Exception]
 ) -> None:
     lease = client.lock("a", ttl=30, lock_delay=2.5).acquire()
@@ -286,7 +286,7 @@ def test_a_lease_that_never_held_anything_has_nothing_to_release(client: Any) ->
         (object(), "another", False, 1, (TOMBSTONE_MS, "1000 fair ")),
     ],
 )
-def test_a_release_that_a_request_may_follow_leaves_a_tombstone(
+def test_a_release_leaves_a_tombstone_if_an_earlier_request_may_still_arrive(
     quorum: Any, actor: str, tainted: bool, delay: int, rest: tuple[str, ...]
 ) -> None:
     port = ClockedPort()

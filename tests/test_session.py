@@ -112,7 +112,7 @@ def test_a_forked_child_holds_nothing() -> None:
 # Who re-enters, and who would wait for itself
 
 
-def test_the_actor_that_holds_a_lock_is_within_it() -> None:
+def test_a_valid_lease_is_found_for_the_actor_that_holds_it() -> None:
     led = Led()
     hold, spec = led.take(), led.spec()
     assert led.session.mine(spec) is hold
@@ -222,7 +222,7 @@ def test_a_client_that_is_closed_names_what_it_holds(count: int) -> None:
     assert led.session.renewer._closed
 
 
-def test_a_client_that_is_closed_in_time_reports_nothing() -> None:
+def test_closing_a_client_whose_leases_have_expired_reports_nothing() -> None:
     quorum = FakeQuorum()
     led = Led(quorum=quorum)
     assert not led.session.closed
@@ -233,7 +233,7 @@ def test_a_client_that_is_closed_in_time_reports_nothing() -> None:
     assert quorum.closed
 
 
-def test_leases_are_looked_at_when_a_server_took_anothers_place() -> None:
+def test_leases_are_checked_again_after_a_failover() -> None:
     for owner in (None, "us"):
         led = Led()
         led.session.moved(object())

@@ -1,4 +1,4 @@
-"""A port without a server: a test plans every answer, and time passes only while an attempt waits.
+"""A port without a server: a test plans every answer, and time passes only where it says so.
 
 It is also the background of its session, in which nothing ever runs.
 """
