@@ -140,6 +140,7 @@ def test_a_result_is_kept_while_its_function_stays_the_same() -> None:
 
 def test_a_part_of_scripts_is_reached_through_each_script_that_includes_it() -> None:
     assert scripts_with("release") == ["release"]
+    assert scripts_with("acquire") == ["acquire", "claim"]
     assert {"acquire", "release"} <= set(scripts_with("_hand_over"))
     assert set(scripts_with("_hand_over")) <= set(scripts_with("_tell"))
 

@@ -424,6 +424,30 @@ async def test_it_is_lost_when_a_majority_has_lost_it(face: Face, three: list[Se
     assert holders(three)[:2] == [None, b"somebody else"]
 
 
+@pytest.mark.only_client("asyncio")
+async def test_fences_grow_although_nodes_lose_the_lease_one_after_the_other(
+    face: Face, three: list[Server]
+) -> None:
+    """A vote is limited to its node's clock: only a confirmation restores a number ahead of it."""
+    client = face.connect(urls(three))
+    seconds, _ = three[0].command("TIME")
+    for server in three:
+        server.command("SET", FENCE, (int(seconds) + 600) * 1_000_000)
+    lease = await client.lock("a", ttl=60).acquire()
+    await soon(face, lambda: len(set(holders(three))) == 1)
+    for server in three[:2]:
+        server.command("DEL", KEY, FENCE)
+
+        def has_number(server: Server = server) -> bool:
+            renew_now(client, lease)
+            return bool(int(server.command("GET", FENCE) or 0) >= lease.fence)
+
+        await soon(face, has_number)
+    await lease.release()
+    async with client.lock("a") as later:
+        assert later.fence > lease.fence
+
+
 @pytest.mark.parametrize("verb", ["extend", "release"])
 async def test_a_key_that_a_majority_no_longer_has_is_reported_as_missing(
     face: Face, three: list[Server], verb: str

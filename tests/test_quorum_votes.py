@@ -132,8 +132,8 @@ class Planned:
         replies = run(self.quorum.call_many(requests, LIMIT, lambda: 1.0))
         return [type(each).__name__ if isinstance(each, Exception) else each for each in replies]
 
-    def give_back(self, words: str, *, hurry: bool) -> None:
-        self.plans = [[words]]
+    def give_back(self, *words: str, hurry: bool) -> None:
+        self.plans = [words]
         run(self.quorum.give_back(release("t"), LIMIT, hurry=hurry))
 
     def hold(self, token: str, *nodes: int) -> None:
@@ -176,9 +176,9 @@ def test_nodes_that_gave_different_fences_are_asked_to_confirm_the_highest(left:
 
 
 @cases("""
-    9 9 | 9 = 9;     9 11 11 = 11;     9 11 12 > 12 12 | = 12;    9 11 > 11 11 | = 11
+    9 9 | 9 = 9;     9 11 | 11 > 11 11 | = 11;    9 11 | 12 > 12 12 | = 12
     9 no 9 | = 9;    9 away 9 | = 9;   9 . . = 0;                 no no | 9 = 0
-    away unknown | 9 = 0;              no away | = 0;             9 11 no > 11 no no | = 0
+    away unknown | 9 = 0;              no away | = 0;             9 11 | no > 11 no no | = 0
 """)
 def test_a_fence_is_confirmed_until_a_majority_has_it_or_none_is_possible(
     words: str, expected: int
@@ -191,7 +191,7 @@ def test_a_fence_is_confirmed_until_a_majority_has_it_or_none_is_possible(
 @pytest.mark.parametrize("left", [[0.0], [-1.0], [0.5, 0.5, 0.0]])
 def test_a_fence_is_given_up_when_no_time_is_left(left: list[float]) -> None:
     planned = Planned()
-    assert planned.elect(*["7 9 |", "9 11"][: len(left)], left=iter(left).__next__).fence == 0
+    assert planned.elect(*["7 9 |", "9 11 |"][: len(left)], left=iter(left).__next__).fence == 0
     assert not planned.plans
 
 
@@ -209,12 +209,13 @@ def test_a_release_waits_for_nodes_that_voted_and_for_others_only_without_hurry(
     for answer in ("1", "no", "away"):
         planned = Planned(FIVE)
         planned.elect(". no 7 no unknown |")
-        planned.give_back(f"no . {answer} | . 1", hurry=hurry)
-        assert planned.sent[1:] == [(LIMIT, [([0, 2, 4], release("t"))])]
+        planned.give_back(f"no . {answer} |", "| . . . . 1", hurry=hurry)
+        unsure = [4], release("t", TOMBSTONE_MS)
+        assert planned.sent[1:] == [(LIMIT, [([0, 2], release("t")), unsure])]
         assert len(planned.due) == 1, "the slow nodes are looked at again"
     planned = Planned()
     planned.elect("unknown unknown |")
-    planned.give_back("| 1 1 1" if hurry else "1 | 1 1", hurry=hurry)
+    planned.give_back("| . . 1" if hurry else ". . 1 |", "| 1 1", hurry=hurry)
     assert planned.sent[1][0] == (0.0 if hurry else LIMIT)
 
 
@@ -335,11 +336,11 @@ def test_a_renewed_lease_is_given_to_the_nodes_that_lack_it() -> None:
     planned = Planned(FIVE)
     planned.hold("t", 0, 1, 2, 3)
     planned.hold("u", *planned.all)
-    plans = ["no no no", "5 5 5", "7 8 no 7 |"], ["| . . 8 . away"]
+    plans = ["no no no", "5 5 5", "7 8 no 7 |"], ["| . . 8 . away", "| . . 8 . away"]
     assert planned.call_many([renew("v"), renew("u"), renew("t")], *plans) == [0, 5, 8]
-    assert planned.sent[1:] == [(0.0, [([2, 4], vote("t", "8"))])]
+    assert planned.sent[1:] == [(0.0, [([2, 4], vote("t", "8")), ([2, 4], to(CONFIRM, "t", "8"))])]
     assert planned.meanwhile[0] is planned.meanwhile[1] is not None
-    assert planned.tell_late() == [False, False]
+    assert planned.tell_late() == [False] * 4
     assert planned.where("t") == dict.fromkeys(range(4), THERE)
     assert planned.events == [Event("node_failed", detail="n0 is away")]
 

@@ -136,13 +136,15 @@ class GivenAgain(Story):
         self.given, *_ = self.where.giving_again("t", self.renewed)
 
     def other(self) -> None:
+        there = self.where.of("t") or {}
         self.where.note_leaving("t")
-        self.asked = list(self.where.of("t") or {})
+        self.asked = list(there)
+        self.buried = [node for node in self.asked if there.get(node) is UNSURE]
         if self.at_once:
             self.answer()
 
     def answer(self) -> None:
-        gone, _ = self.where.ending(releasing("t"))
+        gone, _ = self.where.ending(releasing("t"), self.buried)
         for node in self.asked:
             gone(node)
 
@@ -150,7 +152,7 @@ class GivenAgain(Story):
         if not self.at_once:
             self.answer()
         left = self.where.of("t") or {}
-        known = all(("t", node) in self.seen_to for node in self.given)
+        known = all(node in self.buried or ("t", node) in self.seen_to for node in self.given)
         return known and all(("t", node) in self.seen_to for node in left)
 
 
@@ -169,7 +171,7 @@ def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> Non
             self.note = self.ask_for("t")
             for node in NODES:
                 self.note(node, 1)
-            _, note = self.where.ending(releasing("t"))
+            _, note = self.where.ending(releasing("t"), [])
             self.tally = Tally(NODES, is_complete, nothing)
             self.tally.note = note
             self.tally.heard(0, 0, 1)
@@ -221,7 +223,7 @@ class Late(Story):
     def __init__(self) -> None:
         super().__init__()
         self.note = self.ask_for("t")
-        _, self.released = self.where.ending(releasing("t"))
+        _, self.released = self.where.ending(releasing("t"), [])
 
     def other(self) -> None:
         self.note(2, self.answer)
@@ -402,19 +404,29 @@ def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
 
 
-@pytest.mark.parametrize("released", [True, False])
-def test_a_token_given_again_is_there_once_the_node_answers_unless_released(released: bool) -> None:
+def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number_is_told() -> None:
     story = Story()
     note = story.ask_for("t")
     for node in NODES:
         note(node, int(node != 2))
-    nodes, voted = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+    nodes, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
     assert nodes == [2]
-    assert (story.where.of("t") or {})[2] is UNSURE
-    if released:
-        story.where.note_gone("t", 2)
     voted(2, 1)
-    assert (story.where.of("t") or {}).get(2) is (None if released else THERE)
+    story.where.note_gone("t", 2)
+    confirmed(2, 1)
+    assert 2 not in (story.where.of("t") or {})
+
+
+def test_a_token_given_again_is_there_once_its_number_is_confirmed() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, int(node != 2))
+    _, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+    voted(2, 1)
+    assert (story.where.of("t") or {})[2] is UNSURE
+    confirmed(2, 1)
+    assert (story.where.of("t") or {})[2] is THERE
 
 
 def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it() -> None:

@@ -189,13 +189,6 @@ ACCEPTED = [
         "performance only: one more probe",
     ),
     Accepted(
-        "core/acquire.py",
-        "_Attempt._find_out",
-        "heard = count > 0 or await port.wait(ear.heard_itself, self._limit())",
-        "heard = count > 1 or await port.wait(ear.heard_itself, self._limit())",
-        "performance only: it waits for a message that is on its way",
-    ),
-    Accepted(
         "core/quorum.py",
         "Quorum.__init__",
         "self.whereabouts = Whereabouts(self._all, nothing, nothing, to_ms(TTL_MAX))",
@@ -274,24 +267,10 @@ ACCEPTED = [
     ),
     Accepted(
         "core/election.py",
-        "_Candidate._listen",
-        "self._waiters.append(line.enter(self._waiter, keys[0], told, port.now()))",
-        "self._waiters.append(line.enter(keys[0], self._waiter, told, port.now()))",
-        "performance only: on several nodes a waiter polls too",
-    ),
-    Accepted(
-        "core/election.py",
         "_Candidate._pause_after",
         "told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority",
         "told = sum(waiter.line.listening for waiter in self._waiters) > self._quorum.majority",
         "performance only: it polls more often",
-    ),
-    Accepted(
-        "core/election.py",
-        "_Candidate._pause_after",
-        "pause = self._pause * (0.25 + 0.75 * self._port.jitter())",
-        "pause = self._pause * (0.25 + 0.0 * self._port.jitter())",
-        "performance only: pauses are more alike",
     ),
     Accepted(
         "scripts/read.lua",
@@ -333,13 +312,6 @@ ACCEPTED = [
         "_begin",
         "if not (current and hold.state is HELD and mine in hold.grips):",
         "if True:",
-        "performance only: check() returns for a valid lease",
-    ),
-    Accepted(
-        "core/release.py",
-        "_begin",
-        "if not (current and hold.state is HELD and mine in hold.grips):",
-        "if not (current and hold.state is HELD and mine not in hold.grips):",
         "performance only: check() returns for a valid lease",
     ),
     Accepted(

@@ -139,15 +139,13 @@ def _lines(mutant: Mutant) -> list[Line]:
 
 @cache
 def scripts_with(part: str) -> list[str]:
-    """The scripts that contain a part, directly or in another part; of a script, itself."""
-    if not part.startswith("_"):
-        return [part]
-    found = []
+    """The scripts that contain a part, directly or in another part; of a script, itself too."""
+    found = set() if part.startswith("_") else {part}
     for path in sorted(PACKAGE.glob("scripts/*.lua")):
         lines = path.read_text().splitlines()
         if part in (each[1] for line in lines if (each := INCLUDE.match(line))):
-            found += scripts_with(path.stem)
-    return sorted(set(found))
+            found.update(scripts_with(path.stem))
+    return sorted(found)
 
 
 def uses(name: str, through: frozenset[str] = frozenset()) -> list[Line]:

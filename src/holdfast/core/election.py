@@ -179,7 +179,8 @@ class _Candidate:
     def forget(self) -> None:
         """Keep nothing in this process: it is a forked child, and the attempt is its parent's."""
         self.forget_waiters()
-        self._quorum.whereabouts.forget(self._waiter)
+        for token in (self.token, self._waiter):
+            self._quorum.whereabouts.forget(token)
 
     # Waiting to be told
 

@@ -25,9 +25,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.events import Event
-from holdfast.core.spec import TTL_MAX, keys_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, to_ms
 from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
-from holdfast.core.whereabouts import THERE, Whereabouts
+from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
@@ -119,9 +119,11 @@ class Quorum:
 
     def _stands_at(self, fence: int) -> Callable[[Tally], bool]:
         def enough(tally: Tally) -> bool:
-            agreed = list(tally.given.values()).count(fence)
+            given = list(tally.given.values())
+            if len(given) >= self.majority and max(given) > fence:
+                return True
             too_few = len(tally.nodes) - len(tally.failed) - tally.refused < self.majority
-            return agreed >= self.majority or too_few
+            return given.count(fence) >= self.majority or too_few
 
         return enough
 
@@ -210,11 +212,12 @@ class Quorum:
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
             token, ttl, settings, _ = args
-            nodes, voted = self.whereabouts.giving_again(token, tally)
+            nodes, voted, confirmed = self.whereabouts.giving_again(token, tally)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
                 posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
-                notes.append(voted)
+                posts.append((nodes, (CONFIRM, every, (token, ttl, fence, settings))))
+                notes += voted, confirmed
 
         def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
             self.watch(node, answer)
@@ -273,16 +276,23 @@ class Quorum:
             tally: Tally = Yes(nodes, self._is_kept, self, nothing)
             tally.note = self.whereabouts.renewing(args[0])
             return [(nodes, request)], tally
-        return [(nodes, request)], self._ending(request, nodes, enough)
+        if args[2] != "0" or there is None or UNSURE not in there.values():
+            return [(nodes, request)], self._ending(request, nodes, enough, [])
+        # A tombstone is left where a request may yet arrive by another road.
+        unsure = [node for node in nodes if there.get(node) is UNSURE]
+        sure = [node for node in nodes if node not in unsure]
+        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
+        return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
 
     def _ending(
         self,
         request: Request,
         nodes: list[int],
         enough: Callable[[Tally], bool] | None,
+        buried: list[int],
     ) -> Tally:
         """Count those who have released a token."""
-        gone, note = self.whereabouts.ending(request)
+        gone, note = self.whereabouts.ending(request, buried)
         if enough is None:
             tally: Tally = Yes(nodes, self._is_released, self, gone)
         else:

@@ -181,11 +181,11 @@ class Whereabouts:
 
         return note
 
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
-        """Where a token is to be given again, and what to note of the votes."""
+    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
+        """Where a token is to be given again, and what to note of the vote and of its number."""
         there = self._tokens.get(token)
         if there is None:
-            return [], nothing
+            return [], nothing, nothing
         missing = {node for node in self._all if (token, node) in self._missing}
         missing |= {node for node in self._all if is_no(tally.answers.get(node))}
         nodes = [node for node in self._all if node not in there or node in missing]
@@ -193,11 +193,11 @@ class Whereabouts:
         new = {node for node in nodes if node not in there}
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:
-            if node not in new or isinstance(answer, OutcomeUnknown):
-                return
-            if not is_yes(answer):
+            if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
                 self.note_gone(token, node)
-            elif there.get(node) is UNSURE:
+
+        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
+            if node in new and is_yes(answer) and there.get(node) is UNSURE:
                 there[node] = THERE
 
         # Noted first, looked at second: a release does these two in the other order. Where it finds
@@ -208,19 +208,19 @@ class Whereabouts:
                 there.pop(node, None)  # also where it is being forgotten
                 self.note_gone(token, node)
             nodes = []
-        return nodes, voted
+        return nodes, voted, confirmed
 
-    def ending(self, request: Request) -> tuple[Callable[[int], None], Note]:
-        """What to note of a release, of a yes and of the rest.
+    def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
+        """What to note of a release, of a yes and of the rest, that leaves tombstones on some.
 
-        Where the token may yet arrive, the background releases it once more, with a tombstone.
+        Where it turns out meanwhile that the token may yet arrive, it is buried too.
         """
         token, _, tombstone, *_ = request[2]
 
         def gone(node: int) -> None:
             there = self._tokens.get(token)
             unsure = there is not None and there.get(node) is UNSURE
-            if unsure and tombstone == "0":
+            if unsure and tombstone == "0" and node not in buried:
                 self.see_to(node, request)
             else:
                 self.note_gone(token, node)

@@ -27,7 +27,7 @@ local function grant(who, px)
   else
     call('SET', lock, who, 'PX', px + delay)
   end
-  -- An owner's earlier holds are over, even if this token was the first of them.
+  -- The same token may have been granted the lock before: without this its old holds would count again.
   if owner ~= '' then
     call('DEL', KEYS[4])
   end

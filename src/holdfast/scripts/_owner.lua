@@ -2,7 +2,8 @@
 --
 -- The lock's key holds the token of the owner's first hold. Once a second one joins, all are kept in
 -- KEYS[4], each with the moment it expires at, beside a mark that says for which token in the lock's
--- key they count. A new grant ends the old ones, even by a client that does not know their key.
+-- key they count. A grant by a script with KEYS[4] deletes the old ones. Otherwise they are void, because
+-- the mark names another token.
 
 local function milliseconds()
   local time = call('TIME')
