@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.errors import (
     ConfigurationError,
     NodeUnavailable,
     NotHeld,
+    OutcomeUnknown,
 )
 from kit.attempts import (
     FULL_TOMBSTONE,
@@ -36,6 +38,7 @@ from kit.attempts import (
     spec_of,
 )
 from kit.fake_port import BEGAN, FakePort, Sent
+from kit.interrupts import AtLine
 
 
 @pytest.fixture
@@ -121,6 +124,26 @@ def test_an_interrupted_request_is_taken_back(
         assert list(waiter.line._known) == [waiter.token]
         assert pings_of(port) == []
         assert waiter.ask, "the request may have granted the lock to it"
+
+
+@pytest.mark.parametrize("reply", [held(1, ticket=3), OutcomeUnknown("no answer")])
+def test_a_waiter_interrupted_at_any_line_leaves_nothing_on_the_server(reply: Any) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for number in count(1):
+        port = FakePort()
+        listening(port)
+        plan(port, reply, held(1, ticket=3), 70)
+        try:
+            with AtLine(number, ("core/acquire.py",), interrupt) as line:
+                get(port)
+        except KeyboardInterrupt:
+            released = [*port.of("release"), *port.cleanups]
+            known = bool(port.session.held)  # then the client releases it
+            assert released or known or not port.of("acquire"), f"interrupted at {line.struck}"
+        if line.struck is None:
+            break
 
 
 # An eviction

@@ -476,18 +476,20 @@ class _Attempt:
             self._failures, self._answered_at = 0, now
             return
         if isinstance(reply, HoldfastError):
-            self._asking = False
-            self._failures += 1
             if isinstance(reply, OutcomeUnknown):
                 self._abandoned = True
                 self._uncopied = reply if isinstance(reply, Uncopied) else self._uncopied
                 self._session.rally(self._spec)  # it may have granted somebody else of ours
+            self._asking = False  # last: see below
+            self._failures += 1
             return
         self._counts_anew = True
         if isinstance(reply, int) and reply:
             self._late += 1
             self._abandoned = True  # the server may have it, whatever becomes of the next request
             return
+        # In this order: an interruption in between must not leave the token in the queue.
+        self._in_line = reply != 0 and len(reply) == _HELD and reply[2] != b"0"
         self._asking = False
         self._failures, self._answered_at = 0, now
         # Leaving the queue may take twice as long as this reply took.
@@ -497,11 +499,9 @@ class _Attempt:
             self._draw_another_token()
             return
         if len(reply) < _HELD:
-            self._in_line = False
             raise NotNeeded(reply)
         token, left_ms, ticket, _, message = reply
         self._held_by = token, left_ms
-        self._in_line = ticket != b"0"
         if self._in_line:
             self._ticket = ticket.decode()
         if message:

@@ -101,7 +101,8 @@ class EvictionCheck:
     def _is_detected(self, token: str) -> None:
         record = self._record
         for client, hold in record.holds:
-            if hold.token == token and record.alive(client, hold) and hold.renewing:
+            renews = hold.renewing and not client.closed
+            if hold.token == token and record.alive(client, hold) and renews:
                 record.fail("EVICT", f"{token} was evicted, and does not know")
 
     def granted(self, token: str) -> None:
