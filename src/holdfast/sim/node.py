@@ -353,6 +353,7 @@ class Connection:
         self._held_up: list[tuple[str, int, Callable[[], object]]] = []
         self._arrives = {"to": 0, "from": 0}
         self._unanswered: list[Future[Any]] = []
+        self._starts = server.starts  # a server that is started again knows no earlier connection
         self.offset = 0
         """How many writes its server had sent on, when the last of this connection was."""
         server.connections.append(self)
@@ -394,7 +395,8 @@ class Connection:
     def _arrive(self, direction: str, number: int, callback: Callable[[], object]) -> None:
         """What meets a partition is held up until it heals, and whatever comes after it."""
         cut = (self.process.name, direction) in self.server.cut_off
-        if direction in self._deaf or self.server.down:
+        gone = self.server.down or self.server.starts != self._starts
+        if direction in self._deaf or gone:
             self.world.trace[number] = (*self.world.trace[number][:-1], None)
         elif cut or any(way == direction for way, *_ in self._held_up):
             self._held_up.append((direction, number, callback))
