@@ -100,6 +100,6 @@ def has_waiter(line: Any, lease: Any) -> bool:
 
 
 def is_asking(line: Any, waiter: Any) -> bool:
-    """Whether the waiter is told to ask the server again."""
+    """Whether the waiter is notified to ask the server again."""
     line.tick(0.0)
     return bool(waiter.ask)
