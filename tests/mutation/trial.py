@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 MOST_TESTS, MOST_SECONDS = 400, 40.0
 """How many tests a mutant is tried with at most, and for how many seconds, as recorded."""
+
+MEMORY_BYTES = 4 << 30
+"""What a process of the tests may use: a mutant may collect without end."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".mutation", "__pycache__", ".*_cache")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+\[.*?\]|::\S+)?)(?: - |$)", re.MULTILINE)
@@ -159,6 +163,7 @@ class Copy:
             text=True,
             start_new_session=True,
         )
+        resource.prlimit(child.pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         try:
             output, _ = child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
