@@ -248,7 +248,7 @@ QUORUM = [
     Mutant(
         "what a majority says is not ours is lost",
         "core/quorum.py",
-        "            return [] if answers and all(answer == [] for answer in answers) else 0",
+        "            return [] if list(tally.answers.values()).count([]) == missing else 0",
         "            return script is RENEW",
         MANY_EVICTED,
         "S5",
@@ -331,7 +331,7 @@ QUORUM = [
         "            if not through:\n",
         "            if False:\n",
         MANY_LATE,
-        "S10 S16",
+        "S10 S16 LEAK",
     ),
     Mutant(
         "who leaves a queue makes sure of it",
@@ -735,7 +735,7 @@ HAND_OFF = [
         "        for node in list(votes.answers):\n            self.see_to(node, its_end)\n",
         "",
         PASSED_BY_MANY_ONCE,
-        "S10",
+        "S10 LEAK",
     ),
     Mutant(
         "an adopted lease has the fence it had",
@@ -934,7 +934,7 @@ MUTANTS = [
     Mutant(
         "who gives up takes its token back",
         "core/acquire.py",
-        "        if abandoned or in_line:\n",
+        "        if abandoned or self._in_line:\n",
         "        if False:\n",
         GIVING_UP,
         "S10 S16",
@@ -942,7 +942,7 @@ MUTANTS = [
     Mutant(
         "who gives up leaves the line",
         "core/acquire.py",
-        "        if abandoned or in_line:\n",
+        "        if abandoned or self._in_line:\n",
         "        if abandoned:\n",
         GIVING_UP,
         "S10",
