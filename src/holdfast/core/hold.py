@@ -95,7 +95,7 @@ class Hold:
     """The last renewal got no answer."""
     unsure = False
     """A release was sent and not answered: the server may have carried it out."""
-    due = 0.0
+    due: float
     """When the renewer will look at this. Written by the renewer alone."""
     tainted = False
     """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
