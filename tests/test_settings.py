@@ -21,6 +21,7 @@ from holdfast.core.spec import (
     validity_of,
 )
 from holdfast.core.spec_cache import SpecCache
+from holdfast.core.time_budget import TimeBudget
 from holdfast.scripts import ACQUIRE
 from kit.lock_settings import PLAIN
 
@@ -242,7 +243,7 @@ def test_a_lock_with_another_name_has_its_keys_and_the_same_settings() -> None:
 def test_when_a_caller_has_its_answer_even_if_no_server_replies() -> None:
     spec = describe("a", **PLAIN)  # with 2 s for a command
     slow = describe("a", **{**PLAIN, "command_timeout": 0.05})
-    assert spec.end_of_waiting(100.0, None) == math.inf
+    assert TimeBudget.begin(spec, None, 100.0).end == math.inf
     for timeout, end, slow_end in (
         (0, 102.0, 100.05),
         (0.05, 100.25, 100.1),
@@ -251,8 +252,8 @@ def test_when_a_caller_has_its_answer_even_if_no_server_replies() -> None:
         (0.2, 100.3, 100.25),
         (5.0, 105.1, 105.05),
     ):
-        assert spec.end_of_waiting(100.0, timeout) == pytest.approx(end)
-        assert slow.end_of_waiting(100.0, timeout) == pytest.approx(slow_end)
+        assert TimeBudget.begin(spec, timeout, 100.0).end == pytest.approx(end)
+        assert TimeBudget.begin(slow, timeout, 100.0).end == pytest.approx(slow_end)
 
 
 def test_what_few_locks_have_is_written_for_the_scripts() -> None:

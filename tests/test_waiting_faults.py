@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.core import line as core_line
-from holdfast.core.acquire import _Attempt
+from holdfast.core.acquire import _Acquiring
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
@@ -460,7 +460,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
 
         def clock() -> float:
             """Before one asks again, one looks whether somebody listens, and then at the clock."""
-            if sys._getframe(1).f_code.co_name == "_ask" and not struck.is_set():
+            if sys._getframe(1).f_code.co_name == "_request" and not struck.is_set():
                 _cut(server, line)
                 server.reset_stats()
                 struck.set()
@@ -642,16 +642,16 @@ async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
 async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_places(
     face: Face, durable_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, asking = _Attempt._ask, set[_Attempt]()
+    ask, asking = _Acquiring._request, set[_Acquiring]()
 
-    async def noted(self: _Attempt) -> Any:
+    async def noted(self: _Acquiring) -> Any:
         asking.add(self)
         try:
             return await ask(self)
         finally:
             asking.discard(self)
 
-    monkeypatch.setattr(_Attempt, "_ask", noted)
+    monkeypatch.setattr(_Acquiring, "_request", noted)
     near, *clients = (face.connect(durable_server.url, command_timeout=1) for _ in range(3))
     lease = await near.lock("a", ttl=60, renew=False).acquire()
     order = list[object]()

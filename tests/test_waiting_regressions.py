@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.core import acquire as acquiring
 from holdfast.core import line as core_line
+from holdfast.core import subscribe as subscribing
 from holdfast.scripts import ACQUIRE, RELEASE
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited, waiters
 from kit.faces import Tasks
@@ -202,7 +202,7 @@ async def test_a_redis_lock_released_by_its_token_elsewhere_goes_to_who_waits_he
 async def test_a_server_that_is_busy_for_once_is_listened_to_afterwards(
     face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acquiring, "DEAF_FOR", 0.1)
+    monkeypatch.setattr(subscribing, "RETRY_AFTER", 0.1)
     events: list[holdfast.Event] = []
     holder = face.connect(own_server.url)
     client = face.connect(own_server.url, on_event=events.append)

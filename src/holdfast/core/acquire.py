@@ -17,60 +17,53 @@ What an attempt keeps to:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 from weakref import ref
 
+from holdfast.core.attempt import (
+    Acquired,
+    Attempt,
+    Confirming,
+    Evicted,
+    Failed,
+    Leftover,
+    Moment,
+    Polling,
+    Quarantined,
+    Queued,
+    Ready,
+    Unreachable,
+    begin,
+    message_in,
+    on_confirmation,
+    on_error,
+    on_grant,
+    on_reply,
+    on_timeout,
+)
 from holdfast.core.election import win
-from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold, forked
-from holdfast.core.line import Ear, Grant, Line, Waiter
-from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
-from holdfast.core.spec import TOMBSTONE_MS, validity_of
-from holdfast.core.token import client_in, is_ours, read_holder
+from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.subscribe import subscribe
+from holdfast.core.time_budget import seconds_to_end
+from holdfast.core.token import client_in
 from holdfast.core.wait_report import WaitReport, place_in_queue
 from holdfast.errors import (
-    AcquireTimeout,
     ConfigurationError,
     HoldfastError,
     NodeUnavailable,
     OutcomeUnknown,
     WouldDeadlock,
 )
-from holdfast.port import Quarantined, Uncopied
-from holdfast.scripts import POSITION, PROBE, RENEW
+from holdfast.scripts import POSITION, RENEW
 
 if TYPE_CHECKING:
+    from holdfast.core.line import Grant, Line, Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply
 
 G = TypeVar("G", bound=Grip)
-
-PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
-"""Seconds between two askings for a held lock where one has to poll: doubled up to the longest."""
-
-NO_EXPIRY = 30.0
-"""Seconds after which to ask again for a lock whose holder has no expiry."""
-
-DEAF_FOR, DEAF_FOR_LONG = 1.0, 60.0
-"""Seconds of polling after the push connection failed, or let nothing through, before it is tried
-again."""
-
-TRIES = 3
-"""Sendings of a request before the server counts as away: a connection that was closed while idle
-may cost one, and an answer lost on the way another."""
-
-LATE_GRANTS = 3
-"""So many answers that outlive their own lease, and the ttl is too short for this server."""
-
-_HELD = 5  # parts of the answer that somebody else has it
-
-
-class NotNeeded(Exception):  # noqa: N818 - that is what it says
-    """What the lock would have been taken for is there: `reply` is what `spec.taking` answered."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
 
 
 async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
@@ -96,7 +89,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
     asked_at = port.now()
     waiter = session.waiter(spec, token, asked_at) if queues and session.has_waited else None
     place = "" if waiter is None else "0"
-    attempt: _Attempt | None = None
+    acquiring: _Acquiring | None = None
     try:
         try:
             args: tuple[str, ...] = token, spec.ttl_ms
@@ -104,49 +97,33 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
                 args = token, spec.ttl_ms, place, spec.settings, *spec.asked
             limit = spec.command_timeout
             if timeout and timeout < limit:
-                limit = min(limit, spec.end_of_waiting(0.0, timeout))
+                limit = min(limit, seconds_to_end(spec, timeout))
             reply = await port.call(spec.taking, spec.keys, args, limit)
-        except (OutcomeUnknown, NodeUnavailable) as error:
+        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
             reply = error
         if isinstance(reply, int) and reply and port.now() < asked_at + spec.usable:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, process, session, grip)
             hold.waiter = waiter
             due = asked_at + spec.first_due
         else:
-            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter, process)
-            attempt.line = session.line(spec.keys) if queues else None
-            attempt.reply, reply = reply, None  # nothing that is not needed stays for a long wait
-            grant = await attempt.run()
-            token = attempt.token
+            attempt = begin(spec, timeout, asked_at)
+            line = session.line(spec.keys) if queues else None
+            acquiring = _Acquiring(session, spec, attempt, token, waiter, line, process)
+            acquiring.handle(reply)
+            reply = None  # a long wait keeps nothing that it does not need
+            grant = await acquiring.run()
+            token = acquiring.token
             fence, since = grant.fence, grant.since
             grip._hold = hold = Hold(spec, token, fence, since, actor, process, session, grip)
-            due = attempt.hand_over(hold, grant)
+            due = acquiring.hand_over(hold, grant)
         session.took(hold, due)
     except BaseException as error:
-        if attempt is None:
-            attempt = _Attempt(session, spec, timeout, token, asked_at, waiter, process)
-        await _fail(session, attempt, grip, error, process)
-        if isinstance(error, ConfigurationError) and not error.lock:
-            message = f"{spec.name!r} was not acquired: {error}"
-            raise ConfigurationError(message, lock=spec.name) from None
+        if acquiring is None:
+            attempt = begin(spec, timeout, asked_at)
+            acquiring = _Acquiring(session, spec, attempt, token, waiter, None, process)
+        await acquiring.fail(grip, error)
         raise
     return grip
-
-
-async def _fail(
-    session: Session, attempt: _Attempt, grip: Grip, error: BaseException, process: int
-) -> None:
-    """Leave nothing behind when an attempt ends with `error`."""
-    if grip._hold is not None:  # interrupted between the grant and its being handed over
-        session.disown(grip._hold)
-    if process != session.port.process():  # a forked child: the attempt is its parent's
-        return
-    # A refusal is an answer: that request was not carried out.
-    refused = isinstance(error, ConfigurationError) and grip._hold is None
-    if isinstance(error, GeneratorExit):
-        attempt.abandon()
-    else:
-        await attempt.undo(asking=not refused)
 
 
 def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> bool:
@@ -173,271 +150,132 @@ def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip
     return False
 
 
-class _Attempt:
-    """An attempt whose first asking was in vain."""
+class _Acquiring:
+    """Carries out an attempt whose first request did not acquire the lock: all its I/O."""
 
-    __slots__ = (
-        "_abandoned",
-        "_answered_at",
-        "_asked_at",
-        "_asking",
-        "_counts_anew",
-        "_end",
-        "_failures",
-        "_give_up",
-        "_held_by",
-        "_in_line",
-        "_late",
-        "_pause",
-        "_process",
-        "_report",
-        "_session",
-        "_silent",
-        "_sits_out",
-        "_spec",
-        "_ticket",
-        "_timeout",
-        "_uncopied",
-        "_waiter",
-        "line",
-        "reply",
-        "token",
-    )
+    __slots__ = ("_line", "_process", "_report", "_session", "_spec", "attempt", "token", "waiter")
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
         self,
         session: Session,
         spec: LockSpec,
-        timeout: float | None,
+        attempt: Attempt,
         token: str,
-        began_at: float,
         waiter: Waiter | None,
+        line: Line | None,
         process: int,
     ) -> None:
         self._session = session
         self._spec = spec
-        self._timeout = timeout
+        self._line = line
+        """The queue that it may enter; None if it polls, or does not wait."""
         self._process = process
+        self._report = WaitReport(session, spec.name, attempt.sent_at)
+        self.attempt = attempt
         self.token = token
-        self._give_up = math.inf if timeout is None else began_at + timeout
-        self._end = spec.end_of_waiting(began_at, timeout)
-        """When the caller gets its answer, whatever happens."""
-        self._asked_at = began_at
-        self._counts_anew = False
-        self._sits_out = spec.longest_ttl < math.inf and timeout != 0
-        """Behind Sentinels another server may take over, and the caller has time to wait for it."""
-        self._answered_at = began_at if self._sits_out else -math.inf
-        self._report = WaitReport(session, spec.name, began_at)
-        self._failures = self._late = 0
-        self._pause = PAUSE_FIRST
-        self._ticket = "0"
-        self._held_by: tuple[bytes, int] | None = None
-        self.reply: Reply | HoldfastError
-        """What the last asking brought."""
-        self.line: Line | None
-        """Where to stand in line, for those who may."""
-        self._waiter = waiter
-        self._in_line = False
-        """The last reply gave this token a place in the queue."""
-        self._asking = True
-        """A request is under way."""
-        self._uncopied: Uncopied | None = None
-        """That replicas are missing says more than that a last, hurried asking was not answered."""
-        self._abandoned = False
-        """Some request will never be answered, and may still be carried out."""
-        self._silent = False
-        """The server did not answer the last request: waiting for it once more is in vain."""
+        self.waiter = waiter
 
     async def run(self) -> Grant:
-        """Wait and ask until the lock is ours."""
-        port = self._session.port
+        """Do what each state asks for, until the lock is acquired."""
         while True:
-            self._check_process()
-            now, reply = port.now(), self.reply
-            if isinstance(reply, int) and reply and now < self._asked_at + self._spec.usable:
-                return Grant(reply, self._spec.ttl, self._asked_at)
-            self._take_in(reply, now)
-            if self._waiter is None or self._waiter.grant is None:
-                pause = self._pause_after(reply, now, port.jitter())
-                if pause is not None and now >= self._report.due:
-                    self._report.send(now, self._why(reply))
-                reply = self.reply = None
-                if pause is not None:
-                    await port.sleep(pause)
-                elif self._waiter is not None:
-                    await self._wait_in_line(self._waiter)
-            self._check_process()
-            if self._waiter is not None and self._waiter.grant is not None:
-                grant = await self._confirmed(self._waiter.grant)
-                if grant is not None:
+            match self.attempt.state:
+                case Acquired(grant):
                     return grant
-                self._check_process()
-            self.reply = await self._ask()
+                case Failed(error):
+                    raise error from None
+                case Ready():
+                    await self._request()
+                case Queued():
+                    await self._wait_for_message(cast("Waiter", self.waiter))
+                case Polling(pause) | Unreachable(pause) | Quarantined(pause):
+                    await self._pause(pause)
+                case Confirming():
+                    await self._confirm()
+                case Evicted():
+                    self._draw_another_token()
+            self._check_process()
 
     def _check_process(self) -> None:
         if self._session.port.process() != self._process:
             raise forked(self._spec.name)
 
-    def hand_over(self, hold: Hold, grant: Grant) -> float:
-        """Tell the hold all that is known; return when it is due to be renewed."""
-        hold.tainted = self._abandoned
-        if self._waiter is not None:
-            hold.waiter = self._waiter
-            self._waiter.leave()
-        return hold.begin(grant.since, grant.seconds, self._session.port.now())
+    def _time_left(self) -> float:
+        return self.attempt.budget.for_request(self._session.port.now())
 
-    async def undo(self, *, asking: bool) -> None:
-        """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
-        session, spec = self._session, self._spec
-        abandoned = (asking and self._asking) or self._abandoned
-        if self._waiter is not None:
-            self._waiter.leave()
-        if abandoned and self._silent:
-            self.abandon()
-            return
-        if abandoned:
-            session.rally(spec)
-        if abandoned or self._in_line:
-            await session.port.shielded(self._leave(TOMBSTONE_MS if abandoned else "0"))
-        elif self._waiter is not None:
-            self._waiter.forget()
-
-    def abandon(self) -> None:
-        """Clean up in the background: the server is silent, or nothing can be awaited."""
-        session, spec = self._session, self._spec
-        session.rally(spec)
-        session.see_to(spec, self.token)
-        if self._waiter is not None:
-            self._waiter.leave()
-            self._waiter.forget()
-
-    async def _leave(self, tombstone: str) -> None:
-        try:
-            await take_back(self._session, self._spec, self.token, tombstone, self._limit())
-        finally:
-            if self._waiter is not None:
-                self._waiter.forget()
-
-    # Asking
-
-    async def _ask(self) -> Reply | HoldfastError:
-        port, spec = self._session.port, self._spec
+    async def _request(self) -> None:
+        port, spec, line = self._session.port, self._spec, self._line
         place, ear = "", None
-        if self.line is not None:
-            ear = self.line.ear
+        if line is not None:
+            ear = line.ear
             if ear is None or not ear.counted:
-                ear = await self._listen(self.line)
+                client = client_in(self.token)
+                ear = await subscribe(self._session, spec, line, client, self._time_left)
                 self._check_process()
-        if self.line is not None and ear is not None:
-            if self._waiter is None:
+        if line is not None and ear is not None:
+            if self.waiter is None:
                 signal, now = port.signal(), port.now()
-                self._waiter = self.line.enter(self.token, spec.keys[0], signal, now)
-            place = self._ticket if ear.counted else f"!{self._ticket}"
-        now = port.now()
-        if self._counts_anew:
-            self._asked_at, self._counts_anew = now, False
-        limit = max(0.0, min(spec.command_timeout, self._end - now))
-        self._asking = True
-        if self._waiter is not None:
+                self.waiter = line.enter(self.token, spec.keys[0], signal, now)
+            place = self.attempt.ticket if ear.counted else f"!{self.attempt.ticket}"
+        self.attempt = self.attempt.sending(port.now())
+        if self.waiter is not None:
             # Told first, looked at second: a connection that is lost does these two the other way.
-            self._waiter.grant, self._waiter.ask = None, False
-            if self._waiter.line.ear is not ear:
-                self._waiter.ask = True
+            self.waiter.grant, self.waiter.ask = None, False
+            if self.waiter.line.ear is not ear:
+                self.waiter.ask = True
         args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked
         try:
-            return await port.call(spec.taking, spec.keys, args, limit)
-        except (OutcomeUnknown, NodeUnavailable) as error:
-            return error
+            reply = await port.call(spec.taking, spec.keys, args, self._time_left())
+        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+            reply = error
+        self.handle(reply)
 
-    async def _confirmed(self, grant: Grant) -> Grant | None:
-        """Make sure of a grant that was pushed: believe it if it is young, else ask to renew it.
+    def handle(self, reply: Reply | HoldfastError) -> None:
+        """Handle the reply to a request, or that there is none."""
+        self._check_process()
+        session, line, now = self._session, self._line, self._session.port.now()
+        can_queue = line is not None and self.waiter is None and now >= line.deaf_until
+        moment = Moment(now, session.port.jitter(), session.closed, can_queue)
+        if isinstance(reply, HoldfastError):
+            self.attempt = on_error(self.attempt, self._spec, reply, moment)
+            if isinstance(reply, OutcomeUnknown):
+                session.rally(self._spec)  # it may have granted the lock to another waiter here
+        else:
+            self.attempt = on_reply(self.attempt, self._spec, reply, moment)
+            message = message_in(reply)
+            if message:
+                session.granted(message, self.attempt.sent_at)
+        self._handle_grant()
 
-        The fence is then the one that renewing answers: the push may be older than a later grant.
-        What replicas must have is never believed: it was written on another's connection.
-        """
-        port, spec = self._session.port, self._spec
-        asked_at = port.now()
-        least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
-        young = asked_at + least < grant.since + validity_of(grant.seconds)
-        if young and spec.renew and not spec.replicas:
-            return grant
-        limit = max(0.0, min(spec.command_timeout, self._end - asked_at))
-        try:
-            args = self.token, spec.ttl_ms, spec.settings, "0"
-            fence = await port.call(RENEW, spec.kept_keys, args, limit)
-        except (OutcomeUnknown, NodeUnavailable):
-            return None
-        if fence and port.now() < asked_at + spec.usable:
-            return Grant(fence, spec.ttl, asked_at)
-        return None
+    def _handle_grant(self) -> bool:
+        """Handle the grant that was pushed to this waiter; False if there is none."""
+        grant = None if self.waiter is None else self.waiter.grant
+        if grant is not None:
+            self.attempt = on_grant(self.attempt, self._spec, grant, self._session.port.now())
+        return grant is not None
 
-    # Listening
+    async def _pause(self, seconds: float) -> None:
+        now = self._session.port.now()
+        if now >= self._report.due:
+            self._report.send(now, self.attempt.why())
+        await self._session.port.sleep(seconds)
+        if not self._handle_grant():
+            self.attempt = self.attempt.ready()
 
-    async def _listen(self, line: Line) -> Ear | None:
-        """See that the server can speak to us, before it is asked to; None if it cannot now."""
-        port = self._session.port
-        if port.now() < line.deaf_until:
-            return None
-        try:
-            if line.ear is None or line.ear.counted is None:
-                await port.listen(line, self._limit(), self._spec.keys)
-            ear = line.ear
-            if ear is not None and ear.counted is None:
-                await self._find_out(line, ear)
-        except ConfigurationError as error:
-            self._deaf(line, math.inf, f"waiting polls: {error}")
-        except (OutcomeUnknown, NodeUnavailable):
-            line.deaf_until = port.now() + DEAF_FOR
-        ear = line.ear
-        known = ear is not None and ear.counted is not None
-        return ear if known and port.now() >= line.deaf_until else None
-
-    async def _find_out(self, line: Line, ear: Ear) -> None:
-        """Find out whether the server counts us among its listeners, and whether we hear it."""
-        port = self._session.port
-        if ear.heard_itself is not None:  # somebody is about to
-            known = port.signal()
-            ear.curious.append(known)
-            if ear.heard_itself is not None:
-                await port.wait(known, self._limit())
-            return
-        try:
-            ear.heard_itself = port.signal()
-            client = client_in(self.token)
-            count = await port.call(PROBE, self._spec.keys, (client,), self._limit())
-            if count == 0 and line.sharded:  # it is another node that keeps the lock
-                line.deaf_until = port.now() + DEAF_FOR
+    async def _wait_for_message(self, waiter: Waiter) -> None:
+        """Wait in the queue until the server notifies this waiter, or until the timeout is over."""
+        port, queued = self._session.port, cast("Queued", self.attempt.state)
+        waiter.queued(self.attempt.sent_at, queued.recheck_after)
+        if queued.was_lost:
+            waiter.line.places_lost(self.attempt.sent_at, port.now())
+        while not self._handle_grant():
+            if waiter.ask:
+                self.attempt = self.attempt.ready()
                 return
-            heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
-            ear.counted = count > 0
-        finally:
-            ear.heard_itself = None
-            for signal in ear.curious:
-                signal.set()
-        if not heard and line.ear is ear:
-            until = port.now() + DEAF_FOR_LONG
-            self._deaf(line, until, "waiting polls: what the server publishes does not arrive")
-            line.rally()
-
-    def _deaf(self, line: Line, until: float, detail: str) -> None:
-        if line.deaf_until < until:
-            line.deaf_until = until
-            self._session.report(Event("polling", self._spec.name, detail=detail))
-
-    def _limit(self) -> float:
-        left = self._end - self._session.port.now()
-        return max(0.0, min(self._spec.command_timeout, left))
-
-    # Waiting
-
-    async def _wait_in_line(self, waiter: Waiter) -> None:
-        """Wait until the line tells something, or until it is no longer worth it."""
-        port = self._session.port
-        while waiter.grant is None and not waiter.ask:
             now = port.now()
-            left = self._give_up - now
+            left = self.attempt.budget.give_up - now
             if left <= 0:
-                raise self._timed_out()
+                self.attempt = on_timeout(self.attempt, self._spec)
+                return
             if now >= self._report.due:
                 self._report.send(now, await self._look_at_queue())
             else:
@@ -446,133 +284,89 @@ class _Attempt:
 
     async def _look_at_queue(self) -> str:
         """Say who holds the lock now, and the place of this attempt in the queue."""
-        request = POSITION, self._spec.keys, (self._ticket,)
+        request = POSITION, self._spec.keys, (self.attempt.ticket,)
         try:
-            reply = await self._session.port.call(*request, self._limit())
+            reply = await self._session.port.call(*request, self._time_left())
         except HoldfastError as error:
-            return self._why(error)
+            return str(error)
         token, left_ms, ahead = reply
         if token:
-            self._held_by = token, left_ms
-        return f"{self._why(reply)}; {place_in_queue(ahead)}"
+            self.attempt = self.attempt._replace(holder=(token, left_ms))
+        return f"{self.attempt.why()}; {place_in_queue(ahead)}"
 
-    def _why(self, reply: Reply | HoldfastError) -> str:
-        """Say why the lock is not ours yet, as far as is known."""
-        if isinstance(reply, HoldfastError):
-            return str(reply)
-        return f"held by {read_holder(*self._held_by)}" if self._held_by else "not granted yet"
-
-    def _timed_out(self) -> AcquireTimeout:
-        name, holder = self._spec.name, self._held_by and read_holder(*self._held_by)
-        message = f"{name!r} was not acquired within {self._timeout} s: held by {holder}"
-        return AcquireTimeout(message, lock=name, holder=holder)
-
-    def _take_in(self, reply: Reply | HoldfastError, now: float) -> None:
-        """Learn what there is to learn from an answer that was not a grant, or from its absence."""
-        quarantined = isinstance(reply, Quarantined)
-        self._silent = isinstance(reply, HoldfastError) and not quarantined
-        if quarantined:  # an answer, and nothing was carried out
-            self._asking, self._counts_anew = False, True
-            self._failures, self._answered_at = 0, now
+    async def _confirm(self) -> None:
+        port, spec = self._session.port, self._spec
+        sent_at, args = port.now(), (self.token, spec.ttl_ms, spec.settings, "0")
+        try:
+            fence = await port.call(RENEW, spec.kept_keys, args, self._time_left())
+        except (OutcomeUnknown, NodeUnavailable):
+            fence = 0
+        except ConfigurationError as error:
+            self.handle(error)
             return
-        if isinstance(reply, HoldfastError):
-            if isinstance(reply, OutcomeUnknown):
-                self._abandoned = True
-                self._uncopied = reply if isinstance(reply, Uncopied) else self._uncopied
-                self._session.rally(self._spec)  # it may have granted somebody else of ours
-            self._asking = False  # last: see below
-            self._failures += 1
-            return
-        self._counts_anew = True
-        if isinstance(reply, int) and reply:
-            self._late += 1
-            self._abandoned = True  # the server may have it, whatever becomes of the next request
-            return
-        # In this order: an interruption in between must not leave the token in the queue.
-        self._in_line = reply != 0 and len(reply) == _HELD and reply[2] != b"0"
-        self._asking = False
-        self._failures, self._answered_at = 0, now
-        # Leaving the queue may take twice as long as this reply took.
-        grace = min(self._spec.command_timeout, 2 * (now - self._asked_at))
-        self._end = max(self._end, self._give_up + grace)
-        if reply == 0:
-            self._draw_another_token()
-            return
-        if len(reply) < _HELD:
-            raise NotNeeded(reply)
-        token, left_ms, ticket, _, message = reply
-        self._held_by = token, left_ms
-        if self._in_line:
-            self._ticket = ticket.decode()
-        if message:
-            self._session.granted(message, self._asked_at)
+        self.attempt = on_confirmation(self.attempt, spec, fence, sent_at, port.now())
 
     def _draw_another_token(self) -> None:
-        """Go on after an eviction, at the same place in the queue.
-
-        The server granted the lock to the token, and an operator evicted it before the grant
-        arrived here. The server has a tombstone for the token, and so refuses all its requests that
-        may still be under way.
-        """
-        if self._waiter is not None:
-            self._waiter.leave()
-            self._waiter.forget()
+        if self.waiter is not None:
+            self.waiter.leave()
+            self.waiter.forget()
         port = self._session.port
-        self.token = port.draw_token(port.actor(), self._spec.suffix)
-        self._waiter, self._in_line, self._abandoned = None, False, False
+        self.token, self.waiter = port.draw_token(port.actor(), self._spec.suffix), None
+        self.attempt = self.attempt.ready()
 
-    def _pause_after(self, reply: Reply | HoldfastError, now: float, jitter: float) -> float | None:
-        """Say how long to pause before asking again, or give up; None means to wait in line."""
-        if isinstance(reply, HoldfastError):
-            return self._unanswered(reply, now, jitter)
-        if isinstance(reply, int):
-            return 0.0 if reply == 0 else self._too_late(now)
-        if now >= self._give_up:
-            raise self._timed_out()
-        if self._waiter is None and self.line is not None and now >= self.line.deaf_until:
-            return 0.0  # it was not asked to put us in line yet
-        token, left_ms, _, put_back, _ = reply
-        pause = self._pause * (0.5 + 0.5 * jitter)
-        self._pause = min(self._pause * 2, PAUSE_LONGEST)
-        left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
-        if not is_ours(token):
-            left = min(left, pause)  # it will not hand over to us
-        if self._waiter is None or not self._in_line:
-            return min(pause, left, self._give_up - now)
-        self._waiter.queued(self._asked_at, left)
-        if put_back:
-            self._waiter.line.places_lost(self._asked_at, now)
-        return None
+    # The end of an attempt
 
-    def _unanswered(self, error: HoldfastError, now: float, jitter: float) -> float:
-        # A waiter in the queue waits through an outage for up to its ttl after the last reply.
-        # Behind Sentinels every caller does, until its timeout; but not while replicas are missing:
-        # its token may have the lock then, and keeps others from it.
-        fresh = now <= self._answered_at + self._spec.ttl
-        waits = fresh or (self._sits_out and self._uncopied is None)
-        given_up = self._failures >= TRIES and not waits
-        too_late = now >= (self._give_up if isinstance(error, Quarantined) else self._end)
-        if given_up or self._session.closed or too_late:
-            error = self._uncopied or error
-            name, node = self._spec.name, getattr(error, "node", "")
-            why = "this client was closed" if self._session.closed else str(error)
-            if isinstance(error, Quarantined) and not self._session.closed:
-                why = f"{why}: {ADVICE}"
-            message = f"{name!r} was not acquired: {why}"
-            raise NodeUnavailable(message, lock=name, node=node) from None
-        if isinstance(error, Quarantined):
-            return min(pause_in(error, jitter), self._give_up - now)
-        return 0.0 if self._failures < TRIES else min(PAUSE_LONGEST * jitter, self._end - now)
+    def hand_over(self, hold: Hold, grant: Grant) -> float:
+        """Tell the hold all that is known; return when it is due to be renewed."""
+        hold.tainted = self.attempt.uncertain
+        if self.waiter is not None:
+            hold.waiter = self.waiter
+            self.waiter.leave()
+        return hold.begin(grant.since, grant.seconds, self._session.port.now())
 
-    def _too_late(self, now: float) -> float:
-        """The grant is too old to be worth anything. Asking again renews it, and counts anew."""
-        if self._late < LATE_GRANTS and now < self._end:
-            return 0.0
-        raise NodeUnavailable(
-            f"{self._spec.name!r} was not acquired: the server's answers take longer than the "
-            f"lock's ttl of {self._spec.ttl} s: give it a longer ttl",
-            lock=self._spec.name,
-        )
+    async def fail(self, grip: Grip, error: BaseException) -> None:
+        """Leave nothing on the server when the attempt ends with `error`."""
+        if grip._hold is not None:  # interrupted after the grant, before acquire() returned
+            self._session.disown(grip._hold)
+        if self._session.port.process() != self._process:
+            return  # this is a forked child, and the attempt its parent's
+        if isinstance(error, GeneratorExit):
+            self._abandon()
+        else:
+            await self._undo()
+
+    async def _undo(self) -> None:
+        leftover = self.attempt.leftover
+        if self.waiter is not None:
+            self.waiter.leave()
+        if leftover is Leftover.NOTHING:
+            self._forget_waiter()
+        elif leftover is Leftover.TOKEN:
+            await self._session.port.shielded(self._remove("0"))
+        elif self.attempt.failures:  # to wait for this server once more is in vain
+            self._abandon()
+        else:
+            self._session.rally(self._spec)
+            await self._session.port.shielded(self._remove(TOMBSTONE_MS))
+
+    def _abandon(self) -> None:
+        """Clean up in the background: the server does not reply, or nothing can be awaited."""
+        session, spec = self._session, self._spec
+        session.rally(spec)
+        session.see_to(spec, self.token)
+        if self.waiter is not None:
+            self.waiter.leave()
+        self._forget_waiter()
+
+    async def _remove(self, tombstone: str) -> None:
+        try:
+            await take_back(self._session, self._spec, self.token, tombstone, self._time_left())
+        finally:
+            self._forget_waiter()
+
+    def _forget_waiter(self) -> None:
+        if self.waiter is not None:
+            self.waiter.forget()
 
 
 async def take_back(  # noqa: PLR0913 - what is known of a token, of all kinds

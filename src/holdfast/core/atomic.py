@@ -20,7 +20,7 @@ import math
 from hashlib import sha1
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.acquire import TRIES
+from holdfast.core.attempt import TRIES
 from holdfast.core.duration import in_seconds
 from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, siblings_of, to_ms
 from holdfast.errors import (

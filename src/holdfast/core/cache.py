@@ -27,7 +27,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.core.acquire import TRIES, NotNeeded, acquire
+from holdfast.core.acquire import acquire
+from holdfast.core.attempt import TRIES, NotNeeded
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip
 from holdfast.core.release import abandon, release

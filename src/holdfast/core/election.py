@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.tally import in_one_line
+from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import read_holder
 from holdfast.core.wait_report import WaitReport
 from holdfast.errors import (
@@ -101,13 +102,10 @@ class _Candidate:
         self._session = session
         self._quorum = quorum
         self._spec = spec
-        self._timeout = timeout
         self.asked_at = self._port.now()
         self.actor = self._port.actor()
         self.token = ""
-        self._give_up = math.inf if timeout is None else self.asked_at + timeout
-        self._end = spec.end_of_waiting(self.asked_at, timeout)
-        """When the caller gets its answer, whatever happens."""
+        self._budget = TimeBudget.begin(spec, timeout, self.asked_at)
         self._report = WaitReport(session, spec.name, self.asked_at)
         self._pause = PAUSE_FIRST
         self._failures = 0
@@ -145,10 +143,10 @@ class _Candidate:
 
     def _left(self) -> float:
         """What is left of the time in which the round can be won."""
-        return min(self.asked_at + self._spec.usable, self._end) - self._port.now()
+        return min(self.asked_at + self._spec.usable, self._budget.end) - self._port.now()
 
     def _limit(self) -> float:
-        return max(0.0, min(self._spec.command_timeout, self._end - self._port.now()))
+        return self._budget.for_request(self._port.now())
 
     async def _give_back(self, *, hurry: bool) -> None:
         """Give back what the last round got."""
@@ -223,17 +221,15 @@ class _Candidate:
         too_few = self._quorum.lacks_majority(votes)
         if not too_few:
             self._failures = 0
-            # Cleaning up may take twice as long as this round took.
-            grace = min(self._spec.command_timeout, 2 * (now - self.asked_at))
-            self._end = max(self._end, self._give_up + grace)
+            self._budget = self._budget.after_reply(self.asked_at, now)
         elif not self._quorum.was_interrupted(votes):
             self._failures += 1
         quarantine = self._quorum.quarantine(votes)
         is_known = quarantine is not None or self._failures >= TRIES
-        over = now >= self._give_up or self._quorum.refuses_for_good(votes)
-        if too_few and ((over and is_known) or now >= self._end or self._session.closed):
+        over = now >= self._budget.give_up or self._quorum.refuses_for_good(votes)
+        if too_few and ((over and is_known) or now >= self._budget.end or self._session.closed):
             raise self._no_quorum(votes, quarantine)
-        if now >= self._give_up and not too_few:
+        if now >= self._budget.give_up and not too_few:
             raise self._timed_out(votes)
         if quarantine is not None:
             pause = pause_in(quarantine, self._port.jitter())
@@ -241,7 +237,7 @@ class _Candidate:
             pause = self._pause * (0.25 + 0.75 * self._port.jitter())
             told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
             self._pause = min(2 * self._pause, TOLD_LONGEST if told or too_few else PAUSE_LONGEST)
-        return max(0.0, min(pause, self._give_up - now))
+        return max(0.0, min(pause, self._budget.give_up - now))
 
     def _no_quorum(self, votes: Tally, quarantine: Quarantined | None) -> HoldfastError:
         name, nodes = self._spec.name, self._quorum.outcomes(votes)
@@ -272,7 +268,7 @@ class _Candidate:
 
     def _timed_out(self, votes: Tally) -> AcquireTimeout:
         name, (why, holder) = self._spec.name, self._why(votes)
-        message = f"{name!r} was not acquired within {self._timeout} s: {why}"
+        message = f"{name!r} was not acquired within {self._budget.timeout} s: {why}"
         return AcquireTimeout(message, lock=name, holder=holder)
 
     def _why(self, votes: Tally) -> tuple[str, Holder | None]:

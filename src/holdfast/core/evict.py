@@ -10,7 +10,7 @@ import hashlib
 import math
 from typing import TYPE_CHECKING
 
-from holdfast.core.acquire import TRIES
+from holdfast.core.attempt import TRIES
 from holdfast.core.spec import keys_of, settings_of
 from holdfast.core.token import read_party
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.acquire import TRIES
+from holdfast.core.attempt import TRIES
 from holdfast.core.duration import in_seconds
 from holdfast.core.release import check
 from holdfast.core.spec import check_ttl

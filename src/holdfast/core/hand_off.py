@@ -14,7 +14,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.core.acquire import TRIES, take_back
+from holdfast.core.acquire import take_back
+from holdfast.core.attempt import TRIES
 from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold, forked
 from holdfast.core.release import check

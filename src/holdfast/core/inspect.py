@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.acquire import TRIES
+from holdfast.core.attempt import TRIES
 from holdfast.core.token import holders_share, read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from holdfast.core.acquire import TRIES, take_back
+from holdfast.core.acquire import take_back
+from holdfast.core.attempt import TRIES
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (

@@ -54,15 +54,6 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
 _NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
 
 
-GRACE = 0.1
-"""Seconds after its timeout for which a caller still waits: for a reply that is on its way, or for
-leaving the queue. More if the server's replies took longer."""
-
-LEAST_WAIT = 0.25
-"""Seconds that a request is given at least, however short the caller's timeout: a server that
-works has to be able to answer."""
-
-
 @dataclass(frozen=True)
 class LockSpec:
     """One lock, as its user described it (first block) and as the core needs it (second)."""
@@ -108,19 +99,6 @@ class LockSpec:
         spec = object.__new__(LockSpec)
         object.__setattr__(spec, "__dict__", fields)
         return spec
-
-    def end_of_waiting(self, began_at: float, timeout: float | None) -> float:
-        """When a caller that waits for `timeout` has its answer, even if no server replies.
-
-        Until then the reply to a request under way is awaited. With a timeout of 0 the one request
-        has a whole command timeout.
-        """
-        if timeout is None:
-            return math.inf
-        if not timeout:
-            return began_at + self.command_timeout
-        grace = max(GRACE, LEAST_WAIT - timeout)
-        return began_at + timeout + min(self.command_timeout, grace)
 
     @cached_property
     def kept_keys(self) -> Keys:

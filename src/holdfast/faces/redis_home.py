@@ -13,7 +13,8 @@ import math
 import weakref
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from holdfast.core.acquire import TRIES, acquire, take_back
+from holdfast.core.acquire import acquire, take_back
+from holdfast.core.attempt import TRIES
 from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, LockSpec, to_ms
 from holdfast.core.token import is_ours

@@ -1,0 +1,373 @@
+"""The states of one attempt to acquire a lock on one server. No I/O: `core.acquire` does that.
+
+    Ready ──▶ Requesting ──▶ Acquired
+      ▲           ├──▶ Queued       the lock is held; the token has a place in the server's queue
+      │           ├──▶ Polling      the lock is held, and the server cannot notify this client
+      │           ├──▶ Unreachable  no reply
+      │           ├──▶ Quarantined  the server grants no lock for a while
+      │           ├──▶ Evicted      the lock was granted, and an operator evicted the token
+      │           └──▶ Failed
+      ├── after the pause ── Polling, Unreachable, Quarantined
+      ├── "request again" ── Queued          (a message of the server)
+      ├── not confirmed ──── Confirming ◀──  (a grant was pushed: in any state but Requesting)
+      └── a new token ────── Evicted
+
+Each state says what the caller of this module does next: send, wait for a message, sleep, confirm,
+return or raise. Each function below takes one kind of input (a reply, no reply, a pushed grant, …)
+and returns the attempt as it is afterwards.
+
+Rules:
+
+1. A grant counts from the first request since the last reply (`sent_at`), never from a retry: the
+   server may have carried out the first one.
+2. A token whose request got no reply is `uncertain` for good: the request may still arrive. Its
+   release leaves a tombstone.
+3. What has to be removed from the server when the attempt ends is a function of the attempt
+   (`leftover`). So an interruption between any two lines leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from holdfast.core.line import Grant
+from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
+from holdfast.core.spec import validity_of
+from holdfast.core.time_budget import TimeBudget
+from holdfast.core.token import is_ours, read_holder
+from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Quarantined as InQuarantine
+from holdfast.port import Uncopied
+
+if TYPE_CHECKING:
+    from holdfast.core.spec import LockSpec
+    from holdfast.errors import HoldfastError
+    from holdfast.port import Reply
+
+TRIES = 3
+"""Requests without a reply after which the server counts as unreachable. A connection that was
+closed while idle may cost one, and a lost reply another."""
+
+PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
+"""Seconds between two requests of a polling client: doubled up to the longest."""
+
+NO_EXPIRY = 30.0
+"""Seconds after which a waiter requests a lock again whose key has no expiry."""
+
+LATE_GRANTS = 3
+"""Grants that arrive after their own deadline, before the ttl counts as too short."""
+
+_HELD = 5  # parts of the reply that another client holds the lock
+
+
+class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.taking`
+    """The lock is not needed: `reply` is what the script replied instead of acquiring it."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+
+class Ready(NamedTuple):
+    """A request may be sent."""
+
+
+class Requesting(NamedTuple):
+    """A request is under way."""
+
+
+class Queued(NamedTuple):
+    """The token has a place in the server's queue, and waits for a message."""
+
+    recheck_after: float
+    """Seconds after `sent_at` when a waiter of this client has to request again: the lease of the
+    holder has expired by then."""
+    was_lost: bool
+    """The server had lost the place of this token, and so perhaps those of others."""
+
+
+class Polling(NamedTuple):
+    """The lock is held. This client requests it again after a pause."""
+
+    pause: float
+
+
+class Unreachable(NamedTuple):
+    """The server did not reply."""
+
+    pause: float
+    error: HoldfastError
+
+
+class Quarantined(NamedTuple):
+    """The server grants no lock for a while."""
+
+    pause: float
+    error: HoldfastError
+
+
+class Evicted(NamedTuple):
+    """The token was granted the lock, and evicted before the grant arrived here.
+
+    The server has a tombstone for it. The attempt continues with another token, at its place in
+    the queue.
+    """
+
+
+class Confirming(NamedTuple):
+    """A grant was pushed that may be old: a renewal confirms it."""
+
+
+class Acquired(NamedTuple):
+    """The lock is held."""
+
+    grant: Grant
+
+
+class Failed(NamedTuple):
+    """The attempt is over, without the lock."""
+
+    error: Exception
+
+
+State: TypeAlias = (
+    Ready
+    | Requesting
+    | Queued
+    | Polling
+    | Unreachable
+    | Quarantined
+    | Evicted
+    | Confirming
+    | Acquired
+    | Failed
+)
+
+
+class Leftover(Enum):
+    """What an attempt that ends now has to remove from the server."""
+
+    NOTHING = "nothing"
+    TOKEN = "its token, which has the lock or a place in the queue"  # noqa: S105 - no secret
+    UNCERTAIN = "its token, of which a request may still arrive"
+
+
+class Moment(NamedTuple):
+    """What a transition may depend on besides the attempt and its input."""
+
+    now: float
+    jitter: float
+    """A random number, at least 0 and below 1."""
+    closed: bool
+    """The client was closed."""
+    can_queue: bool
+    """The server can notify this client, and was not asked for a place in the queue yet."""
+
+
+class Attempt(NamedTuple):
+    """One attempt to acquire a lock: its state, and what it has learnt so far."""
+
+    budget: TimeBudget
+    sent_at: float
+    """When the first request since the last reply was sent."""
+    replied_at: float
+    """When the last reply arrived that was no grant."""
+    state: State = Requesting()
+    failures: int = 0
+    """Requests without a reply, since the last reply."""
+    late_grants: int = 0
+    pause: float = PAUSE_FIRST
+    """Of the next poll, before its jitter."""
+    ticket: str = "0"
+    """The place in the queue that the server gave last; "0" for none."""
+    on_server: bool = False
+    """As far as is known, the token has the lock or a place in the queue."""
+    uncertain: bool = False
+    """A request of this token got no reply, and may still be carried out."""
+    uncopied: Uncopied | None = None
+    """That replicas are missing explains a failure better than a request without a reply."""
+    holder: tuple[bytes, int] | None = None
+    """The last known holder: its token, and the milliseconds that were left."""
+
+    def ready(self) -> Attempt:
+        """Return the attempt as it is when it may send a request."""
+        return self._replace(state=Ready())
+
+    def sending(self, now: float) -> Attempt:
+        """Return the attempt as it is while a request that is sent now is under way."""
+        sent_at = self.sent_at if self.failures else now
+        return self._replace(state=Requesting(), sent_at=sent_at)
+
+    @property
+    def leftover(self) -> Leftover:
+        """What has to be removed from the server if the attempt ends now."""
+        if self.uncertain or isinstance(self.state, Requesting):
+            return Leftover.UNCERTAIN
+        return Leftover.TOKEN if self.on_server else Leftover.NOTHING
+
+    def why(self) -> str:
+        """Say why the lock is not acquired yet, as far as is known."""
+        if isinstance(self.state, (Unreachable, Quarantined)):
+            return str(self.state.error)
+        return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
+
+
+def begin(spec: LockSpec, timeout: float | None, now: float) -> Attempt:
+    """Return an attempt whose first request was sent at `now`."""
+    replied_at = now if _waits_for_failover(spec, timeout) else -math.inf
+    return Attempt(TimeBudget.begin(spec, timeout, now), now, replied_at)
+
+
+def _waits_for_failover(spec: LockSpec, timeout: float | None) -> bool:
+    """Whether another server may take over, behind Sentinels, and the caller can wait for it."""
+    return spec.longest_ttl < math.inf and timeout != 0
+
+
+def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> Attempt:
+    """Return the attempt after the reply to a request."""
+    now, sent_at = moment.now, attempt.sent_at
+    if isinstance(reply, int) and reply:
+        if now < sent_at + spec.usable:
+            return _acquired(attempt, Grant(reply, spec.ttl, sent_at))
+        return _on_late_grant(attempt, spec, now)
+    attempt = attempt._replace(
+        budget=attempt.budget.after_reply(sent_at, now), failures=0, replied_at=now
+    )
+    if reply == 0:
+        return attempt._replace(state=Evicted(), on_server=False, uncertain=False)
+    if len(reply) < _HELD:
+        return attempt._replace(state=Failed(NotNeeded(reply)), on_server=False)
+    return _on_held(attempt, spec, reply, moment)
+
+
+def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
+    """The grant is too old to be valid. Another request renews it, and counts from its own start.
+
+    The server considers the token the holder, whatever becomes of the next request.
+    """
+    late = attempt.late_grants + 1
+    attempt = attempt._replace(failures=0, late_grants=late, uncertain=True, state=Ready())
+    if late < LATE_GRANTS and now < attempt.budget.end:
+        return attempt
+    message = (
+        f"{spec.name!r} was not acquired: the server's answers take longer than the lock's ttl of "
+        f"{spec.ttl} s: give it a longer ttl"
+    )
+    return attempt._replace(state=Failed(NodeUnavailable(message, lock=spec.name)))
+
+
+def _on_held(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> Attempt:
+    token, left_ms, ticket, was_lost, _ = reply
+    has_place = ticket != b"0"
+    if has_place:
+        attempt = attempt._replace(ticket=ticket.decode())
+    attempt = attempt._replace(on_server=has_place, holder=(token, left_ms))
+    give_up = attempt.budget.give_up
+    if moment.now >= give_up:
+        return on_timeout(attempt, spec)
+    if moment.can_queue:
+        return attempt._replace(state=Ready())
+    pause = attempt.pause * (0.5 + 0.5 * moment.jitter)
+    left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
+    if not is_ours(token):
+        left = min(left, pause)  # a foreign client does not hand the lock over
+    state: State = Queued(left, bool(was_lost))
+    if not has_place:
+        state = Polling(min(pause, left, give_up - moment.now))
+    return attempt._replace(state=state, pause=min(attempt.pause * 2, PAUSE_LONGEST))
+
+
+def message_in(reply: Reply) -> bytes:
+    """Return the message for another waiter of this client that came with a reply, if any."""
+    return reply[-1] if isinstance(reply, list) and len(reply) == _HELD else b""
+
+
+def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment) -> Attempt:
+    """Return the attempt after a request that got no reply, or a refusal."""
+    if isinstance(error, ConfigurationError):
+        if not error.lock:
+            error = ConfigurationError(f"{spec.name!r} was not acquired: {error}", lock=spec.name)
+        return attempt._replace(state=Failed(error))
+    if isinstance(error, InQuarantine):
+        return _on_quarantine(attempt, spec, error, moment)
+    if isinstance(error, OutcomeUnknown):
+        uncopied = error if isinstance(error, Uncopied) else attempt.uncopied
+        attempt = attempt._replace(uncertain=True, uncopied=uncopied)
+    attempt = attempt._replace(failures=attempt.failures + 1)
+    # A waiter in the queue waits through an outage for up to its ttl after the last reply. Behind
+    # Sentinels every caller does, until its timeout; but not while replicas are missing: its token
+    # may have the lock then, and prevents others from acquiring it.
+    now, budget = moment.now, attempt.budget
+    waits = now <= attempt.replied_at + spec.ttl or (
+        _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
+    )
+    if (attempt.failures >= TRIES and not waits) or moment.closed or now >= budget.end:
+        return _fail_unavailable(attempt, spec, error, moment)
+    pause = 0.0
+    if attempt.failures >= TRIES:
+        pause = min(PAUSE_LONGEST * moment.jitter, budget.end - now)
+    return attempt._replace(state=Unreachable(pause, error))
+
+
+def _on_quarantine(
+    attempt: Attempt, spec: LockSpec, error: InQuarantine, moment: Moment
+) -> Attempt:
+    """It is a reply, and nothing was carried out."""
+    now, give_up = moment.now, attempt.budget.give_up
+    attempt = attempt._replace(failures=0, replied_at=now)
+    if moment.closed or now >= give_up:
+        return _fail_unavailable(attempt, spec, error, moment)
+    pause = min(pause_in(error, moment.jitter), give_up - now)
+    return attempt._replace(state=Quarantined(pause, error))
+
+
+def _fail_unavailable(
+    attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment
+) -> Attempt:
+    error = attempt.uncopied or error
+    why = "this client was closed" if moment.closed else str(error)
+    if isinstance(error, InQuarantine) and not moment.closed:
+        why = f"{why}: {ADVICE}"
+    message, node = f"{spec.name!r} was not acquired: {why}", getattr(error, "node", "")
+    return attempt._replace(state=Failed(NodeUnavailable(message, lock=spec.name, node=node)))
+
+
+def on_timeout(attempt: Attempt, spec: LockSpec) -> Attempt:
+    """Return the attempt when its timeout is over and another client holds the lock."""
+    holder = attempt.holder and read_holder(*attempt.holder)
+    timeout = attempt.budget.timeout
+    message = f"{spec.name!r} was not acquired within {timeout} s: held by {holder}"
+    return attempt._replace(state=Failed(AcquireTimeout(message, lock=spec.name, holder=holder)))
+
+
+def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Attempt:
+    """Return the attempt after a pushed grant, which counts more than a failure.
+
+    A grant that may be old is to be confirmed. So is every grant of a lock that must be on
+    replicas: another client's connection wrote it.
+    """
+    match attempt.state:
+        case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):
+            return attempt
+    least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
+    young = now + least < grant.since + validity_of(grant.seconds)
+    if young and spec.renew and not spec.replicas:
+        return _acquired(attempt, grant)
+    return attempt._replace(state=Confirming(), on_server=True)
+
+
+def on_confirmation(
+    attempt: Attempt, spec: LockSpec, fence: Reply, sent_at: float, now: float
+) -> Attempt:
+    """Return the attempt after the reply to the renewal that was to confirm a grant.
+
+    The fence is the one of this reply: the push may be older than a later grant to this token.
+    """
+    if fence and now < sent_at + spec.usable:
+        return _acquired(attempt, Grant(fence, spec.ttl, sent_at))
+    return attempt.ready()
+
+
+def _acquired(attempt: Attempt, grant: Grant) -> Attempt:
+    return attempt._replace(state=Acquired(grant), on_server=True)
