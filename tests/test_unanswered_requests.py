@@ -54,7 +54,7 @@ def test_a_holder_that_no_server_tells_is_unavailable(client: Any, port: Failing
         port.plan["inspect"] = [*fates]
         with pytest.raises(UNAVAILABLE) as caught:
             client.lock("a").holder()
-        assert str(caught.value) == f"nobody can say who holds 'a': it is {fates[0]}"
+        assert str(caught.value) == f"the holder of 'a' is not known: it is {fates[0]}"
         assert (caught.value.lock, caught.value.node) == ("a", "n1")
         assert len(port.sent("inspect")) == 3
 

@@ -17,11 +17,12 @@ What they keep to:
 from __future__ import annotations
 
 import math
+from functools import partial
 from hashlib import sha1
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.attempt import TRIES
 from holdfast.core.duration import in_seconds
+from holdfast.core.retry import TRIES, retry
 from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, siblings_of, to_ms
 from holdfast.errors import (
     ConfigurationError,
@@ -227,14 +228,11 @@ class Steps:
     async def _read(self, keys: Keys) -> tuple[bytes | None, bytes | None]:
         """The value; and what an update under this id has written, if it was carried out."""
         key, digest = keys[0], _digest(COMPARE_AND_SET, (_WRITTEN,))
-        for left in reversed(range(TRIES)):
-            try:
-                reply = await self._port.step(READ, keys, (), self._timeout)
-                break
-            except (OutcomeUnknown, NodeUnavailable) as error:
-                if not left:
-                    message = f"{_text(key)!r} cannot be read: {error}"
-                    raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
+        try:
+            reply, _ = await retry(lambda: self._port.step(READ, keys, (), self._timeout))
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            message = f"{_text(key)!r} cannot be read: {error}"
+            raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
         _, value, record = _accepted(reply, key)
         if record is None or len(record) <= len(digest):
             return value, None
@@ -298,21 +296,22 @@ class Steps:
         tries: int = TRIES,
     ) -> Reply:
         """Send it; after a lost answer, which is added to `lost`, only if that is not None."""
-        unsure, again = bool(lost), lost is not None
-        for left in reversed(range(tries)):
-            try:
-                return await self._port.step(script, keys, args, self._timeout)
-            except (OutcomeUnknown, NodeUnavailable) as error:  # noqa: PERF203 - few times
-                unsure = unsure or isinstance(error, OutcomeUnknown)
-                if lost is not None and isinstance(error, OutcomeUnknown):
-                    lost.append(error)
-                if left and (again or not unsure):
-                    continue
-                raise _unheard(keys, error, unsure=unsure, again=again) from None
-            except HoldfastError as error:
-                error.lock = error.lock or _named(keys)
-                raise
-        raise AssertionError  # the last try returns or raises
+
+        def on_failure(error: OutcomeUnknown | NodeUnavailable) -> None:
+            if isinstance(error, OutcomeUnknown):
+                if lost is None:
+                    raise error
+                lost.append(error)
+
+        try:
+            send = partial(self._port.step, script, keys, args, self._timeout)
+            return (await retry(send, on_failure, tries)).reply
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            unsure = bool(lost) or isinstance(error, OutcomeUnknown)
+            raise _unheard(keys, error, unsure=unsure, again=lost is not None) from None
+        except HoldfastError as error:
+            error.lock = error.lock or _named(keys)
+            raise
 
 
 def _unheard(

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.core.line import Grant
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
+from holdfast.core.retry import TRIES
 from holdfast.core.spec import validity_of
 from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import is_ours, read_holder
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
     from holdfast.errors import HoldfastError
     from holdfast.port import Reply
-
-TRIES = 3
-"""Requests without a reply after which the server counts as unreachable. A connection that was
-closed while idle may cost one, and a lost reply another."""
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
 """Seconds between two requests of a polling client: doubled up to the longest."""

@@ -28,10 +28,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.acquire import acquire
-from holdfast.core.attempt import TRIES, NotNeeded
+from holdfast.core.attempt import NotNeeded
 from holdfast.core.events import Event
 from holdfast.core.hold import Grip
 from holdfast.core.release import abandon, release
+from holdfast.core.retry import TRIES, retry
 from holdfast.core.spec import to_ms
 from holdfast.core.value import is_due, read_kept
 from holdfast.errors import (
@@ -44,7 +45,7 @@ from holdfast.errors import (
 from holdfast.scripts import CLAIM, INVALIDATE, LOOK, STORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from types import TracebackType
 
     from holdfast.core.hold import Hold
@@ -394,14 +395,15 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
     """Ask until there is an answer, for so many timeouts; all these scripts may be run twice."""
     port = cache.session.port
     end, process = port.now() + timeout * patience, port.process()
-    for left in reversed(range(TRIES)):
-        try:
-            limit = min(timeout, max(0.0, end - port.now()))
-            reply = await port.call(script, keys, args, limit)
-            break
-        except (OutcomeUnknown, NodeUnavailable):
-            if not left or port.now() >= end or port.process() != process:
-                raise
+
+    def send() -> Awaitable[Reply]:
+        return port.call(script, keys, args, min(timeout, max(0.0, end - port.now())))
+
+    def on_failure(error: HoldfastError) -> None:
+        if port.now() >= end or port.process() != process:
+            raise error
+
+    reply, _ = await retry(send, on_failure)
     cache.answered()
     return reply
 

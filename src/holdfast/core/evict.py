@@ -10,10 +10,10 @@ import hashlib
 import math
 from typing import TYPE_CHECKING
 
-from holdfast.core.attempt import TRIES
+from holdfast.core.retry import retry
 from holdfast.core.spec import keys_of, settings_of
 from holdfast.core.token import read_party
-from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import EVICT
 
 if TYPE_CHECKING:
@@ -34,16 +34,15 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
         ConfigurationError: the server will never do this.
     """
     request = _request(session, spec, holder)
-    unsure = False
-    for left in reversed(range(TRIES)):
-        try:
-            evicted = await session.port.call(*request, spec.command_timeout) == 1
-            break
-        except (OutcomeUnknown, NodeUnavailable) as error:
-            unsure = unsure or isinstance(error, OutcomeUnknown)
-            if not left:
-                raise _unheard(spec, error, unsure=unsure) from None
-    return evicted or unsure  # an earlier try may have been the one that did it
+    try:
+        reply, uncertain = await retry(lambda: session.port.call(*request, spec.command_timeout))
+    except OutcomeUnknown as error:
+        message = f"{spec.name!r} may have been taken from its holder, or not: {error}"
+        raise OutcomeUnknown(message, lock=spec.name, node=error.node) from None
+    except NodeUnavailable as error:
+        message = f"{spec.name!r} was not taken from its holder: {error}"
+        raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
+    return reply == 1 or uncertain  # an earlier try may have evicted it
 
 
 def _request(session: Session, spec: LockSpec, holder: Holder) -> Request:
@@ -58,12 +57,3 @@ def _request(session: Session, spec: LockSpec, holder: Holder) -> Request:
     keys = keys_of(spec.keys[0], holds=holder.owner is not None)
     shown = hashlib.sha1(token, usedforsecurity=False).hexdigest()
     return EVICT, keys, (shown, spec.ttl_ms, settings)
-
-
-def _unheard(spec: LockSpec, error: HoldfastError, *, unsure: bool) -> HoldfastError:
-    node = getattr(error, "node", "")
-    if unsure:
-        message = f"{spec.name!r} may have been taken from its holder, or not: {error}"
-        return OutcomeUnknown(message, lock=spec.name, node=node)
-    message = f"{spec.name!r} was not taken from its holder: {error}"
-    return NodeUnavailable(message, lock=spec.name, node=node)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.attempt import TRIES
 from holdfast.core.duration import in_seconds
 from holdfast.core.release import check
+from holdfast.core.retry import retry
 from holdfast.core.spec import check_ttl
-from holdfast.errors import NodeUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from holdfast.core.duration import Duration
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
+    from holdfast.port import Reply
 
 
 async def extend(session: Session, grip: Grip, ttl: Duration) -> None:
@@ -38,23 +40,22 @@ async def extend(session: Session, grip: Grip, ttl: Duration) -> None:
 async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
     """Have the server keep it for `ttl` more; returns only while it may be believed in.
 
-    Returns when the request that was answered was sent: the time counts from there, and not from
-    an earlier one that was not.
+    Returns when the request was sent that got a reply. The time counts from there, and not from an
+    earlier try.
 
     Raises:
         LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`.
     """
-    for left in reversed(range(TRIES)):
-        asked_at = session.port.now()
-        try:
-            kept = await session.port.call(*hold.renewal(ttl), hold.spec.command_timeout)
-            break
-        except (OutcomeUnknown, NodeUnavailable):
-            check(session, grip)
-            if not left:
-                raise
+    port, sent_at = session.port, 0.0
+
+    def send() -> Awaitable[Reply]:
+        nonlocal sent_at
+        sent_at = port.now()
+        return port.call(*hold.renewal(ttl), hold.spec.command_timeout)
+
+    kept, _ = await retry(send, lambda _: check(session, grip))
     check(session, grip)
     if not kept:
         hold.lose(hold.refusal(kept, session.port.now()))
         raise hold.loss()
-    return asked_at
+    return sent_at

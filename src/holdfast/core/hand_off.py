@@ -15,10 +15,10 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.acquire import take_back
-from holdfast.core.attempt import TRIES
 from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold, forked
 from holdfast.core.release import check
+from holdfast.core.retry import retry
 from holdfast.core.spec import check_ttl, describe
 from holdfast.errors import (
     ConfigurationError,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Reply
 
 G = TypeVar("G", bound=Grip)
 
@@ -153,23 +152,27 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     actor = port.actor()
     token = port.draw_token(actor, spec.suffix)
     args = token, spec.ttl_ms, exported, spec.settings
-    asked_at, abandoned = port.now(), False
-    given: Reply = 0
+    asked_at = port.now()
+    maybe_adopted = False
+
+    def on_failure(error: HoldfastError) -> None:
+        nonlocal maybe_adopted
+        if process != port.process():
+            raise forked(spec.name) from None
+        maybe_adopted = maybe_adopted or isinstance(error, OutcomeUnknown)
+
     try:
-        for left in reversed(range(TRIES)):
-            try:
-                given = await port.call(ADOPT, spec.keys, args, spec.command_timeout)
-                break
-            except (OutcomeUnknown, NodeUnavailable) as error:
-                if process != port.process():
-                    raise forked(spec.name) from None
-                abandoned = abandoned or isinstance(error, OutcomeUnknown)
-                if not left:
-                    message = f"{spec.name!r} was not adopted: {error}"
-                    raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
+        try:
+            given, uncertain = await retry(
+                lambda: port.call(ADOPT, spec.keys, args, spec.command_timeout), on_failure
+            )
+        except (OutcomeUnknown, NodeUnavailable) as error:
+            message = f"{spec.name!r} was not adopted: {error}"
+            raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
+        maybe_adopted = uncertain or bool(given)
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
-        hold.tainted, hold.longest_ttl = abandoned, longest
+        hold.tainted, hold.longest_ttl = uncertain, longest
         session.took(hold, asked_at + spec.first_due)
     except BaseException as error:
         if grip._hold is not None:
@@ -179,9 +182,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         if isinstance(error, GeneratorExit):
             session.see_to(spec, token, longest=longest)
             raise
-        refused = isinstance(error, HoldfastError) and not given  # else it came too late
         several = session.quorum is not None  # some of which may have it
-        if abandoned or several or not refused:
+        if maybe_adopted or several or not isinstance(error, HoldfastError):
             await port.shielded(take_back(session, spec, token, longest=longest))
         raise
     return grip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.attempt import TRIES
+from holdfast.core.retry import retry
 from holdfast.core.token import holders_share, read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT
@@ -23,14 +23,11 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
         ConfigurationError: the server will not say.
     """
     request = INSPECT, spec.keys, (), spec.command_timeout
-    for left in reversed(range(TRIES)):
-        try:
-            reply = await session.port.call(*request)
-            break
-        except (OutcomeUnknown, NodeUnavailable) as error:
-            if not left:
-                message = f"nobody can say who holds {spec.name!r}: {error}"
-                raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
+    try:
+        reply, _ = await retry(lambda: session.port.call(*request))
+    except (OutcomeUnknown, NodeUnavailable) as error:
+        message = f"the holder of {spec.name!r} is not known: {error}"
+        raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
     if not reply:
         return None
     token, left_ms, fence = reply

@@ -7,12 +7,12 @@ try means that the first one did it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 from weakref import ref
 
 from holdfast.core.acquire import take_back
-from holdfast.core.attempt import TRIES
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
+from holdfast.core.retry import retry
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from holdfast.core.hold import Grip, Hold
     from holdfast.core.session import Session
     from holdfast.port import Reply
-
-_TRIES_LEFT = tuple(reversed(range(TRIES)))
 
 
 def check(session: Session, grip: Grip) -> Hold:
@@ -83,12 +81,13 @@ async def release(session: Session, grip: Grip) -> None:
             else (hold.token, spec.ttl_ms)
         )
         asked_at = session.port.now()
-        for left in _TRIES_LEFT:
-            try:
-                reply = await session.port.call(RELEASE, spec.keys, args, spec.command_timeout)
-                break
-            except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-                _unheard(session, hold, error, left)
+        try:
+            reply, _ = await retry(
+                lambda: session.port.call(RELEASE, spec.keys, args, spec.command_timeout),
+                lambda error: _on_failure(session, hold, error),
+            )
+        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+            _give_up(session, hold, error)
         if hold.waiter is not None:
             hold.waiter.forget()
         released = reply == 1 or _released(session, hold, reply, asked_at)
@@ -139,41 +138,32 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
     return True
 
 
-def _unheard(session: Session, hold: Hold, error: HoldfastError, tries_left: int) -> None:
-    """Take in a try that failed; with the last one, leave it to the background and say so."""
+def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
+    """Handle one try without a reply."""
     _check_process(session, hold)
     if isinstance(error, OutcomeUnknown):
         hold.unsure = True
         session.rally(hold.spec)
     if session.closed:
-        raise _is_closed(hold) from None
-    refused = isinstance(error, ConfigurationError)
-    if tries_left and not refused:
-        return
-    session.clean_up_after(hold)
-    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
-    hold.unsure = True  # from now on the background may release it
-    if hold.waiter is not None:
-        hold.waiter.forget()
-    if refused:
         raise error
-    seconds = hold.longest_ttl + hold.spec.lock_delay
-    raise kind(
-        f"{hold.spec.name!r} may stay locked for up to {seconds:.12g} s: {error}; releasing it "
-        "is tried again in the background",
-        lock=hold.spec.name,
-        node=getattr(error, "node", ""),
-    ) from None
 
 
-def _is_closed(hold: Hold) -> HoldfastError:
-    """Make the error for a closed client: nothing releases the lock, not even the background."""
+def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
+    """Leave the release to the background, and say so; a closed client has none."""
+    _check_process(session, hold)
     if hold.waiter is not None:
         hold.waiter.forget()
-    seconds = hold.longest_ttl + hold.spec.lock_delay
-    name, kind = hold.spec.name, OutcomeUnknown if hold.unsure else NodeUnavailable
-    message = f"{name!r} may stay locked for up to {seconds:.12g} s: this client is closed"
-    return kind(message, lock=name)
+    name, seconds = hold.spec.name, hold.longest_ttl + hold.spec.lock_delay
+    message = f"{name!r} may stay locked for up to {seconds:.12g} s"
+    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
+    if session.closed:
+        raise kind(f"{message}: this client is closed", lock=name) from None
+    session.clean_up_after(hold)
+    hold.unsure = True  # from now on the background may release it
+    if isinstance(error, ConfigurationError):
+        raise error
+    message = f"{message}: {error}; releasing it is tried again in the background"
+    raise kind(message, lock=name, node=getattr(error, "node", "")) from None
 
 
 def _released(session: Session, hold: Hold, reply: Reply, asked_at: float) -> bool:

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import math
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import acquire, take_back
-from holdfast.core.attempt import TRIES
 from holdfast.core.hold import Grip, Hold, forked
+from holdfast.core.retry import Answer, retry
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, LockSpec, to_ms
 from holdfast.core.token import is_ours
 from holdfast.errors import (
@@ -164,28 +165,23 @@ class Home:
 
     async def _insist(
         self, script: Script, spec: LockSpec, args: tuple[str, ...], process: int
-    ) -> tuple[Reply, bool]:
-        """Ask until there is an answer, but not for ever; all these scripts may be run twice.
+    ) -> Answer:
+        """Send a request until there is a reply, unless this process is forked meanwhile."""
+        session = self.session
 
-        Returns the answer, and whether an earlier sending may have been carried out too.
-        """
-        repeated, verb = False, "release" if script is RELEASE else "acquire"
-        for left in reversed(range(TRIES)):
-            try:
-                call = self.session.port.call
-                answer = await call(script, spec.keys, args, spec.command_timeout)
-                break
-            except (OutcomeUnknown, NodeUnavailable) as error:
-                if process != self.session.port.process():
-                    raise forked(spec.name, verb) from None
-                if isinstance(error, OutcomeUnknown):
-                    repeated = True
-                    self.session.rally(spec)  # it may have been granted to somebody else of ours
-                if not left:
-                    raise
-        if process != self.session.port.process():
-            raise forked(spec.name, verb)
-        return answer, repeated
+        def check_process() -> None:
+            if process != session.port.process():
+                raise forked(spec.name, "release" if script is RELEASE else "acquire") from None
+
+        def on_failure(error: HoldfastError) -> None:
+            check_process()
+            if isinstance(error, OutcomeUnknown):
+                session.rally(spec)  # it may have granted the lock to another waiter here
+
+        send = partial(session.port.call, script, spec.keys, args, spec.command_timeout)
+        answer = await retry(send, on_failure)
+        check_process()
+        return answer
 
     def _check(self, hold: Hold, kept: Reply, _: object) -> None:
         if not kept or self.session.port.now() >= hold.deadline:
