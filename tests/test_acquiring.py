@@ -58,7 +58,7 @@ def test_a_free_lock_is_acquired_with_one_request(port: FakePort) -> None:
     assert sent.args == (hold.token, "10000")
     assert (hold.fence, hold.deadline, hold.tainted) == (5, BEGAN + VALIDITY, False)
     assert (hold.actor, hold.process, hold.waiter) == ("Main", 7, None)
-    assert port.session.held == {KEY: hold}
+    assert port.session.held.newest == {KEY: hold}
     assert port.session.renewer.handed_in == {hold: None}
     assert not port.roused, "its renewal is due later than what the renewer waits for"
     assert not port.lines
@@ -303,7 +303,7 @@ def test_a_pause_of_polling_ends_with_the_expiry_or_the_timeout() -> None:
 @pytest.mark.parametrize("polls", [False, True])
 def test_a_timeout_of_zero_asks_once(polls: bool) -> None:
     port = FakePort(polls=polls)
-    port.session.has_waited = True
+    port.session.waiters.any_yet = True
     listening(port)
     plan(port, held())
     with pytest.raises(AcquireTimeout, match="within 0 s"):
@@ -370,6 +370,6 @@ def test_acquire_with_a_quorum_is_left_to_the_election(
     monkeypatch.setattr(module, "win", win)
     grip, spec, quorum = Grip(), spec_of(), object()
     session: Any = port.session
-    session.quorum = quorum
+    session.deployment = quorum
     assert run(acquire(session, spec, 3.0, grip)) is grip
     assert asked == [session, quorum, spec, 3.0, grip]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.adapters.threads import run
-from holdfast.core.acquire import take_back
 from holdfast.core.attempt import NotNeeded
+from holdfast.core.cleanup import cancel_token
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -89,7 +89,7 @@ def test_a_lease_that_cannot_be_renewed_is_released(port: FakePort) -> None:
     with pytest.raises(ConfigurationError, match="cannot be renewed"):
         get(port)
     assert port.of("release")[0].args[2] == FULL_TOMBSTONE
-    assert not port.session.held
+    assert not port.session.held.newest
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -141,7 +141,7 @@ def test_a_waiter_interrupted_at_any_line_leaves_nothing_on_the_server(reply: An
                 get(port)
         except KeyboardInterrupt:
             released = [*port.of("release"), *port.cleanups]
-            known = bool(port.session.held)  # then the client releases it
+            known = bool(port.session.held.newest)  # then the client releases it
             assert released or known or not port.of("acquire"), f"interrupted at {line.struck}"
         if line.struck is None:
             break
@@ -205,7 +205,7 @@ def test_a_forked_child_sends_nothing_more_and_cleans_nothing_up(amid: str) -> N
     else:
         port.answers[amid] = [fork]
     if amid == "renew":
-        port.later = [(BEGAN + 1, lambda: port.session.granted(grant(TOKEN), 0.0))]
+        port.later = [(BEGAN + 1, lambda: port.session.waiters.on_grant(grant(TOKEN), 0.0))]
     if amid == "wait":
         port.later.append((BEGAN + 0.5, lambda: line_of(port).rally()))
     with pytest.raises(NotHeld, match="forked in the middle of acquire"):
@@ -225,7 +225,7 @@ def test_a_grant_that_a_forked_child_receives_is_its_parents(port: FakePort) -> 
     with pytest.raises(NotHeld):
         get(port)
     assert len(port.sent) == 1
-    assert not port.session.held
+    assert not port.session.held.newest
     assert not port.cleanups
 
 
@@ -264,10 +264,10 @@ def test_a_token_that_cannot_be_taken_back_is_left_to_the_background(
 
 def test_a_token_is_taken_back_for_the_longest_time_that_was_asked_for(port: FakePort) -> None:
     session: Any = port.session
-    session.quorum = SimpleNamespace(whereabouts=SimpleNamespace(forget=print))
+    session.deployment = SimpleNamespace(whereabouts=SimpleNamespace(forget=print))
     port.answers["release"] = [LOST, LOST]
-    run(take_back(session, spec_of(), TOKEN, longest=100.0))
-    run(take_back(session, spec_of(ttl=0.5), TOKEN, NO_TOMBSTONE, 0.1))
+    run(cancel_token(session, spec_of(), TOKEN, longest=100.0))
+    run(cancel_token(session, spec_of(ttl=0.5), TOKEN, NO_TOMBSTONE, 0.1))
     first, second = port.of("release")
     assert (first.args, first.limit) == ((TOKEN, "100000", FULL_TOMBSTONE, ""), 1.0)
     assert (second.args, second.limit) == ((TOKEN, "500", NO_TOMBSTONE, ""), 0.1)

@@ -169,7 +169,7 @@ def pushed(port: FakePort, since: float, **settings: Any) -> Hold:
     listening(port)
 
     def push() -> None:
-        port.session.granted(grant(port.sent[0].args[0]), since)
+        port.session.waiters.on_grant(grant(port.sent[0].args[0]), since)
 
     port.later = [(BEGAN + 5, push)]
     return get(port, 7.0, **settings)
@@ -235,7 +235,7 @@ def test_a_confirmation_is_given_what_is_left_of_the_timeout(
     listening(port)
 
     def push() -> None:
-        port.session.granted(grant(TOKEN), 0.0)
+        port.session.waiters.on_grant(grant(TOKEN), 0.0)
         port.time += paused
 
     port.later = [(BEGAN + 5, push)]

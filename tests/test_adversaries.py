@@ -309,9 +309,9 @@ async def test_s9_what_is_to_be_taken_back_after_that_was_sent_is_taken_back_onc
 ) -> None:
     lock, session = far.lock("a"), far._session
     first = proxy.hold_reply()
-    session.see_to(lock._spec, "a token")
+    session.cleanups.schedule(lock._spec, "a token")
     assert first.arrived.wait(PATIENCE)
-    session.see_to(lock._spec, "a token")
+    session.cleanups.schedule(lock._spec, "a token")
     first.release()
 
     def sent() -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.election import TRIES
 from holdfast.core.quarantine import ADVICE
+from holdfast.core.quorum_acquire import TRIES
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -35,7 +35,7 @@ def test_a_lock_that_a_majority_grants_is_held_from_before_the_round() -> None:
     assert token.endswith(":main:nightly")
     assert (hold.token, hold.fence, hold.actor, hold.process) == (token, 7, "main", 1)
     assert hold.deadline == pytest.approx(START + VALIDITY)
-    assert attempts.session.held == {hold.spec.keys[0]: hold}
+    assert attempts.session.held.newest == {hold.spec.keys[0]: hold}
     assert hold in attempts.session.renewer.handed_in
     assert not attempts.released
     assert not attempts.pauses

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.election import PAUSE_FIRST
 from holdfast.core.hold import RELEASED
+from holdfast.core.quorum_acquire import PAUSE_FIRST
 from holdfast.core.whereabouts import ASKED
 from holdfast.errors import ConfigurationError, NodeUnavailable, NotHeld, OutcomeUnknown
 from kit.failing_port import strike

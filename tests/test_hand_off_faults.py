@@ -83,12 +83,12 @@ def test_an_export_that_fails_leaves_the_lease_as_it_was(
         with pytest.raises(error):
             lease.export()
         lease.check()
-        assert client._session.held
+        assert client._session.held.newest
         lease.release()
     else:
         assert facts_in(lease.export())["token"] == lease.token
         assert not lease.held
-        assert not client._session.held
+        assert not client._session.held.newest
         assert lease._hold.state is RELEASED
         lease.release()
         assert not port.sent("release")
@@ -137,7 +137,7 @@ def test_a_waiter_stays_known_until_all_that_was_pushed_to_it_has_arrived(
 ) -> None:
     lease = client.lock("a").acquire()
     hold = lease._hold
-    line = client._session.line(hold.spec.keys)
+    line = client._session.waiters.line(hold.spec.keys)
     line.ear = Ear()
     hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
     lease.export()
@@ -169,7 +169,7 @@ def test_an_adoption_is_sent_again_and_counts_from_the_first_request(
     assert hold.deadline == pytest.approx(began + 19.799)
     assert (lease.fence, hold.longest_ttl, hold.spec.label) == (given.fence, 40, "import")
     assert hold.tainted is (fates not in ([], [UNSENT]))
-    assert client._session.held == {hold.spec.keys[0]: hold}
+    assert client._session.held.newest == {hold.spec.keys[0]: hold}
     assert lease.token != given.token
     lease.release()
 
@@ -188,7 +188,7 @@ def test_an_adoption_that_no_server_answers_is_undone_where_it_may_arrive(
     unsure = fates != [UNSENT] * 3
     assert len(port.sent("release")) == unsure
     assert server.command("EXISTS", KEY) == (LOST not in fates)
-    assert not client._session.held
+    assert not client._session.held.newest
 
 
 def test_a_lease_that_is_over_is_not_adopted(client: Any, port: FailingPort) -> None:
@@ -245,7 +245,7 @@ def test_a_lease_that_cannot_be_renewed_is_not_adopted(
     client._session.renewer.watch = lambda *_: False
     with pytest.raises(holdfast.ConfigurationError, match="cannot be renewed"):
         client.adopt(text)
-    assert not client._session.held
+    assert not client._session.held.newest
     assert len(port.sent("release")) == 1
     assert not server.command("EXISTS", KEY)
 
@@ -268,7 +268,7 @@ def test_a_child_that_was_forked_amid_an_adoption_leaves_it_to_its_parent(
     assert len(port.sent("adopt")) == 1
     assert not port.sent("release")
     assert not cleanups
-    assert not client._session.held
+    assert not client._session.held.newest
 
 
 def test_a_lease_that_may_last_longer_than_any_here_is_not_adopted(client: Any) -> None:
@@ -276,11 +276,11 @@ def test_a_lease_that_may_last_longer_than_any_here_is_not_adopted(client: Any) 
     given.extend(40)
     text = given.export()
     for longest, message in ((39.0, "longest=40"), (19.0, "longest=40")):
-        client._session.longest_ttl = longest
+        client._session.deployment.longest_ttl = longest
         with pytest.raises(holdfast.ConfigurationError, match=f"lock 'a': {message}") as error:
             client.adopt(text)
         assert error.value.lock == "a"
-    client._session.longest_ttl = 40.0
+    client._session.deployment.longest_ttl = 40.0
     client.adopt(text).release()
 
 
@@ -302,7 +302,7 @@ def test_a_lease_that_may_last_longer_than_any_here_is_not_adopted(client: Any) 
 def test_a_text_that_was_changed_is_refused(
     client: Any, port: FailingPort, change: dict[str, Any]
 ) -> None:
-    client._session.longest_ttl = 45.0
+    client._session.deployment.longest_ttl = 45.0
     facts = facts_in(client.lock("a", ttl=30).acquire().export())
     facts.update(change)
     text = text_of({name: value for name, value in facts.items() if value is not ...})
@@ -333,7 +333,7 @@ def test_a_text_that_is_none_of_ours_is_refused(client: Any) -> None:
 def test_on_several_nodes_what_was_exported_is_left_to_its_adopter() -> None:
     port, handed_on = ClockedPort(), list[str]()
     session: Any = session_of(port)
-    session.quorum = SimpleNamespace(
+    session.deployment = SimpleNamespace(
         whereabouts=SimpleNamespace(hand_on=handed_on.append, forget=lambda _: None)
     )
     spec, grip = describe("a", **PLAIN, quorum=True, longest_ttl=60.0), Grip()

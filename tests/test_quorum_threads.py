@@ -789,7 +789,7 @@ def test_what_a_thread_that_died_amid_reading_would_have_read_is_accounted_for(
         work.begin(client.lock("other").acquire).join()
         over.set()
         assert work.end() == []
-        quorum: Any = client._session.quorum
+        quorum: Any = client._session.deployment
 
         def is_given_back() -> bool:
             work.begin(client.lock(f"lock {len(work.threads)}").acquire).join()

@@ -9,6 +9,7 @@ arrive late. After `=` comes what the quorum concludes.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -108,11 +109,14 @@ class Planned:
         self.tell_late = lambda: [heard(*answer) for answer in late]
 
     def begin(self) -> None:
-        self.quorum.begin(
-            lambda request: self.cleaned_up.append((request[1].node, request[2])),
-            lambda _, action: self.due.append(action),
-            60.0,
+        session: Any = SimpleNamespace(
+            port=None,
+            cleanups=SimpleNamespace(
+                schedule_request=lambda each: self.cleaned_up.append((each[1].node, each[2]))
+            ),
+            renewer=SimpleNamespace(later=lambda _, action: self.due.append(action)),
         )
+        self.quorum.begin(session)
         self.where = self.quorum.whereabouts.of
 
     def elect(self, *rounds: str, left: Callable[[], float] = lambda: 0.5) -> Election:

@@ -68,7 +68,7 @@ def test_a_release_is_sent_again_until_there_is_an_answer(
     lease.release()
     assert not server.command("EXISTS", KEY)
     assert port.sent("release") == [1.0] * (len(fates) + 1)
-    assert not client._session.held
+    assert not client._session.held.newest
     assert not has_waiter(line, lease)
     lease.release()
     assert not port.sent("release")
@@ -291,7 +291,7 @@ def test_a_release_leaves_a_tombstone_if_an_earlier_request_may_still_arrive(
 ) -> None:
     port = ClockedPort()
     session = session_of(port)
-    session.quorum = quorum
+    session.deployment = quorum
     spec, grip = describe("a", **{**PLAIN, "lock_delay": delay}), Grip()
     hold = grip._hold = Hold(spec, "token", 7, 100.0, actor, 1, session, grip)
     hold.tainted, hold.longest_ttl = tainted, 40.0
@@ -307,7 +307,9 @@ def test_the_answer_to_a_release_may_grant_the_lock_to_another_waiter_here() -> 
     grips = [Grip(), Grip()]
     spec = describe("a", **PLAIN)
     first, second = (Hold(spec, "token", 7, 100.0, "main", 1, session, grip) for grip in grips)
-    waiter = session.line(spec.keys).enter("hf1:me:9:::", spec.keys[0], CountedSignal(), 0.0)
+    waiter = session.waiters.line(spec.keys).enter(
+        "hf1:me:9:::", spec.keys[0], CountedSignal(), 0.0
+    )
     message = b"G:8:1000 0:11:hf1:me:9:::" + spec.keys[0]
 
     def answer(_: object) -> Any:

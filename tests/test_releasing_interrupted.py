@@ -59,7 +59,7 @@ def test_an_interrupted_release_is_finished(
     assert not server.command("EXISTS", KEY)
     assert len(port.sent("release")) == 2
     assert lease._hold.state is RELEASED
-    assert not client._session.held
+    assert not client._session.held.newest
     assert not has_waiter(line, lease)
     assert not cleanups
     assert is_asking(line, waiter)
@@ -72,7 +72,7 @@ def test_a_release_that_is_interrupted_before_its_request_is_finished_in_the_sam
     hold = lease._hold
     seen: list[object] = []
     port.before["release"] = lambda: seen.extend(
-        [hold.state, hold.unsure, {**client._session.held}]
+        [hold.state, hold.unsure, {**client._session.held.newest}]
     )
     port.now = strike(KeyboardInterrupt(), lambda: delattr(port, "now"))
     with pytest.raises(KeyboardInterrupt):

@@ -24,8 +24,12 @@ def test_a_new_client_holds_nothing_and_has_its_settings() -> None:
     for polls in (True, False):
         port, events = ClockedPort(), list[Event]()
         session = session_of(port, events.append, polls=polls)
-        assert (session.polls, session.closed, session.longest_ttl) == (polls, False, 60.0)
-        assert (session.process, session.has_waited, session.held) == (1, False, {})
+        assert (session.polls, session.closed, session.deployment.longest_ttl) == (
+            polls,
+            False,
+            60.0,
+        )
+        assert (session.process, session.waiters.any_yet, session.held.newest) == (1, False, {})
         assert session.renewer._has_ended == port.has_ended
         session.renewer._report(Event("polling"))
         assert events == [Event("polling")]
@@ -34,15 +38,15 @@ def test_a_new_client_holds_nothing_and_has_its_settings() -> None:
 def test_the_newest_hold_of_a_key_is_known_until_it_is_forgotten() -> None:
     led = Led()
     older, newer = led.take(), led.take()
-    assert led.session.held == {KEY: newer}
-    assert not led.session.co_held
+    assert led.session.held.newest == {KEY: newer}
+    assert not led.session.held.shared
     assert list(led.session.renewer.handed_in) == [older, newer]
     led.session.forget(older)
-    assert led.session.held == {KEY: newer}
+    assert led.session.held.newest == {KEY: newer}
     assert list(led.session.renewer.handed_in) == [newer]
     led.session.forget(newer)
     led.session.forget(newer)
-    assert not led.session.held
+    assert not led.session.held.newest
 
 
 def test_the_holds_of_owners_are_known_by_key_and_actor() -> None:
@@ -50,22 +54,22 @@ def test_the_holds_of_owners_are_known_by_key_and_actor() -> None:
     first, second = led.take(owner="us"), led.take(owner="them")
     led.port.caller = "another"
     third = led.take(owner="us")
-    assert led.session.co_held == {(KEY, "main"): [first, second], (KEY, "another"): [third]}
-    assert not led.session.held
+    assert led.session.held.shared == {(KEY, "main"): [first, second], (KEY, "another"): [third]}
+    assert not led.session.held.newest
     for hold in (first, first, third):
         led.session.forget(hold)
-    assert led.session.co_held == {(KEY, "main"): [second]}
+    assert led.session.held.shared == {(KEY, "main"): [second]}
     led.session.forget(second)
-    assert not led.session.co_held
+    assert not led.session.held.shared
     led.session.forget(second)
 
 
 def test_a_hold_that_its_caller_never_got_is_released() -> None:
     led = Led()
     hold = led.take()
-    led.session.disown(hold)
+    led.session.abandon(hold)
     assert hold.state is RELEASED
-    assert not led.session.held
+    assert not led.session.held.newest
 
 
 @pytest.mark.parametrize("renew", [True, False])
@@ -101,12 +105,11 @@ def test_a_forked_child_holds_nothing() -> None:
     session: Session = led.session
     assert session.process == 2
     assert session.renewer is not before
-    assert not session.held
-    assert not session.co_held
-    assert not session.has_waited
-    assert not session.hears(TOKEN, KEY)
-    assert [longest for _, _, longest in quorum.begun] == [60.0, 60.0]
-    assert quorum.begun[-1][:2] == (session._clean_up, session.renewer.later)
+    assert not session.held.newest
+    assert not session.held.shared
+    assert not session.waiters.any_yet
+    assert not session.waiters.can_notify(TOKEN, KEY)
+    assert quorum.begun == [session, session]
 
 
 # Who re-enters, and who would wait for itself
@@ -115,40 +118,40 @@ def test_a_forked_child_holds_nothing() -> None:
 def test_a_valid_lease_is_found_for_the_actor_that_holds_it() -> None:
     led = Led()
     hold, spec = led.take(), led.spec()
-    assert led.session.mine(spec) is hold
-    assert led.session.mine(led.spec("b")) is None
+    assert led.session.held.mine(spec) is hold
+    assert led.session.held.mine(led.spec("b")) is None
     led.port.caller = "another"
-    assert led.session.mine(spec) is None
+    assert led.session.held.mine(spec) is None
     led.port.caller = "main"
     led.port.time = hold.deadline
-    assert led.session.mine(spec) is None
+    assert led.session.held.mine(spec) is None
     led.port.time = START
     led.session.process = 2
-    assert led.session.mine(spec) is None
+    assert led.session.held.mine(spec) is None
 
 
 def test_an_owner_takes_its_lock_again_as_another_hold() -> None:
     led = Led()
     hold = led.take(owner="us")
-    assert led.session.mine(led.spec(owner="us")) is None
-    assert led.session.mine(led.spec(owner="them")) is hold
-    assert led.session.mine(led.spec()) is hold
+    assert led.session.held.mine(led.spec(owner="us")) is None
+    assert led.session.held.mine(led.spec(owner="them")) is hold
+    assert led.session.held.mine(led.spec()) is hold
     led.port.caller = "another"
-    assert led.session.mine(led.spec()) is None
+    assert led.session.held.mine(led.spec()) is None
 
 
 def test_of_several_holds_the_actor_is_within_one_that_is_alive() -> None:
     led = Led()
     ended, alive = led.take(owner="us"), led.take(owner="them")
     ended.state = LOST
-    assert led.session.mine(led.spec()) is alive
+    assert led.session.held.mine(led.spec()) is alive
 
 
 @pytest.mark.parametrize("owner", [None, "us"])
 def test_waiting_blocks_a_holder_of_the_same_event_loop(owner: str | None) -> None:
     led = Led()
     hold = led.take(owner=owner)
-    blocks = led.session.is_blocked_by_waiting
+    blocks = led.session.held.is_blocked_by_waiting
     assert not blocks(led.spec())
     led.port.blocked = {"main"}
     assert blocks(led.spec())
@@ -168,7 +171,7 @@ def test_one_of_several_holders_is_enough_to_be_blocked() -> None:
     led.port.caller = "another"
     led.take(owner="us")
     led.port.blocked = {"another"}
-    assert led.session.is_blocked_by_waiting(led.spec())
+    assert led.session.held.is_blocked_by_waiting(led.spec())
 
 
 # Losses and closing
@@ -195,7 +198,7 @@ def test_a_loss_is_reported_and_cleaned_up_where_something_may_be_left(
     waiter = hold.waiter = led.waiter() if reason else None
     led.session.lost(hold)
     assert led.events == [Event("lost", "a", 3, reason or "expired")]
-    assert not led.session.held
+    assert not led.session.held.newest
     assert waiter is None or not waiter.line._known
     ttl = "90000" if several else "10000"
     args = TOKEN, ttl, f"{TOMBSTONE_MS} lost", hold.spec.settings

@@ -28,11 +28,11 @@ def grant(key: bytes = KEY, token: str = TOKEN) -> bytes:
 def test_a_grant_goes_to_the_waiter_that_it_is_for() -> None:
     led = Led()
     waiter = led.waiter()
-    assert led.session.has_waited
-    assert led.session.hears(TOKEN, KEY)
-    assert not led.session.hears("hf1:another:7:ann@here:1:main:", KEY)
+    assert led.session.waiters.any_yet
+    assert led.session.waiters.can_notify(TOKEN, KEY)
+    assert not led.session.waiters.can_notify("hf1:another:7:ann@here:1:main:", KEY)
     led.port.time = START + 0.5
-    led.session.granted(grant(), START)
+    led.session.waiters.on_grant(grant(), START)
     assert waiter.grant == Grant(5, 1.0, START)
     ((_, _, noted_at, _),) = waiter.line._inbox
     assert noted_at == START + 0.5
@@ -49,7 +49,7 @@ def test_a_grant_that_is_for_no_waiter_is_given_back(
     led = Led(longest_ttl=longest_ttl)
     if not line_is_gone:
         led.waiter("hf1:me:8:ann@here:1:main:")
-    led.session.granted(grant(b"odd\xff"), START)
+    led.session.waiters.on_grant(grant(b"odd\xff"), START)
     (cleanup,) = led.cleanups
     assert cleanup.name == "odd\ufffd"
     args = TOKEN, "1000", TOMBSTONE_MS, settings
@@ -63,7 +63,7 @@ def test_a_grant_that_is_for_no_waiter_is_given_back(
 def test_the_answer_to_a_release_may_grant_the_lock_to_a_waiter(reply: Any, ours: bool) -> None:
     led = Led()
     waiter = led.waiter()
-    assert led.session.released(reply, START - 1) is ours
+    assert led.session.waiters.on_release(reply, START - 1) is ours
     granted = isinstance(reply, list) and bool(reply)
     assert waiter.grant == (Grant(5, 1.0, START - 1) if granted else None)
 
@@ -75,7 +75,7 @@ def test_a_message_for_a_waiter_that_is_gone_has_it_leave_the_queue() -> None:
         (FakeQuorum(), 60.0, None),
     ):
         led = Led(quorum=quorum, longest_ttl=longest_ttl)
-        line = led.session.line(keys_of(b"odd\xff"))
+        line = led.session.waiters.line(keys_of(b"odd\xff"))
         line.opened(START, lambda: None)
         message = b"A:0:0 250:%d:%bodd\xff" % (len(TOKEN), TOKEN.encode())
         line.heard([b"message", message], START)
@@ -86,16 +86,16 @@ def test_a_message_for_a_waiter_that_is_gone_has_it_leave_the_queue() -> None:
 
 def test_a_caller_waits_in_line_only_if_the_server_is_known_to_notify_it() -> None:
     led = Led()
-    line = led.session.line(keys_of(KEY))
-    assert led.session.waiter(led.spec(), TOKEN, START) is None
+    line = led.session.waiters.line(keys_of(KEY))
+    assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     line.opened(START, lambda: None)
     assert line.ear is not None
     for counted in (None, False):
         line.ear.counted = counted
-        assert led.session.waiter(led.spec(), TOKEN, START) is None
+        assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     line.ear.counted = True
     session: Session = led.session
-    waiter = session.waiter(led.spec(), TOKEN, START - 1)
+    waiter = session.waiters.enter(led.spec(), TOKEN, START - 1)
     assert waiter is not None
     assert (waiter.token, waiter.key, waiter.since) == (TOKEN, KEY, START - 1)
     assert line._known == {TOKEN: waiter}
@@ -103,27 +103,27 @@ def test_a_caller_waits_in_line_only_if_the_server_is_known_to_notify_it() -> No
 
 def test_a_connection_that_is_lost_as_a_caller_enters_the_line_leaves_no_waiter() -> None:
     led = Led()
-    line = led.session.line(keys_of(KEY))
+    line = led.session.waiters.line(keys_of(KEY))
     line.opened(START, lambda: None)
     assert line.ear is not None
     line.ear.counted = True
     led.port.signal = lambda: (line.cut(START), CountedSignal())[1]  # type: ignore[func-returns-value,method-assign]
-    assert led.session.waiter(led.spec(), TOKEN, START) is None
+    assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     assert not line._known
 
 
 def test_those_who_wait_for_a_lock_are_told_to_ask() -> None:
     led = Led()
     waiter, other = led.waiter(), led.waiter("hf1:me:8:ann@here:1:main:", b"holdfast:{b}")
-    led.session.rally(led.spec())
+    led.session.waiters.recheck_all(led.spec())
     waiter.line.tick(START)
     assert (waiter.ask, other.ask) == (True, False)
 
 
 def test_a_line_that_is_gone_is_not_told_to_ask() -> None:
     led: Any = Led()
-    led.session._lines = SimpleNamespace(valuerefs=lambda: [lambda: None])
-    led.session.rally(led.spec())
+    led.session.waiters._lines = SimpleNamespace(valuerefs=lambda: [lambda: None])
+    led.session.waiters.recheck_all(led.spec())
 
 
 # Clean-ups
@@ -145,7 +145,7 @@ def test_a_token_is_taken_back_for_as_long_as_it_may_be_there(
     quorum = FakeQuorum()
     led = Led(quorum=quorum if several else None)
     spec = led.spec(ttl=ttl, lock_delay=0.25)
-    led.session.see_to(spec, TOKEN, longest=longest, fence=9)
+    led.session.cleanups.schedule(spec, TOKEN, longest=longest, fence=9)
     (cleanup,) = led.cleanups
     assert cleanup.request == (RELEASE, spec.keys, (TOKEN, ttl_ms, TOMBSTONE_MS, spec.settings))
     assert (cleanup.name, cleanup.fence) == ("a", 9)
@@ -159,8 +159,8 @@ def test_a_token_is_taken_back_for_as_long_as_it_may_be_there(
 def test_a_short_token_is_taken_back_for_its_ttl() -> None:
     led = Led(quorum=FakeQuorum())
     spec = led.spec(ttl=0.5)
-    led.session.see_to(spec, TOKEN)
-    assert led.requests == [led.session.ending(spec, TOKEN, TOMBSTONE_MS)[2]]
+    led.session.cleanups.schedule(spec, TOKEN)
+    assert led.requests == [led.session.deployment.ending(spec, TOKEN, TOMBSTONE_MS)[2]]
     assert [(each.fence, each.request[2][1]) for each in led.cleanups] == [(0, "500")]
 
 
@@ -168,7 +168,7 @@ def test_what_is_left_of_a_hold_is_taken_back_with_a_tombstone() -> None:
     led = Led()
     hold = led.take(ttl=100)
     hold.longest_ttl = 300.0
-    led.session.clean_up_after(hold)
+    led.session.cleanups.schedule_lease(hold)
     (cleanup,) = led.cleanups
     assert cleanup.request[2] == (TOKEN, "100000", TOMBSTONE_MS, "")
     assert (cleanup.fence, cleanup.deadline) == (3, START + 300)

@@ -13,7 +13,7 @@ import redis.asyncio
 
 import holdfast
 from holdfast.adapters import tasks
-from holdfast.core import session
+from holdfast.core import waiters
 from holdfast.core.spec import keys_of
 from holdfast.faces import redis_home
 from holdfast.wire import cluster, target
@@ -35,13 +35,13 @@ def numbers() -> Iterator[int]:
     return itertools.count(1)
 
 
-@pytest.mark.parametrize("within", [session, weakref], ids=["here", "in the library"])
+@pytest.mark.parametrize("within", [waiters, weakref], ids=["here", "in the library"])
 @pytest.mark.parametrize("where", ["redis+cluster://127.0.0.1:1", NOWHERE], ids=["cluster", "some"])
 def test_waiters_are_woken_while_other_threads_begin_to_wait(
     where: str | list[str], numbers: Iterator[int], within: ModuleType
 ) -> None:
     with holdfast.Client(where) as client:
-        knows = client._session
+        knows = client._session.waiters
         lock = client.lock("a")._spec
         lines = [knows.line(lock.keys.at(0))]
 
@@ -50,7 +50,7 @@ def test_waiters_are_woken_while_other_threads_begin_to_wait(
             lines.append(knows.line(keys_of(b"holdfast:{%d}" % number).at(number)))
 
         begin_to_wait()
-        interleaved(lambda: knows.rally(lock), begin_to_wait, within=within)
+        interleaved(lambda: knows.recheck_all(lock), begin_to_wait, within=within)
         assert len(lines) > 2 or within is weakref
 
 

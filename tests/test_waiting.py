@@ -1041,7 +1041,7 @@ def test_a_waiter_cancelled_twice_is_forgotten_by_its_client(server: Server) -> 
             await asyncio.wait([task])
             while waiters(server):  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
-            known, end = client._session.line(client.lock("a")._spec.keys)._known, now() + 5
+            known, end = client._session.waiters.line(client.lock("a")._spec.keys)._known, now() + 5
             while known and now() < end:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.001)
             assert not known, "the client believes that somebody waits"

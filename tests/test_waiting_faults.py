@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.core import line as core_line
-from holdfast.core.acquire import _Acquiring
+from holdfast.core.server_acquire import _Acquiring
 from holdfast.scripts import ACQUIRE, PROBE, RELEASE, RENEW
 from holdfast.wire.clock import now
 from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, tombstones, waited, waiters
@@ -455,7 +455,7 @@ def test_l2_a_push_connection_that_ends_just_before_an_asking_is_not_overlooked(
         lease = near.lock("a").acquire()
         with pytest.raises(holdfast.AcquireTimeout):
             far.lock("a").acquire(timeout=0.01)
-        line, port = far._session.line(far.lock("a")._spec.keys), far._session.port
+        line, port = far._session.waiters.line(far.lock("a")._spec.keys), far._session.port
         signal, struck = port.signal, threading.Event()
 
         def clock() -> float:
@@ -506,7 +506,7 @@ async def test_l2_a_push_connection_that_ends_while_it_is_probed_is_not_taken_fo
     line: list[core_line.Line] = []
 
     async def cut() -> bool:
-        line[:] = line or [far._session.line(far.lock("a")._spec.keys)]
+        line[:] = line or [far._session.waiters.line(far.lock("a")._spec.keys)]
         return not line[0].listening
 
     proxy.cut_push()
@@ -621,7 +621,7 @@ async def test_waiters_sit_out_a_server_that_hangs_and_keep_their_places(
     waiting = await joined(
         face, own_server, *(waited(far.lock("a", ttl=60), order, number) for number in range(3))
     )
-    line = far._session.line(far.lock("a", ttl=60)._spec.keys)
+    line = far._session.waiters.line(far.lock("a", ttl=60)._spec.keys)
 
     async def listening() -> bool:
         return bool(line.listening)
@@ -670,7 +670,7 @@ async def test_waiters_of_a_server_that_comes_back_with_its_data_keep_their_plac
         except ReplyError:  # it is reading its data
             return False
         # Who asked before its client was subscribed again is not in line, or will not be.
-        lines = [line for client in clients for line in client._session._lines.values()]
+        lines = [line for client in clients for line in client._session.waiters._lines.values()]
         asks = any(waiter.ask for line in lines for waiter in list(line._known.values()))
         if heard != [1, 1] or asks or asking:
             return False

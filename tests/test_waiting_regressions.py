@@ -164,7 +164,7 @@ async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_lat
     lease = await holder.lock("a").acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     late = proxy.hold_request(matching=calls(ACQUIRE))
-    far._session.line(far.lock("a")._spec.keys).rally()
+    far._session.waiters.line(far.lock("a")._spec.keys).rally()
     await _came(face, late)
     await lease.release()
     await (await waiting.result()).release()
@@ -401,7 +401,7 @@ def test_a_grant_heard_amid_queueing_leaves_nobody_in_line(
         monkeypatch.setattr(core_line.Line, "hand_in", overtake)
         client.lock("a", ttl=0.5).acquire().release()
         assert overtaken
-        line = client._session.line(client.lock("a")._spec.keys)
+        line = client._session.waiters.line(client.lock("a")._spec.keys)
         eventually(lambda: line.idle and not line._waiting, what="nobody waits any more")
 
 
@@ -421,7 +421,7 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     with pytest.raises(holdfast.OutcomeUnknown):
         await lease.release()
     proxy.heal()
-    line = far._session.line(far.lock("a")._spec.keys)
+    line = far._session.waiters.line(far.lock("a")._spec.keys)
 
     async def forgotten() -> bool:
         return bool(line.idle)
@@ -467,7 +467,7 @@ async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock
     handed = await waits.result()
     text = await handed.export()
     (other,) = await joined(face, server, far.lock("a").acquire())  # so that `far` listens
-    line = far._session.line(far.lock("a")._spec.keys)
+    line = far._session.waiters.line(far.lock("a")._spec.keys)
     line.forget(handed.token)
     token = handed.token
     message = f"A:0:0:{len(token)}:{token}{KEY}"
@@ -495,7 +495,7 @@ async def test_a_refused_request_leaves_nothing_to_clean_up(face: Face, server: 
     with pytest.raises(holdfast.ConfigurationError, match="in use for something else"):
         await client.lock("b").acquire(timeout=PATIENCE)
     assert not client._session.renewer._cleanups
-    assert not any(line._known for line in client._session._lines.values())
+    assert not any(line._known for line in client._session.waiters._lines.values())
 
 
 async def test_a_waiter_whose_later_request_is_refused_leaves_the_queue(

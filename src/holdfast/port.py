@@ -122,6 +122,22 @@ class Job(Protocol):
         """Work until there is nothing to watch for."""
 
 
+class Call(Protocol):
+    """A function that runs a script where a lock is kept, once."""
+
+    def __call__(
+        self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float, /
+    ) -> Awaitable[Reply]:
+        """Return the reply.
+
+        Raises:
+            NodeUnavailable: nothing was carried out.
+            OutcomeUnknown: there was no reply within `timeout`, or it was carried out and too few
+                replicas have it.
+            ConfigurationError: the server will never accept this.
+        """
+
+
 class Port(Protocol):
     """What one operation on a lock may ask for."""
 
@@ -151,22 +167,6 @@ class Port(Protocol):
 
     def jitter(self) -> float:
         """A random number, at least 0 and below 1."""
-
-    def call(
-        self,
-        script: Script,
-        keys: Keys,
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> Awaitable[Reply]:
-        """Run a script on the node that keeps the lock, once.
-
-        Raises:
-            NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: it was sent and not answered within `timeout`, or was carried out and
-                too few replicas have it.
-            ConfigurationError: the server will never accept this.
-        """
 
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
@@ -212,7 +212,7 @@ class StepPort(Port, Protocol):
     ) -> Awaitable[Reply]:
         """Run a script, or the server's own command for the same, once, where its keys are.
 
-        As `call`, but for those who cannot simply ask again: it goes out on a connection that was
+        As `Call`, but for those who cannot simply ask again: it goes out on a connection that was
         alive just before. A script of the user's is answered by what it answers.
 
         Raises:

@@ -43,7 +43,7 @@ def spec_of(**settings: Any) -> LockSpec:
 def get(port: FakePort, timeout: float | None = None, **settings: Any) -> Hold:
     """Acquire the lock."""
     grip = Grip()
-    spec = spec_of(longest_ttl=port.session.longest_ttl, **settings)
+    spec = spec_of(longest_ttl=port.session.deployment.longest_ttl, **settings)
     assert run(acquire(port.session, spec, timeout, grip)) is grip
     assert grip._hold is not None
     grips.append(grip)
@@ -105,7 +105,7 @@ def pings_of(port: FakePort) -> list[Any]:
 
 def line_of(port: FakePort) -> Any:
     """The waiters of this client."""
-    return port.session.line(spec_of().keys)
+    return port.session.waiters.line(spec_of().keys)
 
 
 def listening(port: FakePort) -> Any:

@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.lines import Lines
+from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
 from holdfast.core.tally import nothing
 from holdfast.scripts import VOTE
@@ -159,7 +160,8 @@ def session_of(
     quorum: Quorum | None = None,
 ) -> Session:
     """A session of that port, which is also its background."""
-    return Session(port, lambda: port, report, polls=polls, longest_ttl=longest_ttl, quorum=quorum)
+    deployment = quorum or OneServer(port.call, longest_ttl)
+    return Session(port, lambda: port, report, deployment, polls=polls)
 
 
 def cleanups_of(session: Session) -> list[Cleanup]:

@@ -9,6 +9,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.core.deployment import OneServer
 from holdfast.core.line import channel_of
 from holdfast.core.renewer import Cleanup
 from holdfast.core.session import Session
@@ -70,9 +71,8 @@ class FakePort:
         self.events: list[Event] = []
         self._number = count(1)
         us: Any = self
-        self.session = Session(
-            us, lambda: us, self.events.append, polls=polls, longest_ttl=longest_ttl
-        )
+        deployment = OneServer(self.call, longest_ttl)
+        self.session = Session(us, lambda: us, self.events.append, deployment, polls=polls)
 
     def of(self, script: str) -> list[Sent]:
         """The requests of one script."""

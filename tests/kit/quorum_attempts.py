@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.adapters.threads import run
-from holdfast.core.election import win
 from holdfast.core.hold import Grip
 from holdfast.core.quorum import Quorum
+from holdfast.core.quorum_acquire import acquire as win
 from holdfast.core.spec import describe
 from holdfast.errors import NodeUnavailable
 from kit.fake_nodes import ClockedPort, FakeNodes, session_of
@@ -59,7 +59,7 @@ class QuorumAttempts:
         with pytest.raises(error) as caught:
             self.win(*rounds, **settings)
         assert type(caught.value) is error
-        assert not self.session.held
+        assert not self.session.held.newest
         return caught.value
 
     @property
@@ -79,7 +79,7 @@ class QuorumAttempts:
     @property
     def lines(self) -> list[Line]:
         keys = self.spec().keys
-        return [self.session.line(keys.at(node)) for node in range(3)]
+        return [self.session.waiters.line(keys.at(node)) for node in range(3)]
 
     @property
     def known(self) -> list[set[str]]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.hold import Grip, Hold
+from holdfast.core.quorum import Quorum
 from holdfast.core.spec import describe, keys_of
-from kit.fake_nodes import CLIENT, ClockedPort, CountedSignal, cleanups_of, session_of
+from holdfast.core.tally import nothing
+from kit.fake_nodes import (
+    CLIENT,
+    ClockedPort,
+    CountedSignal,
+    FakeNodes,
+    cleanups_of,
+    session_of,
+)
 from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
@@ -21,20 +29,27 @@ KEY = b"holdfast:{a}"
 TOKEN = f"hf1:{CLIENT}:7:ann@here:1:main:"
 
 
-class FakeQuorum:
-    """What a session asks of a quorum."""
+class FakeQuorum(Quorum):
+    """A quorum of nodes without servers, which notes what a session asks of it."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Any, Any, float]] = []
+        nodes = FakeNodes(ClockedPort())
+        super().__init__(nodes, nodes, nothing, 60.0)
+        self.begun: list[Session] = []
         self.closed = False
         self.forgotten: list[str] = []
-        self.whereabouts = SimpleNamespace(forget=self.forgotten.append)
 
-    def begin(self, clean_up: Any, later: Any, longest_ttl: float) -> None:
-        self.begun.append((clean_up, later, longest_ttl))
+    def begin(self, session: Session) -> None:
+        self.begun.append(session)
+        super().begin(session)
 
     def close(self) -> None:
         self.closed = True
+        super().close()
+
+    def forget(self, token: str) -> None:
+        self.forgotten.append(token)
+        super().forget(token)
 
 
 class Led:
@@ -60,7 +75,9 @@ class Led:
         return hold
 
     def waiter(self, token: str = TOKEN, key: bytes = KEY) -> Any:
-        return self.session.line(keys_of(key)).enter(token, key, CountedSignal(), self.port.time)
+        return self.session.waiters.line(keys_of(key)).enter(
+            token, key, CountedSignal(), self.port.time
+        )
 
     @property
     def cleanups(self) -> list[Cleanup]:

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.tasks import Place, Tasks
 from holdfast.adapters.threads import Threads
-from holdfast.core.quorum import Quorum
 from holdfast.wire.loop_crowd import LoopCrowd
 from holdfast.wire.loop_ears import LoopEars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from holdfast.core.events import Event
     from holdfast.port import Heard, Keys, Listener, Post
     from holdfast.wire.blocking_ears import BlockingEars
     from holdfast.wire.crowd import BlockingCrowd
@@ -23,18 +21,11 @@ if TYPE_CHECKING:
 class ThreadNodes(Threads):
     """`holdfast.port.Nodes`, and the port, for the threads of one client of several servers."""
 
-    def __init__(
-        self,
-        crowd: BlockingCrowd,
-        ears: Sequence[BlockingEars],
-        report: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, crowd: BlockingCrowd, ears: Sequence[BlockingEars]) -> None:
         super().__init__()
         self._crowd = crowd
         self._ears = ears
         self.names = crowd.names
-        self.quorum = Quorum(self, self, report)
-        self.call = self.quorum.call
 
     async def ask(
         self,
@@ -77,13 +68,10 @@ class TaskNodes(Tasks[_Place]):
         self,
         targets: Sequence[Target],
         timeout: float,
-        background: ThreadNodes,
-        report: Callable[[Event], None],
+        names: Sequence[str],
     ) -> None:
         super().__init__(lambda: _Place(targets, timeout), timeout)
-        self.names = background.names
-        self.quorum = Quorum(self, background, report)
-        self.call = self.quorum.call
+        self.names = names
 
     def ask(
         self,

@@ -1,134 +1,41 @@
-"""Acquiring: one script and one round trip when the lock is free, or when it becomes free.
-
-What an attempt keeps to:
-
-- One token for the whole attempt. A request without an answer is sent again under it, and the
-  server answers as it did, or would have done, the first time. Only an attempt whose grant was
-  evicted before it arrived draws another one, and keeps its place in the queue.
-- The deadline counts from the first of the sendings that were not answered.
-- Who waits stands in a queue on the server, and is told when it is their turn (`core.line`). It
-  asks again only when told to, and keeps its place by the ticket it got. Where the server cannot
-  speak to us, or is not to, the lock is asked for again and again instead.
-- An attempt that ends without the lock, while it stands in line or some request of it may still be
-  carried out, takes its token back: at once when it can, in the background when the server is
-  silent, or when nothing can be awaited because the event loop is closed.
-"""
+"""Acquiring a lock, unless the caller holds it already."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
-from holdfast.core.attempt import (
-    Acquired,
-    Attempt,
-    Confirming,
-    Evicted,
-    Failed,
-    Leftover,
-    Moment,
-    Polling,
-    Quarantined,
-    Queued,
-    Ready,
-    Unreachable,
-    begin,
-    message_in,
-    on_confirmation,
-    on_error,
-    on_grant,
-    on_reply,
-    on_timeout,
-)
-from holdfast.core.election import win
-from holdfast.core.hold import Grip, Hold, forked
-from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.core.subscribe import subscribe
-from holdfast.core.time_budget import seconds_to_end
-from holdfast.core.token import client_in
-from holdfast.core.wait_report import WaitReport, place_in_queue
-from holdfast.errors import (
-    ConfigurationError,
-    HoldfastError,
-    NodeUnavailable,
-    OutcomeUnknown,
-    WouldDeadlock,
-)
-from holdfast.scripts import POSITION, RENEW
+from holdfast.core.hold import Grip
+from holdfast.errors import WouldDeadlock
 
 if TYPE_CHECKING:
-    from holdfast.core.line import Grant, Line, Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Reply
 
 G = TypeVar("G", bound=Grip)
 
 
 async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
-    """Take the lock into `grip`, waiting up to `timeout` seconds (None: for ever, 0: not at all).
+    """Acquire the lock into `grip`; wait up to `timeout` seconds (None: for ever, 0: not at all).
 
     Raises:
-        AcquireTimeout: it was held by others all the while.
-        WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait; or it is
-            held by a task that could not run meanwhile.
-        NodeUnavailable: the server does not answer; nothing is held.
+        AcquireTimeout: other clients held it all the time.
+        WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait; or a
+            task holds it that could not run meanwhile.
+        NodeUnavailable: the server does not reply; nothing is held.
         ConfigurationError: the server will never grant it.
-        NotNeeded: the script that was to take it said so instead; nothing is held.
+        NotNeeded: the script `spec.taking` did not need the lock; nothing is held.
         NotHeld: this process was forked meanwhile, as by a signal handler, and is the child.
     """
-    if (spec.keys[0] in session.held or session.co_held) and _reenter(session, spec, timeout, grip):
+    held = session.held
+    if (spec.keys[0] in held.newest or held.shared) and _reenter(session, spec, timeout, grip):
         return grip
-    if session.quorum is not None:
-        return await win(session, session.quorum, spec, timeout, grip)
-    port, process = session.port, session.process
-    actor = port.actor()
-    queues = timeout != 0 and not session.polls
-    token = port.draw_token(actor, spec.suffix)
-    asked_at = port.now()
-    waiter = session.waiter(spec, token, asked_at) if queues and session.has_waited else None
-    place = "" if waiter is None else "0"
-    acquiring: _Acquiring | None = None
-    try:
-        try:
-            args: tuple[str, ...] = token, spec.ttl_ms
-            if place or spec.settings or spec.asked:
-                args = token, spec.ttl_ms, place, spec.settings, *spec.asked
-            limit = spec.command_timeout
-            if timeout and timeout < limit:
-                limit = min(limit, seconds_to_end(spec, timeout))
-            reply = await port.call(spec.taking, spec.keys, args, limit)
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            reply = error
-        if isinstance(reply, int) and reply and port.now() < asked_at + spec.usable:
-            grip._hold = hold = Hold(spec, token, reply, asked_at, actor, process, session, grip)
-            hold.waiter = waiter
-            due = asked_at + spec.first_due
-        else:
-            attempt = begin(spec, timeout, asked_at)
-            line = session.line(spec.keys) if queues else None
-            acquiring = _Acquiring(session, spec, attempt, token, waiter, line, process)
-            acquiring.handle(reply)
-            reply = None  # a long wait keeps nothing that it does not need
-            grant = await acquiring.run()
-            token = acquiring.token
-            fence, since = grant.fence, grant.since
-            grip._hold = hold = Hold(spec, token, fence, since, actor, process, session, grip)
-            due = acquiring.hand_over(hold, grant)
-        session.took(hold, due)
-    except BaseException as error:
-        if acquiring is None:
-            attempt = begin(spec, timeout, asked_at)
-            acquiring = _Acquiring(session, spec, attempt, token, waiter, None, process)
-        await acquiring.fail(grip, error)
-        raise
-    return grip
+    return await session.deployment.acquire(session, spec, timeout, grip)
 
 
 def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> bool:
-    """Take again what the caller holds, if it may; refuse to wait for what could never come."""
-    hold = session.mine(spec)
+    """Acquire again what the caller holds, if it may; refuse to wait for itself."""
+    hold = session.held.mine(spec)
     if hold is not None and spec.reentrant:
         grip._hold = hold
         hold.grips.add(ref(grip))
@@ -141,256 +48,10 @@ def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip
             "give the lock reentrant=True, or release it first",
             lock=spec.name,
         )
-    if session.is_blocked_by_waiting(spec):
+    if session.held.is_blocked_by_waiting(spec):
         raise WouldDeadlock(
             f"{spec.name!r} is held by another task or callback of this event loop, which cannot "
             "release it while this call blocks the loop: use holdfast.AsyncClient in coroutines",
             lock=spec.name,
         )
     return False
-
-
-class _Acquiring:
-    """Carries out an attempt whose first request did not acquire the lock: all its I/O."""
-
-    __slots__ = ("_line", "_process", "_report", "_session", "_spec", "attempt", "token", "waiter")
-
-    def __init__(  # noqa: PLR0913, PLR0917 - what is known of an attempt
-        self,
-        session: Session,
-        spec: LockSpec,
-        attempt: Attempt,
-        token: str,
-        waiter: Waiter | None,
-        line: Line | None,
-        process: int,
-    ) -> None:
-        self._session = session
-        self._spec = spec
-        self._line = line
-        """The queue that it may enter; None if it polls, or does not wait."""
-        self._process = process
-        self._report = WaitReport(session, spec.name, attempt.sent_at)
-        self.attempt = attempt
-        self.token = token
-        self.waiter = waiter
-
-    async def run(self) -> Grant:
-        """Do what each state asks for, until the lock is acquired."""
-        while True:
-            match self.attempt.state:
-                case Acquired(grant):
-                    return grant
-                case Failed(error):
-                    raise error from None
-                case Ready():
-                    await self._request()
-                case Queued():
-                    await self._wait_for_message(cast("Waiter", self.waiter))
-                case Polling(pause) | Unreachable(pause) | Quarantined(pause):
-                    await self._pause(pause)
-                case Confirming():
-                    await self._confirm()
-                case Evicted():
-                    self._draw_another_token()
-            self._check_process()
-
-    def _check_process(self) -> None:
-        if self._session.port.process() != self._process:
-            raise forked(self._spec.name)
-
-    def _time_left(self) -> float:
-        return self.attempt.budget.for_request(self._session.port.now())
-
-    async def _request(self) -> None:
-        port, spec, line = self._session.port, self._spec, self._line
-        place, ear = "", None
-        if line is not None:
-            ear = line.ear
-            if ear is None or not ear.counted:
-                client = client_in(self.token)
-                ear = await subscribe(self._session, spec, line, client, self._time_left)
-                self._check_process()
-        if line is not None and ear is not None:
-            if self.waiter is None:
-                signal, now = port.signal(), port.now()
-                self.waiter = line.enter(self.token, spec.keys[0], signal, now)
-            place = self.attempt.ticket if ear.counted else f"!{self.attempt.ticket}"
-        self.attempt = self.attempt.sending(port.now())
-        if self.waiter is not None:
-            # Told first, looked at second: a connection that is lost does these two the other way.
-            self.waiter.grant, self.waiter.ask = None, False
-            if self.waiter.line.ear is not ear:
-                self.waiter.ask = True
-        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked
-        try:
-            reply = await port.call(spec.taking, spec.keys, args, self._time_left())
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            reply = error
-        self.handle(reply)
-
-    def handle(self, reply: Reply | HoldfastError) -> None:
-        """Handle the reply to a request, or that there is none."""
-        self._check_process()
-        session, line, now = self._session, self._line, self._session.port.now()
-        can_queue = line is not None and self.waiter is None and now >= line.deaf_until
-        moment = Moment(now, session.port.jitter(), session.closed, can_queue)
-        if isinstance(reply, HoldfastError):
-            self.attempt = on_error(self.attempt, self._spec, reply, moment)
-            if isinstance(reply, OutcomeUnknown):
-                session.rally(self._spec)  # it may have granted the lock to another waiter here
-        else:
-            self.attempt = on_reply(self.attempt, self._spec, reply, moment)
-            message = message_in(reply)
-            if message:
-                session.granted(message, self.attempt.sent_at)
-        self._handle_grant()
-
-    def _handle_grant(self) -> bool:
-        """Handle the grant that was pushed to this waiter; False if there is none."""
-        grant = None if self.waiter is None else self.waiter.grant
-        if grant is not None:
-            self.attempt = on_grant(self.attempt, self._spec, grant, self._session.port.now())
-        return grant is not None
-
-    async def _pause(self, seconds: float) -> None:
-        now = self._session.port.now()
-        if now >= self._report.due:
-            self._report.send(now, self.attempt.why())
-        await self._session.port.sleep(seconds)
-        if not self._handle_grant():
-            self.attempt = self.attempt.ready()
-
-    async def _wait_for_message(self, waiter: Waiter) -> None:
-        """Wait in the queue until the server notifies this waiter, or until the timeout is over."""
-        port, queued = self._session.port, cast("Queued", self.attempt.state)
-        waiter.queued(self.attempt.sent_at, queued.recheck_after)
-        if queued.was_lost:
-            waiter.line.places_lost(self.attempt.sent_at, port.now())
-        while not self._handle_grant():
-            if waiter.ask:
-                self.attempt = self.attempt.ready()
-                return
-            now = port.now()
-            left = self.attempt.budget.give_up - now
-            if left <= 0:
-                self.attempt = on_timeout(self.attempt, self._spec)
-                return
-            if now >= self._report.due:
-                self._report.send(now, await self._look_at_queue())
-            else:
-                waiter.report_at = self._report.due
-                await port.wait(waiter.signal, left)
-
-    async def _look_at_queue(self) -> str:
-        """Say who holds the lock now, and the place of this attempt in the queue."""
-        request = POSITION, self._spec.keys, (self.attempt.ticket,)
-        try:
-            reply = await self._session.port.call(*request, self._time_left())
-        except HoldfastError as error:
-            return str(error)
-        token, left_ms, ahead = reply
-        if token:
-            self.attempt = self.attempt._replace(holder=(token, left_ms))
-        return f"{self.attempt.why()}; {place_in_queue(ahead)}"
-
-    async def _confirm(self) -> None:
-        port, spec = self._session.port, self._spec
-        sent_at, args = port.now(), (self.token, spec.ttl_ms, spec.settings, "0")
-        try:
-            fence = await port.call(RENEW, spec.kept_keys, args, self._time_left())
-        except (OutcomeUnknown, NodeUnavailable):
-            fence = 0
-        except ConfigurationError as error:
-            self.handle(error)
-            return
-        self.attempt = on_confirmation(self.attempt, spec, fence, sent_at, port.now())
-
-    def _draw_another_token(self) -> None:
-        if self.waiter is not None:
-            self.waiter.leave()
-            self.waiter.forget()
-        port = self._session.port
-        self.token, self.waiter = port.draw_token(port.actor(), self._spec.suffix), None
-        self.attempt = self.attempt.ready()
-
-    # The end of an attempt
-
-    def hand_over(self, hold: Hold, grant: Grant) -> float:
-        """Tell the hold all that is known; return when it is due to be renewed."""
-        hold.tainted = self.attempt.uncertain
-        if self.waiter is not None:
-            hold.waiter = self.waiter
-            self.waiter.leave()
-        return hold.begin(grant.since, grant.seconds, self._session.port.now())
-
-    async def fail(self, grip: Grip, error: BaseException) -> None:
-        """Leave nothing on the server when the attempt ends with `error`."""
-        if grip._hold is not None:  # interrupted after the grant, before acquire() returned
-            self._session.disown(grip._hold)
-        if self._session.port.process() != self._process:
-            return  # this is a forked child, and the attempt its parent's
-        if isinstance(error, GeneratorExit):
-            self._abandon()
-        else:
-            await self._undo()
-
-    async def _undo(self) -> None:
-        leftover = self.attempt.leftover
-        if self.waiter is not None:
-            self.waiter.leave()
-        if leftover is Leftover.NOTHING:
-            self._forget_waiter()
-        elif leftover is Leftover.TOKEN:
-            await self._session.port.shielded(self._remove("0"))
-        elif self.attempt.failures:  # to wait for this server once more is in vain
-            self._abandon()
-        else:
-            self._session.rally(self._spec)
-            await self._session.port.shielded(self._remove(TOMBSTONE_MS))
-
-    def _abandon(self) -> None:
-        """Clean up in the background: the server does not reply, or nothing can be awaited."""
-        session, spec = self._session, self._spec
-        session.rally(spec)
-        session.see_to(spec, self.token)
-        if self.waiter is not None:
-            self.waiter.leave()
-        self._forget_waiter()
-
-    async def _remove(self, tombstone: str) -> None:
-        try:
-            await take_back(self._session, self._spec, self.token, tombstone, self._time_left())
-        finally:
-            self._forget_waiter()
-
-    def _forget_waiter(self) -> None:
-        if self.waiter is not None:
-            self.waiter.forget()
-
-
-async def take_back(  # noqa: PLR0913 - what is known of a token, of all kinds
-    session: Session,
-    spec: LockSpec,
-    token: str,
-    tombstone: str = TOMBSTONE_MS,
-    timeout: float = math.inf,
-    *,
-    longest: float = 0.0,
-) -> None:
-    """Take a token back whatever became of it; in the background if `timeout` does not do.
-
-    `longest` is the most that was asked for, if that may be more than the ttl.
-    """
-    done = False
-    try:
-        asked_at, request = session.port.now(), session.ending(spec, token, tombstone, longest)
-        reply = await session.port.call(*request, min(timeout, spec.command_timeout))
-        session.released(reply, asked_at)
-        done = True
-    except HoldfastError:
-        pass
-    finally:
-        if not done:
-            session.rally(spec)
-            session.see_to(spec, token, longest=longest)

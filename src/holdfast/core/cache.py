@@ -397,7 +397,9 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
     end, process = port.now() + timeout * patience, port.process()
 
     def send() -> Awaitable[Reply]:
-        return port.call(script, keys, args, min(timeout, max(0.0, end - port.now())))
+        return cache.session.deployment.call(
+            script, keys, args, min(timeout, max(0.0, end - port.now()))
+        )
 
     def on_failure(error: HoldfastError) -> None:
         if port.now() >= end or port.process() != process:
@@ -410,10 +412,10 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
 
 def _abandon(session: Session, hold: Hold) -> None:
     """Leave a lock to the background: the server does not answer."""
-    session.disown(hold)
+    session.abandon(hold)
     if hold.waiter is not None:
         hold.waiter.forget()
-    session.clean_up_after(hold)
+    session.cleanups.schedule_lease(hold)
 
 
 async def _let_go(session: Session, grip: Grip) -> None:

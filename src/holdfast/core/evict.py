@@ -7,11 +7,10 @@ safe. The lock delay is the one that this token tells, and not what the caller w
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import TYPE_CHECKING
 
 from holdfast.core.retry import retry
-from holdfast.core.spec import keys_of, settings_of
+from holdfast.core.spec import keys_of
 from holdfast.core.token import read_party
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import EVICT
@@ -35,7 +34,9 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
     """
     request = _request(session, spec, holder)
     try:
-        reply, uncertain = await retry(lambda: session.port.call(*request, spec.command_timeout))
+        reply, uncertain = await retry(
+            lambda: session.deployment.call(*request, spec.command_timeout)
+        )
     except OutcomeUnknown as error:
         message = f"{spec.name!r} may have been taken from its holder, or not: {error}"
         raise OutcomeUnknown(message, lock=spec.name, node=error.node) from None
@@ -47,13 +48,8 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
 
 def _request(session: Session, spec: LockSpec, holder: Holder) -> Request:
     token = holder.token.encode("utf-8", "surrogateescape")
-    party, several = read_party(token), session.quorum is not None
-    settings = settings_of(
-        0 if party is None else party.delay_ms,
-        "",
-        fair=not several,
-        guarded=session.longest_ttl < math.inf and not several,
-    )
+    party = read_party(token)
+    settings = session.deployment.settings(0 if party is None else party.delay_ms, "")
     keys = keys_of(spec.keys[0], holds=holder.owner is not None)
     shown = hashlib.sha1(token, usedforsecurity=False).hexdigest()
     return EVICT, keys, (shown, spec.ttl_ms, settings)

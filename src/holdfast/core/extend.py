@@ -51,7 +51,7 @@ async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
     def send() -> Awaitable[Reply]:
         nonlocal sent_at
         sent_at = port.now()
-        return port.call(*hold.renewal(ttl), hold.spec.command_timeout)
+        return session.deployment.call(*hold.renewal(ttl), hold.spec.command_timeout)
 
     kept, _ = await retry(send, lambda _: check(session, grip))
     check(session, grip)

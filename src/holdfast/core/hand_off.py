@@ -14,7 +14,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.core.acquire import take_back
+from holdfast.core.cleanup import cancel_token
 from holdfast.core.extend import keep
 from holdfast.core.hold import RELEASED, Grip, Hold, forked
 from holdfast.core.release import check
@@ -67,8 +67,7 @@ async def export(session: Session, grip: Grip) -> str:
     await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
-    if session.quorum is not None:
-        session.quorum.whereabouts.hand_on(hold.token)
+    session.deployment.hand_off(hold.token)
     if hold.waiter is not None:
         hold.waiter.outlive(session.port.now())
     hold.state = RELEASED
@@ -106,7 +105,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
         longest = facts.pop("longest")
         check_ttl(longest, lock=name, name="longest")
     # It is seen to for as long as any lock of this client may last.
-    check_ttl(longest, lock=name, longest=session.longest_ttl, name="longest")
+    check_ttl(longest, lock=name, longest=session.deployment.longest_ttl, name="longest")
     with _refusing_others():
         spec = describe(
             name,
@@ -114,8 +113,8 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
             timeout=None,
             owner=None,
             command_timeout=command_timeout,
-            longest_ttl=session.longest_ttl,
-            quorum=session.quorum is not None,
+            longest_ttl=session.deployment.longest_ttl,
+            quorum=session.deployment.is_quorum,
         )
     return token, fence, longest, spec
 
@@ -164,7 +163,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     try:
         try:
             given, uncertain = await retry(
-                lambda: port.call(ADOPT, spec.keys, args, spec.command_timeout), on_failure
+                lambda: session.deployment.call(ADOPT, spec.keys, args, spec.command_timeout),
+                on_failure,
             )
         except (OutcomeUnknown, NodeUnavailable) as error:
             message = f"{spec.name!r} was not adopted: {error}"
@@ -176,14 +176,14 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         session.took(hold, asked_at + spec.first_due)
     except BaseException as error:
         if grip._hold is not None:
-            session.disown(grip._hold)
+            session.abandon(grip._hold)
         if process != port.process():  # a forked child: the attempt is its parent's
             raise
         if isinstance(error, GeneratorExit):
-            session.see_to(spec, token, longest=longest)
+            session.cleanups.schedule(spec, token, longest=longest)
             raise
-        several = session.quorum is not None  # some of which may have it
-        if maybe_adopted or several or not isinstance(error, HoldfastError):
-            await port.shielded(take_back(session, spec, token, longest=longest))
+        maybe_adopted = maybe_adopted or not session.deployment.refusal_is_final
+        if maybe_adopted or not isinstance(error, HoldfastError):
+            await port.shielded(cancel_token(session, spec, token, longest=longest))
         raise
     return grip

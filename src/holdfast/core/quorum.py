@@ -22,10 +22,11 @@ attempt waits and tries again is in `core.election`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.core.events import Event
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, to_ms
+from holdfast.core.quorum_acquire import acquire
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, settings_of, to_ms
 from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
@@ -35,10 +36,15 @@ from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.core.renewer import Errand
+    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
     from holdfast.core.tally import Note
     from holdfast.port import Keys, Nodes, Post, Reply, Request
     from holdfast.scripts import Script
+
+
+G = TypeVar("G", bound="Grip")
 
 
 class Election(NamedTuple):
@@ -52,7 +58,18 @@ class Election(NamedTuple):
 class Quorum:
     """Several nodes, as one."""
 
-    def __init__(self, nodes: Nodes, background: Nodes, report: Callable[[Event], None]) -> None:
+    is_quorum = True
+    has_queue = False
+    refusal_is_final = False
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        background: Nodes,
+        report: Callable[[Event], None],
+        longest_ttl: float = TTL_MAX,
+    ) -> None:
+        self.longest_ttl = longest_ttl
         self.names = nodes.names
         self.majority = len(self.names) // 2 + 1
         self._spare = len(self.names) - self.majority  # how many one can do without
@@ -60,26 +77,58 @@ class Quorum:
         self._nodes = nodes
         self._background = background
         self._report = report
-        self.whereabouts = Whereabouts(self._all, nothing, nothing, to_ms(TTL_MAX))
-        self.begin(nothing, nothing, TTL_MAX)
-
-    def begin(
-        self,
-        clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], Errand | None],
-        longest_ttl: float,
-    ) -> None:
-        """Know of no token: in a forked child, none is ours. All is for `Whereabouts`."""
-        self.whereabouts.disconnect()  # a call that was under way at the fork still has it
-        self.whereabouts = Whereabouts(self._all, clean_up, later, to_ms(longest_ttl))
+        self.whereabouts = Whereabouts(self._all, nothing, nothing, to_ms(longest_ttl))
         self.failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
+        self._closed = False
+
+    def begin(self, session: Session) -> None:
+        """Know of no token: for a new client, and in each forked child of its process."""
+        self.whereabouts.disconnect()  # a call that was under way at the fork still has it
+        clean_up, later = session.cleanups.schedule_request, session.renewer.later
+        self.whereabouts = Whereabouts(self._all, clean_up, later, to_ms(self.longest_ttl))
+        self._port = session.port
+        self.failing = set()
         self._closed = False
 
     def close(self) -> None:
         """Care no more for what nodes do, or fail to do."""
         self._closed = True
         self.whereabouts.close()
+
+    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+        """Acquire a lock; as `core.acquire.acquire`."""
+        return await acquire(session, self, spec, timeout, grip)
+
+    def releasing(self, hold: Hold) -> Request:
+        """Return the request that releases a lease.
+
+        If the caller is not the thread or task that acquired it, its requests may reach a node
+        before the vote does: a tombstone keeps the vote out.
+        """
+        is_first = not hold.tainted and hold.actor is self._port.actor()
+        tombstone = "0" if is_first else TOMBSTONE_MS
+        return self.ending(hold.spec, hold.token, tombstone, hold.longest_ttl)
+
+    def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
+        """Return the request that removes a token.
+
+        A node that fails is retried for the ttl in the request: for the `longest` that it had.
+        """
+        ttl_ms = to_ms(longest) if longest > spec.ttl else spec.ttl_ms
+        return RELEASE, spec.keys, (token, ttl_ms, tombstone, spec.settings)
+
+    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:  # noqa: ARG002
+        """Return the settings of a lock as the scripts read them: no node hands a lock over."""
+        return settings_of(delay_ms, group, fair=False)
+
+    def hand_off(self, token: str) -> None:
+        """Leave a token to the client that adopts it."""
+        self.whereabouts.hand_on(token)
+
+    def forget(self, token: str) -> None:
+        """Forget a token: it has been removed, or will expire."""
+        self.whereabouts.forget(token)
 
     # Electing
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 from weakref import ref
 
-from holdfast.core.acquire import take_back
+from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
 from holdfast.core.retry import retry
-from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -21,7 +20,6 @@ from holdfast.errors import (
     NotHeld,
     OutcomeUnknown,
 )
-from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from holdfast.core.hold import Grip, Hold
@@ -74,16 +72,11 @@ async def release(session: Session, grip: Grip) -> None:
     try:
         if not _begin(session, hold, grip):
             return
-        spec = hold.spec
-        args = (
-            _arguments(session, hold)
-            if hold.tainted or spec.settings
-            else (hold.token, spec.ttl_ms)
-        )
+        request = *session.deployment.releasing(hold), hold.spec.command_timeout
         asked_at = session.port.now()
         try:
             reply, _ = await retry(
-                lambda: session.port.call(RELEASE, spec.keys, args, spec.command_timeout),
+                lambda: session.deployment.call(*request),
                 lambda error: _on_failure(session, hold, error),
             )
         except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
@@ -99,15 +92,6 @@ async def release(session: Session, grip: Grip) -> None:
     except BaseException as error:
         await _interrupted(session, hold, grip, error)
         raise
-
-
-def _arguments(session: Session, hold: Hold) -> tuple[str, ...]:
-    tombstone = TOMBSTONE_MS if hold.tainted else "0"
-    if session.quorum is not None and hold.actor is not session.port.actor():
-        # Some nodes may have yet to hear of the lease: who is not the one who asked for it may
-        # reach them before.
-        tombstone = TOMBSTONE_MS
-    return session.ending(hold.spec, hold.token, tombstone, hold.longest_ttl)[2]
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
@@ -143,7 +127,7 @@ def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
     _check_process(session, hold)
     if isinstance(error, OutcomeUnknown):
         hold.unsure = True
-        session.rally(hold.spec)
+        session.waiters.recheck_all(hold.spec)
     if session.closed:
         raise error
 
@@ -158,7 +142,7 @@ def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
     if session.closed:
         raise kind(f"{message}: this client is closed", lock=name) from None
-    session.clean_up_after(hold)
+    session.cleanups.schedule_lease(hold)
     hold.unsure = True  # from now on the background may release it
     if isinstance(error, ConfigurationError):
         raise error
@@ -168,7 +152,7 @@ def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
 
 def _released(session: Session, hold: Hold, reply: Reply, asked_at: float) -> bool:
     _check_process(session, hold)  # the reply may grant the lock to another waiter of the parent
-    return session.released(reply, asked_at)
+    return session.waiters.on_release(reply, asked_at)
 
 
 def _was_not_ours(session: Session, hold: Hold, reply: Reply) -> None:
@@ -185,7 +169,7 @@ async def _interrupted(session: Session, hold: Hold, grip: Grip, by: BaseExcepti
     if isinstance(by, GeneratorExit):
         abandon(session, grip)
     else:
-        session.rally(hold.spec)
+        session.waiters.recheck_all(hold.spec)
         await session.port.shielded(_finish(session, hold, grip))
 
 
@@ -193,8 +177,8 @@ def abandon(session: Session, grip: Grip) -> None:
     """Release it in the background, because nothing can be awaited: the event loop is closed."""
     hold = grip._hold
     if hold is not None and _is_to_end(session, hold, grip):
-        session.rally(hold.spec)
-        session.clean_up_after(hold)
+        session.waiters.recheck_all(hold.spec)
+        session.cleanups.schedule_lease(hold)
         if hold.waiter is not None:
             hold.waiter.forget()
         hold.state = RELEASED
@@ -216,7 +200,7 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     if not _is_to_end(session, hold, grip):
         return
     try:
-        await take_back(session, hold.spec, hold.token, longest=hold.longest_ttl)
+        await cancel_token(session, hold.spec, hold.token, longest=hold.longest_ttl)
     finally:
         if hold.waiter is not None:
             hold.waiter.forget()

@@ -72,7 +72,7 @@ async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
         return
     try:
         ear.heard_itself = port.signal()
-        count = await port.call(PROBE, spec.keys, (client,), time_left())
+        count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
         if count == 0 and line.sharded:  # another node has the lock's slot
             line.deaf_until = port.now() + RETRY_AFTER
             return

@@ -125,9 +125,9 @@ class AsyncClient:
         reset_after_fork(self._session.begin)
         self._specs = SpecCache(
             command_timeout=self._command_timeout,
-            longest_ttl=self._session.longest_ttl,
+            longest_ttl=self._session.deployment.longest_ttl,
             min_validity=self._min_validity,
-            quorum=self._session.quorum is not None,
+            quorum=self._session.deployment.is_quorum,
             namespace=self._namespace,
         )
 
@@ -264,7 +264,7 @@ class AsyncClient:
             lock_ttl=lock_ttl,
             timeout=timeout,
             command_timeout=self._command_timeout,
-            quorum=self._session.quorum is not None,
+            quorum=self._session.deployment.is_quorum,
             namespace=self._namespace,
         )
         return self._caching.decorator(spec, key, codec)

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.adapters.threads import BackgroundThread, ThreadsPort, pipelined
+from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
 from holdfast.wire.blocking_ears import BlockingEars
 from holdfast.wire.target import is_undecided
@@ -73,25 +74,26 @@ def over_threads(
             threads_port,
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
+            OneServer(threads_port.call, where.longest_ttl),
             polls=polls,
-            longest_ttl=where.longest_ttl,
         )
         where.followed_by(session)
         ends = session.close, ears.close, wire.close
         return Deployment(session, ends, port=threads_port)
     from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
+    from holdfast.core.quorum import Quorum  # noqa: PLC0415 - likewise
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
 
     crowd = BlockingCrowd(targets, timeout)
     ears_of_each = [BlockingEars(target, timeout) for target in targets]
-    nodes = ThreadNodes(crowd, ears_of_each, report)
+    nodes = ThreadNodes(crowd, ears_of_each)
+    quorum = Quorum(nodes, nodes, report, longest_ttl)
     session = Session(
         nodes,
-        lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
+        lambda: BackgroundThread(quorum.call_many, crowd.drop, _RENEWER),
         report,
+        quorum,
         polls=polls,
-        longest_ttl=longest_ttl,
-        quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, *(ears.close for ears in ears_of_each), crowd.close))
 
@@ -118,22 +120,23 @@ def over_tasks(
             port,
             lambda: BackgroundThread(pipelined(wire), wire.drop, _RENEWER),
             report,
+            OneServer(port.call, where.longest_ttl),
             polls=polls,
-            longest_ttl=where.longest_ttl,
         )
         where.followed_by(session)
         return Deployment(session, (session.close, wire.close), port.close, port)
     from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
+    from holdfast.core.quorum import Quorum  # noqa: PLC0415 - likewise
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
 
     crowd = BlockingCrowd(targets, timeout)
-    nodes = TaskNodes(targets, timeout, ThreadNodes(crowd, (), report), report)
+    nodes = TaskNodes(targets, timeout, crowd.names)
+    quorum = Quorum(nodes, ThreadNodes(crowd, ()), report, longest_ttl)
     session = Session(
         nodes,
-        lambda: BackgroundThread(nodes.quorum.call_many, crowd.drop, _RENEWER),
+        lambda: BackgroundThread(quorum.call_many, crowd.drop, _RENEWER),
         report,
+        quorum,
         polls=polls,
-        longest_ttl=longest_ttl,
-        quorum=nodes.quorum,
     )
     return Deployment(session, (session.close, crowd.close), nodes.close)

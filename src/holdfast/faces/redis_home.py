@@ -14,7 +14,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from holdfast.core.acquire import acquire, take_back
+from holdfast.core.acquire import acquire
+from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.retry import Answer, retry
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, LockSpec, to_ms
@@ -95,7 +96,7 @@ class Home:
         session = self.session
         await acquire(session, spec, timeout, taking)
         hold = taking.hold
-        session.disown(hold)
+        session.abandon(hold)
         self._remember(hold)
         if taking.given is not None:
             name = cast("str", taking.given)  # any bytes; what packs it takes both
@@ -106,18 +107,18 @@ class Home:
         """As `undo`, but in the background, because nothing can be awaited."""
         hold = taking._hold  # noqa: SLF001 - its own
         if hold is not None and hold.process == self.session.port.process():
-            self.session.disown(hold)
+            self.session.abandon(hold)
             self._recent.pop(hold.token, None)
-            self.session.see_to(spec, hold.token)
+            self.session.cleanups.schedule(spec, hold.token)
 
     async def undo(self, spec: LockSpec, taking: Taking) -> None:
         """Leave nothing behind of a taking that failed."""
         hold = taking._hold  # noqa: SLF001 - its own
         if hold is None or hold.process != self.session.port.process():  # or a forked child
             return
-        self.session.disown(hold)
+        self.session.abandon(hold)
         self._recent.pop(hold.token, None)
-        await take_back(self.session, spec, hold.token)
+        await cancel_token(self.session, spec, hold.token)
         if taking.given is not None:
             await self._end_given(spec, taking.given)
         if hold.waiter is not None:
@@ -136,28 +137,30 @@ class Home:
         process = session.process
         name = token.decode() if is_ours(token) else cast("str", token)
         _, hold = self._recent.pop(name, (0.0, None))
-        tombstone = "0" if is_ours(token) and session.hears(name, spec.keys[0]) else "0 quiet"
+        tombstone = (
+            "0" if is_ours(token) and session.waiters.can_notify(name, spec.keys[0]) else "0 quiet"
+        )
         if hold is not None and hold.tainted:
             tombstone = TOMBSTONE_MS
         args = name, WINDOW_MS, tombstone, spec.settings
         try:
             asked_at = session.port.now()
             reply, repeated = await self._insist(RELEASE, spec, args, process)
-            released = session.released(reply, asked_at) or repeated or token in unsure
+            released = session.waiters.on_release(reply, asked_at) or repeated or token in unsure
             unsure.discard(token)
             return released  # noqa: TRY300 - an interrupt may strike here
         except BaseException as error:
             if process != session.port.process():  # closed in a forked child
                 raise
             unsure.add(token)
-            session.rally(spec)
+            session.waiters.recheck_all(spec)
             if not is_ours(token):
                 if not isinstance(error, (GeneratorExit, HoldfastError)):
                     await session.port.shielded(self._end_given(spec, token))
             elif isinstance(error, (GeneratorExit, HoldfastError)):
-                session.see_to(spec, name, longest=TTL_MAX)  # it may have been extended
+                session.cleanups.schedule(spec, name, longest=TTL_MAX)  # it may have been extended
             else:
-                await session.port.shielded(take_back(session, spec, name, longest=TTL_MAX))
+                await session.port.shielded(cancel_token(session, spec, name, longest=TTL_MAX))
             raise
         finally:
             if hold is not None and hold.waiter is not None:
@@ -176,9 +179,11 @@ class Home:
         def on_failure(error: HoldfastError) -> None:
             check_process()
             if isinstance(error, OutcomeUnknown):
-                session.rally(spec)  # it may have granted the lock to another waiter here
+                session.waiters.recheck_all(
+                    spec
+                )  # it may have granted the lock to another waiter here
 
-        send = partial(session.port.call, script, spec.keys, args, spec.command_timeout)
+        send = partial(session.deployment.call, script, spec.keys, args, spec.command_timeout)
         answer = await retry(send, on_failure)
         check_process()
         return answer
@@ -193,9 +198,9 @@ class Home:
         """Release a token that the user gave; once, and only now: later it may be another's."""
         args = cast("str", token), WINDOW_MS, "0 quiet", spec.settings
         with contextlib.suppress(HoldfastError):
-            asked_at, call = self.session.port.now(), self.session.port.call
+            asked_at, call = self.session.port.now(), self.session.deployment.call
             reply = await call(RELEASE, spec.keys, args, spec.command_timeout)
-            self.session.released(reply, asked_at)
+            self.session.waiters.on_release(reply, asked_at)
 
     def _remember(self, hold: Hold) -> None:
         now, recent = self.session.port.now(), self._recent
@@ -225,7 +230,7 @@ def client_of(kind: type[C], pool: object) -> C:
     """
     try:
         client = kind(pool, command_timeout=COMMAND_TIMEOUT)
-        if client._session.longest_ttl < math.inf:  # noqa: SLF001 - a face of the same house
+        if client._session.deployment.longest_ttl < math.inf:  # noqa: SLF001 - a face of the same house
             advice = "its servers change places: use a lock of holdfast.Client(...), with its ttl"
             raise ConfigurationError(advice)  # noqa: TRY301 - said below, for all
         return client  # noqa: TRY300 - the only way out

@@ -12,6 +12,7 @@ import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
+from holdfast.core.deployment import OneServer
 from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
@@ -32,6 +33,7 @@ from holdfast.wire.refusals import is_of_server, refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from holdfast.core.deployment import Deployment
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
     from holdfast.port import Keys, L, Listener, Reply, Signal
@@ -79,10 +81,20 @@ class _Session(Session):
             client,
             lambda: SimBackground(client),
             lambda event: observer.told(client, event),
+            client.deployment,
             polls=settings.polls,
-            longest_ttl=LONGER * settings.ttl if client.quorum or settings.sentinel else math.inf,
-            quorum=client.quorum,
         )
+
+    def begin(self) -> None:
+        """Begin, and say which grants are returned."""
+        super().begin()
+        return_grant = self.cleanups.return_grant
+
+        def returned(key: bytes, token: str, delay_ms: int) -> None:
+            self._observer.handed_back(self._client, token)
+            return_grant(key, token, delay_ms)
+
+        self.cleanups.return_grant = returned  # type: ignore[method-assign]  # to observe it
 
     def took(self, hold: Hold, due: float) -> None:
         """Keep what was granted, and say so."""
@@ -93,10 +105,6 @@ class _Session(Session):
         """See to a loss, and say so."""
         self._observer.lost(self._client, hold)
         super().lost(hold)
-
-    def _hand_back(self, key: bytes, token: str, delay_ms: int) -> None:
-        self._observer.handed_back(self._client, token)
-        super()._hand_back(key, token, delay_ms)
 
 
 class SimClient:
@@ -134,11 +142,18 @@ class SimClient:
         self.background_nodes = SimNodes(self, nodes, loop=False)
         self.quorum: Quorum | None = None
         self._nodes: SimNodes | None = None
+        self.deployment: Deployment
         if len(nodes) > 1:
             self._nodes = here = SimNodes(self, nodes, loop=settings.loop)
-            self.quorum = Quorum(
-                here, self.background_nodes, lambda event: observer.told(self, event)
+            self.deployment = self.quorum = Quorum(
+                here,
+                self.background_nodes,
+                lambda event: observer.told(self, event),
+                LONGER * settings.ttl,
             )
+        else:
+            longest_ttl = LONGER * settings.ttl if settings.sentinel else math.inf
+            self.deployment = OneServer(self.call, longest_ttl)
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
@@ -217,7 +232,7 @@ class SimClient:
         if self.immune or not choices.chance("fault:stall", chance):
             return
         if until is None:
-            until = min([hold.deadline for hold in self.session.held.values()], default=0.0)
+            until = min([hold.deadline for hold in self.session.held.newest.values()], default=0.0)
         left = int((until - self.now()) * SECOND / self.machine.rate)
         pauses = *PAUSES, left + JUST_BEYOND
         aimed = 4 if 0 < left < PAUSES[-1] else 0
@@ -269,7 +284,7 @@ class SimClient:
     def remembered(self) -> set[str]:
         """Return the tokens of leases that the client keeps, and of those that nodes may have."""
         session = self.session
-        leases = *session.held.values(), *chain(*session.co_held.values())
+        leases = *session.held.newest.values(), *chain(*session.held.shared.values())
         tokens = {lease.token for lease in leases}
         if self.quorum is not None:
             known = self.quorum.whereabouts
@@ -374,8 +389,6 @@ class SimClient:
     ) -> Reply:
         """Run a script over the task's own connection, or on several nodes."""
         check_duration(timeout)
-        if self.quorum is not None:
-            return await self.quorum.call(script, keys, args, timeout)
         generation = self.generation
         await self.moment()
         if script is ACQUIRE:

@@ -191,7 +191,7 @@ class LockPlay:
         """Take the lock again while holding it."""
         grip, began = self._grip(), client.now()
         # Not if an operator evicted it, and another task of the client was granted the lock since.
-        known = client.session.held.get(self._spec.keys[0]) is hold
+        known = client.session.held.newest.get(self._spec.keys[0]) is hold
         try:
             await acquire(client.session, self._spec, 5.0, grip)
         except WouldDeadlock:

@@ -54,7 +54,7 @@ TRIES = 3
 """Rounds in which too few nodes answer before NoQuorum is raised, even if the timeout is over."""
 
 
-async def win(
+async def acquire(
     session: Session, quorum: Quorum, spec: LockSpec, timeout: float | None, grip: G
 ) -> G:
     """Take the lock into `grip`, as `core.acquire.acquire` does.
@@ -75,7 +75,7 @@ async def win(
         await candidate.leave()
     except BaseException as error:
         if grip._hold is not None:  # interrupted between the grant and its being handed over
-            session.disown(grip._hold)
+            session.abandon(grip._hold)
         if process != session.port.process():
             candidate.forget()
         elif isinstance(error, GeneratorExit):
@@ -192,7 +192,7 @@ class _Candidate:
         self._quorum.whereabouts.expect(self._waiter)
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
-            line = self._session.line(keys)
+            line = self._session.waiters.line(keys)
             self._waiters.append(line.enter(self._waiter, keys[0], told, port.now()))
             if line.ear is None and port.now() >= line.deaf_until:
                 try:

@@ -1,0 +1,111 @@
+"""Where the locks of a client are kept: on one server, or on a quorum of servers.
+
+`OneServer` also stands for a cluster and for servers behind Sentinels: each lock is on one server
+at a time. `core.quorum.Quorum` is the other implementation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from holdfast.core.server_acquire import acquire
+from holdfast.core.spec import TOMBSTONE_MS, settings_of
+from holdfast.scripts import RELEASE
+
+if TYPE_CHECKING:
+    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.session import Session
+    from holdfast.core.spec import LockSpec
+    from holdfast.port import Call, Request
+
+G = TypeVar("G", bound="Grip")
+
+
+class Deployment(Protocol):
+    """What the core needs of the servers that keep its locks."""
+
+    is_quorum: bool
+    """Several servers vote about each lock. Some settings of a lock need a single server."""
+    has_queue: bool
+    """Waiters are granted the lock in order. A message for a token that no attempt has means that
+    the token must leave the queue. On a quorum it may be of one server, after others granted it."""
+    refusal_is_final: bool
+    """A token that was refused is on no server. On a quorum a minority may still have it."""
+    longest_ttl: float
+    """The servers rely on no lock having a longer ttl than this. Infinite for a single server that
+    no other one can replace."""
+
+    def begin(self, session: Session) -> None:
+        """Know of no token: for a new client, and in each forked child of its process."""
+
+    def close(self) -> None:
+        """Stop waiting for servers that have not replied."""
+
+    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+        """Acquire a lock; as `core.acquire.acquire`."""
+
+    @property
+    def call(self) -> Call:
+        """Run a script where the lock is, once."""
+
+    def releasing(self, hold: Hold) -> Request:
+        """Return the request that releases a lease."""
+
+    def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
+        """Return the request that removes a token; `longest` is the longest ttl it ever had."""
+
+    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
+        """Return the settings of a lock as the scripts read them (`core.spec.settings_of`)."""
+
+    def hand_off(self, token: str) -> None:
+        """Leave a token to the client that adopts it."""
+
+    def forget(self, token: str) -> None:
+        """Forget a token: it has been removed, or will expire."""
+
+
+class OneServer:
+    """A deployment in which one server keeps each lock."""
+
+    is_quorum = False
+    has_queue = True
+    refusal_is_final = True
+
+    def __init__(self, call: Call, longest_ttl: float = math.inf) -> None:
+        self.longest_ttl = longest_ttl
+        self.call = call
+        self.acquire = acquire
+
+    def begin(self, session: Session) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def releasing(self, hold: Hold) -> Request:
+        """Return the request that releases a lease."""
+        spec = hold.spec
+        if hold.tainted or spec.settings:
+            return self.ending(spec, hold.token, TOMBSTONE_MS if hold.tainted else "0")
+        return RELEASE, spec.keys, (hold.token, spec.ttl_ms)
+
+    def ending(
+        self,
+        spec: LockSpec,
+        token: str,
+        tombstone: str,
+        longest: float = 0.0,  # noqa: ARG002 - for a quorum, which retries each node for that long
+    ) -> Request:
+        """Return the request that removes a token."""
+        return RELEASE, spec.keys, (token, spec.ttl_ms, tombstone, spec.settings)
+
+    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
+        """Return the settings of a lock as the scripts read them."""
+        return settings_of(delay_ms, group, fair=fair, guarded=self.longest_ttl < math.inf)
+
+    def hand_off(self, token: str) -> None:
+        """Do nothing: the server knows the token, and nothing else does."""
+
+    def forget(self, token: str) -> None:
+        """Do nothing."""
