@@ -76,8 +76,9 @@ def test_an_export_that_fails_leaves_the_lease_as_it_was(
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
     if error is KeyboardInterrupt:
-        port.before["renew"] = strike(fates.pop())
-    port.plan["renew"] = [*fates]
+        port.before["renew"] = strike(*fates)
+    else:
+        port.plan["renew"] = [*fates]
     if error is not None:
         with pytest.raises(error):
             lease.export()
