@@ -5,12 +5,12 @@ Answers are late, lost or odd. No server takes part: the test plans the answers 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.adapters.threads import run
-from holdfast.core import acquire as module
 from holdfast.core.acquire import acquire
 from holdfast.core.hold import Grip
 from holdfast.core.quarantine import ADVICE
@@ -358,18 +358,15 @@ def test_a_reentrant_lock_is_taken_again_without_a_request(
     assert get(port, timeout, reentrant=True) is not hold
 
 
-def test_acquire_with_a_quorum_is_left_to_the_election(
-    port: FakePort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_is_acquired_where_it_is_kept(port: FakePort) -> None:
     asked: list[Any] = []
 
-    async def win(*given: Any) -> Grip:
+    async def acquire_there(*given: Any) -> Grip:
         asked.extend(given)
         return grip
 
-    monkeypatch.setattr(module, "win", win)
-    grip, spec, quorum = Grip(), spec_of(), object()
+    grip, spec = Grip(), spec_of()
     session: Any = port.session
-    session.deployment = quorum
+    session.deployment = SimpleNamespace(acquire=acquire_there)
     assert run(acquire(session, spec, 3.0, grip)) is grip
-    assert asked == [session, quorum, spec, 3.0, grip]
+    assert asked == [session, spec, 3.0, grip]

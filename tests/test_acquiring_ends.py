@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +39,7 @@ from kit.attempts import (
 )
 from kit.fake_port import BEGAN, FakePort, Sent
 from kit.interrupts import AtLine
+from kit.sessions import FakeQuorum
 
 
 @pytest.fixture
@@ -264,7 +264,9 @@ def test_a_token_that_cannot_be_taken_back_is_left_to_the_background(
 
 def test_a_token_is_taken_back_for_the_longest_time_that_was_asked_for(port: FakePort) -> None:
     session: Any = port.session
-    session.deployment = SimpleNamespace(whereabouts=SimpleNamespace(forget=print))
+    session.deployment = FakeQuorum()
+    session.deployment.call = port.call
+    session.begin()
     port.answers["release"] = [LOST, LOST]
     run(cancel_token(session, spec_of(), TOKEN, longest=100.0))
     run(cancel_token(session, spec_of(ttl=0.5), TOKEN, NO_TOMBSTONE, 0.1))

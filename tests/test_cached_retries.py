@@ -15,7 +15,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core import cache as caching
 from holdfast.core.cache import Flight
-from kit.failing_port import LATE, LOST, UNSENT, FailingPort
+from kit.failing_port import LATE, LOST, UNSENT, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ class Setting:
 
     def __init__(self, client: Any, server: Server, events: list[holdfast.Event]) -> None:
         self.client, self.server, self.events = client, server, events
-        self.port = client._session.port = FailingPort(client._session.port)
+        self.port = install(client)
         self.cache = client._caching._cache
         self.cache._aside = lambda operation: run(operation) is None
         self.calls = 0

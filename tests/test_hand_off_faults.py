@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +16,10 @@ from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.line import Ear
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.scripts import ADOPT, RELEASE
-from kit.failing_port import LATE, LOST, UNSENT, FailingPort, note_cleanups, strike
+from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install, note_cleanups, strike
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
 from kit.lock_settings import PLAIN
+from kit.sessions import FakeQuorum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ KEY = "holdfast:{a}"
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
     with holdfast.Client(server.url, command_timeout=1.0) as client:
-        client._session.port = FailingPort(client._session.port)
+        install(client)
         yield client
 
 
@@ -332,10 +332,9 @@ def test_a_text_that_is_none_of_ours_is_refused(client: Any) -> None:
 
 def test_on_several_nodes_what_was_exported_is_left_to_its_adopter() -> None:
     port, handed_on = ClockedPort(), list[str]()
-    session: Any = session_of(port)
-    session.deployment = SimpleNamespace(
-        whereabouts=SimpleNamespace(hand_on=handed_on.append, forget=lambda _: None)
-    )
+    quorum: Any = FakeQuorum()
+    quorum.call, quorum.hand_off = port.call, handed_on.append
+    session = session_of(port, quorum=quorum)
     spec, grip = describe("a", **PLAIN, quorum=True, longest_ttl=60.0), Grip()
     hold = grip._hold = Hold(spec, "token", 7, 100.0, "main", 1, session, grip)
     text = run(export(session, grip))

@@ -87,7 +87,7 @@ class Planned:
         self.events: list[Event] = []
         self.cleaned_up: list[tuple[int | None, tuple[str, ...]]] = []
         self.due: list[Callable[[], None]] = []
-        self.quorum = Quorum(self, self, self.events.append)
+        self.quorum = Quorum(self, self, self.events.append, 60.0)
         self.begin()
 
     async def ask(
@@ -399,7 +399,7 @@ def test_a_node_that_fails_is_reported_once_and_once_when_it_is_back() -> None:
 
 def test_a_closed_or_restarted_quorum_schedules_no_cleanup_of_earlier_requests() -> None:
     planned = Planned()
-    planned.quorum = Quorum(planned, planned, planned.events.append)
+    planned.quorum = Quorum(planned, planned, planned.events.append, 60.0)
     planned.quorum.watch(2, AWAY)
     planned.begin()
     planned.hold("u", *planned.all)

@@ -20,6 +20,7 @@ from kit.failing_port import (
     UNSENT,
     FailingPort,
     has_waiter,
+    install,
     is_asking,
     note_cleanups,
     strike,
@@ -27,6 +28,7 @@ from kit.failing_port import (
 )
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
 from kit.lock_settings import PLAIN
+from kit.sessions import FakeQuorum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,7 @@ ANSWERED = [[], [UNSENT, UNSENT], [LOST], [LATE, LATE]]
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
     with holdfast.Client(server.url, command_timeout=1.0) as client:
-        client._session.port = FailingPort(client._session.port)
+        install(client)
         yield client
 
 
@@ -279,26 +281,23 @@ def test_a_lease_that_never_held_anything_has_nothing_to_release(client: Any) ->
 @pytest.mark.parametrize(
     ("quorum", "actor", "tainted", "delay", "rest"),
     [
-        (None, "another", False, 0, ()),
-        (None, "another", False, 1, ("0", "1000 fair ")),
-        (None, "main", True, 0, (TOMBSTONE_MS, "")),
-        (object(), "main", False, 1, ("0", "1000 fair ")),
-        (object(), "another", False, 1, (TOMBSTONE_MS, "1000 fair ")),
+        (False, "another", False, 0, ()),
+        (False, "another", False, 1, ("0", "1000 fair ")),
+        (False, "main", True, 0, (TOMBSTONE_MS, "")),
+        (True, "main", False, 1, ("0", "1000 fair ")),
+        (True, "another", False, 1, (TOMBSTONE_MS, "1000 fair ")),
     ],
 )
 def test_a_release_leaves_a_tombstone_if_an_earlier_request_may_still_arrive(
-    quorum: Any, actor: str, tainted: bool, delay: int, rest: tuple[str, ...]
+    quorum: bool, actor: str, tainted: bool, delay: int, rest: tuple[str, ...]
 ) -> None:
-    port = ClockedPort()
-    session = session_of(port)
-    session.deployment = quorum
+    session = session_of(ClockedPort(), quorum=FakeQuorum() if quorum else None)
     spec, grip = describe("a", **{**PLAIN, "lock_delay": delay}), Grip()
     hold = grip._hold = Hold(spec, "token", 7, 100.0, actor, 1, session, grip)
     hold.tainted, hold.longest_ttl = tainted, 40.0
-    run(release(session, grip))
-    ((script, keys, args),) = port.called
+    script, keys, args = session.deployment.releasing(hold)
     assert (script, keys) == (RELEASE, spec.keys)
-    assert args == ("token", "30000" if quorum is None else "40000", *rest)
+    assert args == ("token", "40000" if quorum else "30000", *rest)
 
 
 def test_the_answer_to_a_release_may_grant_the_lock_to_another_waiter_here() -> None:

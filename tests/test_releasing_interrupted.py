@@ -14,6 +14,7 @@ from kit.failing_port import (
     UNSENT,
     FailingPort,
     has_waiter,
+    install,
     is_asking,
     note_cleanups,
     strike,
@@ -32,7 +33,7 @@ KEY = "holdfast:{a}"
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
     with holdfast.Client(server.url, command_timeout=1.0) as client:
-        client._session.port = FailingPort(client._session.port)
+        install(client)
         yield client
 
 

@@ -126,7 +126,7 @@ def test_a_valid_lease_is_found_for_the_actor_that_holds_it() -> None:
     led.port.time = hold.deadline
     assert led.session.held.mine(spec) is None
     led.port.time = START
-    led.session.process = 2
+    led.port.number = 2
     assert led.session.held.mine(spec) is None
 
 
@@ -161,7 +161,7 @@ def test_waiting_blocks_a_holder_of_the_same_event_loop(owner: str | None) -> No
     led.port.time = hold.deadline
     assert not blocks(led.spec())
     led.port.time = START
-    led.session.process = 2
+    led.port.number = 2
     assert not blocks(led.spec())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from hashlib import sha1
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.core.deployment import OneServer
 from holdfast.core.evict import _request
 from holdfast.core.token import read_holder
 from holdfast.scripts import EVICT
-from kit.failing_port import LATE, LOST, UNSENT, FailingPort
+from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install
+from kit.fake_nodes import ClockedPort
+from kit.sessions import FakeQuorum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.core.deployment import Deployment
     from kit.servers import Server
 
 UNKNOWN, UNAVAILABLE = holdfast.OutcomeUnknown, holdfast.NodeUnavailable
@@ -27,7 +30,7 @@ KEY = "holdfast:{a}"
 @pytest.fixture
 def client(server: Server) -> Iterator[Any]:
     with holdfast.Client(server.url, command_timeout=1.0) as client:
-        client._session.port = FailingPort(client._session.port)
+        install(client)
         yield client
 
 
@@ -204,18 +207,18 @@ def test_an_extension_that_is_answered_after_the_deadline_is_too_late(
 
 
 @pytest.mark.parametrize(
-    ("suffix", "quorum", "longest_ttl", "settings", "keys"),
+    ("suffix", "deployment", "settings", "keys"),
     [
-        ("", None, math.inf, "", 3),
-        (":+250", None, math.inf, "250 fair ", 3),
-        (":+250:&us", None, 60.0, "250 fair+guard ", 4),
-        ("", object(), 60.0, "0 barge ", 3),
+        ("", OneServer(ClockedPort().call), "", 3),
+        (":+250", OneServer(ClockedPort().call), "250 fair ", 3),
+        (":+250:&us", OneServer(ClockedPort().call, 60.0), "250 fair+guard ", 4),
+        ("", FakeQuorum(), "0 barge ", 3),
     ],
 )
 def test_an_eviction_has_the_delay_of_the_token_and_the_settings_of_the_client(
-    suffix: str, quorum: object, longest_ttl: float, settings: str, keys: int
+    suffix: str, deployment: Deployment, settings: str, keys: int
 ) -> None:
-    session: Any = SimpleNamespace(quorum=quorum, longest_ttl=longest_ttl)
+    session: Any = SimpleNamespace(deployment=deployment)
     spec = holdfast.Client("redis://127.0.0.1:1").lock("a", ttl=2, lock_delay=9)._spec
     token = f"hf1:c:1:ann@web:7:Main:{suffix}".encode()
     script, named, args = _request(session, spec, read_holder(token, 1000))

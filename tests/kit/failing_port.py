@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import holdfast
+from holdfast.core.deployment import OneServer
 from kit.fake_nodes import CountedSignal
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class FailingPort:
         self.time += self.lasts
         kind = holdfast.NodeUnavailable if fate == UNSENT else holdfast.OutcomeUnknown
         raise kind(f"it is {fate}", node="n1")
+
+
+def install(client: Any) -> FailingPort:
+    """Have the client use a port that fails as planned."""
+    session = client._session
+    port = session.port = FailingPort(session.port)
+    session.deployment = OneServer(port.call, session.deployment.longest_ttl)
+    session.begin()
+    return port
 
 
 def strike(error: BaseException, *before: Callable[[], object]) -> Callable[[], None]:
