@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from holdfast.core.spec import keys_of
+from holdfast.keys import keys_of
 from holdfast.scripts import ACQUIRE, RELEASE, VOTE
 from holdfast.wire.blocking import SPIN
 from holdfast.wire.multiplexed import FLUSH
@@ -28,7 +28,7 @@ from holdfast.wire.packing import by_sha, pack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.port import Keys
+    from holdfast.keys import Keys
 
 
 def cycle(name: str, number: int) -> Iterator[bytes]:

@@ -21,8 +21,7 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.core.atomic import LEAST, MOST
-from holdfast.core.spec import siblings_of
-from holdfast.port import Keys
+from holdfast.keys import Keys, siblings_of
 from holdfast.scripts import COMPARE_AND_DELETE, COMPARE_AND_SET
 from holdfast.wire import sealed
 from kit.faces import Tasks
@@ -309,7 +308,7 @@ def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> N
     for answer, meant in ((1, [1, b""]), (0, [0, b""]), (wrong, [b"wrong", str(wrong).encode()])):
         found: dict[str, bool] = {}
         for first_time in (True, False):
-            talk = sealed.Talk((COMPARE_AND_DELETE, Keys([b"k"]), (b"old",)), found, set())
+            talk = sealed.Talk((COMPARE_AND_DELETE, Keys((b"k",)), (b"old",)), found, set())
             sent = talk.begin()
             while sent[0] != name or sent[1] == b"":  # until it is meant in earnest
                 sent = talk.go_on(0 if sent[0] == name else unknown)
@@ -321,7 +320,7 @@ def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> N
 
 
 def test_a_server_that_takes_conditions_for_nothing_is_not_believed() -> None:
-    talk = sealed.Talk((COMPARE_AND_SET, Keys([b"k"]), (b"=old", b"new", "", "always")), {}, set())
+    talk = sealed.Talk((COMPARE_AND_SET, Keys((b"k",)), (b"=old", b"new", "", "always")), {}, set())
     assert talk.begin()[:2] == ("SET", b"")
     assert talk.go_on(b"OK")[0] == "EVALSHA"
 

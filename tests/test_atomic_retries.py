@@ -17,7 +17,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core import atomic
 from holdfast.core.atomic import Outcome, Steps, own_script
-from holdfast.core.spec import siblings_of
+from holdfast.keys import siblings_of
 from holdfast.scripts import COMPARE_AND_SET, INCR, READ
 
 if TYPE_CHECKING:
@@ -419,5 +419,5 @@ def test_an_argument_at_its_bound_is_accepted(steps: Any, server: Server) -> Non
 
 
 def test_commands_are_tried_on_a_key_of_the_same_slot_that_is_never_used() -> None:
-    assert atomic._StepKeys((b"a", b"b")).spare == siblings_of(b"a") + b":absent"
-    assert atomic._StepKeys(()).spare == siblings_of(b"") + b":absent"
+    assert atomic._keys((b"a", b"b")).spare == siblings_of(b"a") + b":absent"
+    assert atomic._keys(()).spare == siblings_of(b"") + b":absent"

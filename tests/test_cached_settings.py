@@ -110,9 +110,9 @@ def test_a_value_and_its_lock_have_keys_of_the_same_tag() -> None:
     ):
         one = wanted("a%{b}", namespace=namespace)
         lock, tag = one.lock(), b"{a%25%7Bb%7D}"
-        assert one.keys == (value + tag,)
+        assert one.keys.names == (value + tag,)
         begin = prefix + tag + b":cache"
-        assert lock.keys == (begin, begin + b":fence", begin + b":queue", value + tag)
+        assert lock.keys.names == (begin, begin + b":fence", begin + b":queue", value + tag)
         assert (lock.name, lock.taking, lock.asked) == ("a%{b}", ACQUIRE, ())
         claim = one.lock(CLAIM, "7")
         assert (claim.keys, claim.taking, claim.asked) == (lock.keys, CLAIM, ("7",))

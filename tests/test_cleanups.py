@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.adapters.threads import run
 from holdfast.core.renewer import Renewer
-from holdfast.core.spec import TOMBSTONE_MS, keys_of
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import NodeUnavailable
+from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE
 from kit.interrupts import AtLine
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from holdfast.core.line import channel_of
-from holdfast.core.spec import LockSpec, describe, is_named, lock_key_in, name_in, namespace_in
+from holdfast.core.spec import LockSpec, describe
+from holdfast.keys import is_named, lock_key_in, name_in, namespace_in
 
 TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
 ODD = ["}", "}a", "a}b", "{}", "{}a", "{}{a}", "a{", "{", "{{a}}", "{a}{b}", "a{b}c", "}{", "}{a}"]

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 import holdfast
 from holdfast.cli.app import app
 from holdfast.core.line import channel_of
-from holdfast.core.spec import LockSpec, keys_of, lock_key_in, lock_key_of, name_in, namespace_in
+from holdfast.keys import keys_of, lock_key_in, lock_key_of, name_in, namespace_in
 from kit.terminal import HOLDFAST, PATIENCE, environment
 
 if TYPE_CHECKING:
+    from holdfast.core.spec import LockSpec
     from kit.faces import Face
     from kit.servers import Server
 
@@ -49,7 +50,7 @@ def test_two_namespaces_share_no_key_and_each_key_tells_its_lock(
 def test_without_a_namespace_the_keys_are_unchanged() -> None:
     client = holdfast.Client("redis://127.0.0.1:1", namespace="shop")
     assert spec_of(holdfast.Client("redis://127.0.0.1:1")).keys[0] == b"holdfast:{a}"
-    assert spec_of(client).keys == (
+    assert spec_of(client).keys.names == (
         b"holdfast:in:shop:{a}",
         b"holdfast:in:shop:{a}:fence",
         b"holdfast:in:shop:{a}:queue",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.core.spec import keys_of
+from holdfast.keys import keys_of
 from holdfast.scripts import INSPECT
 from holdfast.wire.shared_table import Bell, SharedTable, _Turn
 from holdfast.wire.table import LATE, Table

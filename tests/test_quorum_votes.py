@@ -17,10 +17,11 @@ import pytest
 from holdfast.adapters.threads import run
 from holdfast.core.events import Event
 from holdfast.core.quorum import Quorum
-from holdfast.core.spec import TOMBSTONE_MS, keys_of
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.tally import Tally, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE
 from holdfast.errors import ConfigurationError, NodeUnavailable, NoQuorum, OutcomeUnknown
+from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 

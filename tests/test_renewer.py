@@ -11,8 +11,9 @@ import pytest
 from holdfast.adapters.threads import run
 from holdfast.core.hold import LOST, RELEASED, Grip, Hold
 from holdfast.core.renewer import Renewer, taking_back_blindly
-from holdfast.core.spec import TOMBSTONE_MS, describe, keys_of, validity_of
+from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
+from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE, RENEW
 from kit.lock_settings import PLAIN
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.line import Grant
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX
+from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE
 from kit.fake_nodes import CountedSignal
 from kit.sessions import KEY, START, TOKEN, FakeQuorum, Led

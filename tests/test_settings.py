@@ -12,7 +12,6 @@ import holdfast
 from holdfast.core.spec import (
     check_ttl,
     checked_longest_ttl,
-    checked_namespace,
     delay_in,
     describe,
     settings_of,
@@ -22,6 +21,7 @@ from holdfast.core.spec import (
 )
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.time_budget import TimeBudget
+from holdfast.keys import checked_namespace
 from holdfast.scripts import ACQUIRE
 from kit.lock_settings import PLAIN
 
@@ -220,7 +220,7 @@ def _barge() -> dict[str, Any]:
 
 def test_renewing_needs_only_the_keys_that_exist_while_the_lock_is_held() -> None:
     plain = describe("a", **PLAIN, replicas=2)
-    assert plain.kept_keys == plain.keys[:2]
+    assert plain.kept_keys.names == plain.keys[:2]
     assert plain.kept_keys.replicas == 2
     owned = describe("a", **{**PLAIN, "owner": "us"})
     assert owned.kept_keys is owned.keys

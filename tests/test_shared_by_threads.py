@@ -14,8 +14,8 @@ import redis.asyncio
 import holdfast
 from holdfast.adapters import tasks
 from holdfast.core import waiters
-from holdfast.core.spec import keys_of
 from holdfast.faces import redis_home
+from holdfast.keys import keys_of
 from holdfast.wire import cluster, target
 from holdfast.wire.crowd import BlockingCrowd
 from kit.homes import settle_in

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from holdfast.core.spec import keys_of
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.keys import keys_of
 from holdfast.scripts import ADOPT, RELEASE, VOTE
 from kit.interrupts import AtLine
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
+    from holdfast.keys import Keys
     from holdfast.scripts import Script
 
 Reply: TypeAlias = Any
@@ -35,26 +36,6 @@ Post: TypeAlias = "tuple[Sequence[int], Request]"
 
 Heard: TypeAlias = "Callable[[int, int, Reply | HoldfastError], bool]"
 """Told which post was answered by which node, and how; says whether enough is known."""
-
-
-class Keys(tuple[bytes, ...]):  # noqa: SLOT001 - a tuple with a slot cannot be
-    """The keys of one lock, in the scripts' order."""
-
-    packed = b""  # their number and themselves, once the wire has packed them
-    slot = -1  # of a cluster, once the wire has looked
-    replicas = 0  # that must have what acquire, renew and adopt write, before it counts
-    node: int | None = None  # the only node to be asked, of several that keep the lock
-
-    @property
-    def spare(self) -> bytes:
-        """Of an atomic operation, a key of the same slot that nobody uses, to try commands on."""
-        return b""
-
-    def at(self, node: int) -> Keys:
-        """The same keys, on one node."""
-        keys = Keys(self)
-        keys.packed, keys.node = self.packed, node
-        return keys
 
 
 class Quarantined(NodeUnavailable):

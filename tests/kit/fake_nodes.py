@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.quorum import Quorum
     from holdfast.core.renewer import Cleanup
-    from holdfast.port import Heard, Keys, Post, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Heard, Post, Request
 
 CLIENT = "me"
 

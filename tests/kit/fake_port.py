@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.core.line import Line
-    from holdfast.port import Keys, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Request
 
 CLIENT = "us"
 BEGAN = 1000.0

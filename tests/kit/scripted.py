@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hiredis
 
 from holdfast.core.line import read_message
-from holdfast.core.spec import keys_of
+from holdfast.keys import keys_of
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.quorum import Quorum
-from holdfast.core.spec import describe, keys_of
+from holdfast.core.spec import describe
 from holdfast.core.tally import nothing
+from holdfast.keys import keys_of
 from kit.fake_nodes import (
     CLIENT,
     ClockedPort,

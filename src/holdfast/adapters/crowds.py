@@ -12,7 +12,8 @@ from holdfast.wire.loop_ears import LoopEars
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from holdfast.port import Heard, Keys, Listener, Post
+    from holdfast.keys import Keys
+    from holdfast.port import Heard, Listener, Post
     from holdfast.wire.blocking_ears import BlockingEars
     from holdfast.wire.crowd import BlockingCrowd
     from holdfast.wire.target import Target

@@ -12,7 +12,8 @@ from holdfast.core.token import SHARDED
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
-    from holdfast.port import Keys, L
+    from holdfast.keys import Keys
+    from holdfast.port import L
 
 
 class Lines:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from holdfast.adapters.aside import Operation
-    from holdfast.port import Keys, L, Listener, Reply, Signal
+    from holdfast.keys import Keys
+    from holdfast.port import L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.wire.wiring import Where
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from holdfast.errors import HoldfastError
-    from holdfast.port import Job, Keys, L, Listener, Reply, Request, Signal
+    from holdfast.keys import Keys
+    from holdfast.port import Job, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
     from holdfast.wire.wiring import ThreadsEars, ThreadsWire
 

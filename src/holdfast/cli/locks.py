@@ -211,8 +211,8 @@ _NOBODY: dict[State, str] = {
 
 
 def _key_of(name: str, namespace: str | None, *, key: bool) -> bytes:
-    from holdfast.core.spec import checked_namespace, lock_key_of
     from holdfast.errors import ConfigurationError
+    from holdfast.keys import checked_namespace, lock_key_of
 
     try:
         return lock_key_of(name, name if key else None, checked_namespace(namespace))
@@ -246,8 +246,8 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
     Raises:
         typer.BadParameter: it cannot be a namespace.
     """
-    from holdfast.core.spec import checked_namespace, name_in, namespace_in
     from holdfast.errors import ConfigurationError
+    from holdfast.keys import checked_namespace, name_in, namespace_in
     from holdfast.overview.patterns import matcher
 
     try:

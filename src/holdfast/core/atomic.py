@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.retry import TRIES, retry
-from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, siblings_of, to_ms
+from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, to_ms
 from holdfast.errors import (
     ConfigurationError,
     Contended,
@@ -33,7 +33,7 @@ from holdfast.errors import (
     ScriptFailed,
     WrongValue,
 )
-from holdfast.port import Keys
+from holdfast.keys import Keys, siblings_of
 from holdfast.scripts import (
     COMPARE_AND_DELETE,
     COMPARE_AND_SET,
@@ -106,7 +106,7 @@ class Steps:
 
     def _keys(self, key: object, once: str | int | None) -> Keys:
         name = _encoded("key", key)
-        return _StepKeys((name,) if once is None else (name, self._record(name, once)))
+        return _keys((name,) if once is None else (name, self._record(name, once)))
 
     @staticmethod
     def _record(key: bytes, once: str | int) -> bytes:
@@ -253,7 +253,7 @@ class Steps:
         names = tuple(_encoded("keys", key) for key in _listed("keys", keys))
         values = tuple(_argument(arg) for arg in _listed("args", args))
         if once is None:
-            own_keys = _StepKeys(names)
+            own_keys = _keys(names)
             return await self._sent(script.plain, own_keys, values, None, tries=1)
         if not names:
             raise ConfigurationError(
@@ -265,7 +265,7 @@ class Steps:
             )
         digest = _digest(script.once, (script.plain.sha, *names, *values))
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
-        own_keys = _StepKeys((*names, self._record(names[0], once)))
+        own_keys = _keys((*names, self._record(names[0], once)))
         reply = await self._sent(script.once, own_keys, sent, [])
         done, answer = _accepted(reply, names[0])
         if done != 1:
@@ -342,13 +342,9 @@ def _used(key: bytes) -> ConfigurationError:
     )
 
 
-class _StepKeys(Keys):
-    """The key of an operation, and the record of its id; or the keys of a user's script."""
-
-    @property
-    def spare(self) -> bytes:
-        """A key of the same slot that nobody uses."""
-        return siblings_of(self[0] if self else b"") + b":absent"
+def _keys(names: tuple[bytes, ...]) -> Keys:
+    """Return the keys of an operation and its record, or those of a user's script."""
+    return Keys(names, spare=siblings_of(names[0] if names else b"") + b":absent")
 
 
 def _id(once: str | int) -> bytes:

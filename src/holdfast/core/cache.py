@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.core.value import Kept, Wanted
-    from holdfast.port import Keys, Reply, Signal
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Signal
     from holdfast.scripts import Script
 
 AWAY_FOR = 2.0

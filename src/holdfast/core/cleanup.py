@@ -11,15 +11,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import (
-    TOMBSTONE_MS,
-    TTL_MAX,
-    WINDOW_LONGEST,
-    delay_in,
-    keys_of,
-    to_ms,
-)
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, delay_in, to_ms
 from holdfast.errors import HoldfastError
+from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from holdfast.core.retry import retry
-from holdfast.core.spec import keys_of
 from holdfast.core.token import read_party
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.keys import keys_of
 from holdfast.scripts import EVICT
 
 if TYPE_CHECKING:

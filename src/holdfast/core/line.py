@@ -32,8 +32,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.spec import keys_of, tag_of
 from holdfast.core.token import SHARDED
+from holdfast.keys import keys_of, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

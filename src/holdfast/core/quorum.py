@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.quorum_acquire import acquire
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, keys_of, settings_of, to_ms
+from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, settings_of, to_ms
 from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
 from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
+from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.core.tally import Note
-    from holdfast.port import Keys, Nodes, Post, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Nodes, Post, Reply, Request
     from holdfast.scripts import Script
 
 

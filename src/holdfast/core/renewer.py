@@ -30,15 +30,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, keys_of, settings_of, to_ms, ttl_of
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, settings_of, to_ms, ttl_of
 from holdfast.core.token import read_party
 from holdfast.errors import HoldfastError, NodeUnavailable
+from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.port import Background, Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Background, Reply, Request
 
 _Same: TypeAlias = "tuple[int | None, Keys, tuple[str, ...]]"
 

@@ -6,17 +6,14 @@ What can be computed once a lock is computed here, so that acquiring computes no
 from __future__ import annotations
 
 import math
-import re
-from binascii import crc_hqx
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import count
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
-from holdfast.port import Keys
+from holdfast.keys import Keys, encoded_name, keys_of, lock_key_of, prefix_of, to_bytes
 from holdfast.scripts import ACQUIRE, Script
 
 if TYPE_CHECKING:
@@ -38,20 +35,8 @@ TOMBSTONE_MS = "60000"
 """How long a given-up token stays refused: longer than a request may be under way."""
 
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
-NAME_MAX_BYTES, NAMESPACE_MAX = 1024, 100
-SLOTS = 16_384  # of every cluster
 LABEL_MAX = 200
 REPLICAS_MAX = 1000
-_NAMED, _KEYED, _TAGGED, _ODD = (
-    re.compile(form, re.DOTALL)
-    for form in (
-        rb"(holdfast:(?:in:[^{}:]+:)?\{.*)",
-        rb"holdfast:key:\{(.*)\}",
-        rb"holdfast:tag:(.*)",
-        rb"holdfast:odd:\{\d+\}:(.*)",
-    )
-)
-_NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -90,9 +75,8 @@ class LockSpec:
         Raises:
             ConfigurationError: no lock can have this name.
         """
-        lock_key = self.prefix + b"{" + _name("name", name) + b"}"
-        keys = keys_of(lock_key, holds=self.owner is not None)
-        keys.replicas = self.replicas
+        lock_key = self.prefix + b"{" + encoded_name("name", name) + b"}"
+        keys = keys_of(lock_key, holds=self.owner is not None, replicas=self.replicas)
         fields = self.__dict__.copy()  # far cheaper than setting each of them
         fields.pop("kept_keys", None)
         fields["name"], fields["keys"] = str.__str__(name), keys
@@ -105,9 +89,7 @@ class LockSpec:
         """The keys of renewing: without an owner, just those that exist while it is held."""
         if self.owner is not None:
             return self.keys
-        keys = Keys(self.keys[:2])
-        keys.replicas = self.keys.replicas
-        return keys
+        return Keys(self.keys[:2], self.keys.replicas)
 
 
 def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
@@ -157,8 +139,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
     if quorum and replicas:
         raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
-    keys = keys_of(lock_key, holds=owner is not None)
-    keys.replicas = replicas
+    keys = keys_of(lock_key, holds=owner is not None, replicas=replicas)
     group = "" if owner is None else f"&{encode(owner)}"
     delay_ms = int(to_ms(lock_delay))
     validity = validity_of(ttl)
@@ -210,36 +191,6 @@ def delay_in(settings: str) -> int:
     return int(settings.partition(" ")[0] or 0)
 
 
-def prefix_of(namespace: str) -> bytes:
-    """How the keys of locks in a namespace begin, up to the {tag}.
-
-    A namespace has no colon and no braces. So no two of them, nor a lock without one, share a key.
-    """
-    return b"holdfast:in:%b:" % namespace.encode() if namespace else b"holdfast:"
-
-
-def checked_namespace(namespace: object) -> str:
-    """Return a namespace, "" for none.
-
-    Raises:
-        ConfigurationError: it cannot be a namespace; the message says what to give instead.
-    """
-    if namespace is None:
-        return ""
-    if (
-        isinstance(namespace, str)
-        and 0 < len(namespace) <= NAMESPACE_MAX
-        and namespace.isprintable()
-        and not any(mark in namespace for mark in ":{}")
-    ):
-        return str.__str__(namespace)
-    raise _wrong(
-        f"namespace={namespace!r}: give 1 to {NAMESPACE_MAX} printable characters other than : {{ "
-        "and }, e.g. 'shop.production'",
-        "",
-    )
-
-
 def checked_longest_ttl(given: Duration) -> float:
     """Return a client's `longest_ttl` in seconds.
 
@@ -252,66 +203,6 @@ def checked_longest_ttl(given: Duration) -> float:
     raise ConfigurationError(
         f"longest_ttl={seconds!r}: give seconds above 0, up to {TTL_MAX:.0f}, e.g. 60.0"
     )
-
-
-def lock_key_of(name: str, key: str | None = None, namespace: str = "") -> bytes:
-    """The key of the lock with this name in its namespace, unless it is given its `key`.
-
-    Raises:
-        ConfigurationError: it is no name, or no key, saying what to give instead.
-    """
-    encoded = _name("name", name)
-    return prefix_of(namespace) + b"{" + encoded + b"}" if key is None else _name("key", key)
-
-
-def keys_of(lock_key: bytes, *, holds: bool = False) -> Keys:
-    """The keys of the lock with this key, which share its hash slot; with its owner's holds."""
-    siblings = siblings_of(lock_key)
-    if holds:
-        return Keys((lock_key, siblings + b":fence", siblings + b":queue", siblings + b":holds"))
-    return Keys((lock_key, siblings + b":fence", siblings + b":queue"))
-
-
-def siblings_of(key: bytes) -> bytes:
-    """How keys begin that belong to this one, and share its hash slot."""
-    if key.startswith(b"holdfast:{") and key.find(b"}") > len(b"holdfast:{"):
-        return key  # made from a name, and with a tag
-    if tag_of(key):
-        return key if is_named(key) else b"holdfast:tag:" + key
-    if b"}" in key:  # which would end the tag too soon
-        return b"holdfast:odd:{%b}:%b" % (_tag_like(_hash(key)), key)
-    return b"holdfast:key:{%b}" % key
-
-
-def lock_key_in(key: bytes) -> bytes | None:
-    """The lock that a key under `holdfast:` belongs to, by the lock's key; None if it is of none.
-
-    `keys_of` the other way round: from the lock's own key, its counter, its queue or its holds.
-    """
-    siblings, colon, kind = key.rpartition(b":")
-    if colon and kind in (b"fence", b"queue", b"holds"):
-        for form in (_NAMED, _KEYED, _TAGGED, _ODD):
-            found = form.fullmatch(siblings)
-            if found and keys_of(found[1])[1] == siblings + b":fence":
-                return found[1]
-    return key if is_named(key) else None
-
-
-def is_named(key: bytes) -> bool:
-    """Whether a key begins as those that are made from the name of a lock."""
-    return _NAMED.fullmatch(key) is not None
-
-
-def name_in(lock_key: bytes) -> str | None:
-    """The name of the lock with this key; None if it was given the key itself."""
-    found = _NAME.fullmatch(lock_key)
-    return found[2].decode("utf-8", "surrogateescape") if found else None
-
-
-def namespace_in(lock_key: bytes) -> str:
-    """The namespace of the lock with this key; "" for none."""
-    found = _NAME.fullmatch(lock_key)
-    return found[1].decode("utf-8", "surrogateescape") if found and found[1] else ""
 
 
 def validity_of(ttl: float) -> float:
@@ -352,52 +243,12 @@ def check_timeout(timeout: object, *, lock: str) -> None:
         raise _wrong(f"timeout={timeout!r}: give seconds, 0 not to wait, or None for ever", lock)
 
 
-def _name(what: str, value: object) -> bytes:
-    if not isinstance(value, str):
-        raise _wrong(f"{what}={value!r}: give a string; for bytes, .decode() them", "")
-    encoded = _encoded(what, value)
-    if 0 < len(encoded) <= NAME_MAX_BYTES:
-        return encoded
-    if not encoded:
-        raise _wrong(f"the {what} is empty: give the thing that is locked a name", "")
-    raise _wrong(
-        f"the {what} has {len(encoded)} bytes and may have {NAME_MAX_BYTES}: "
-        "use a shorter one, for example a digest of it",
-        value[:40],
-    )
-
-
 def _check_text(what: str, text: object, lock: str) -> None:
     if text is None:
         return
     if not isinstance(text, str) or len(text) > LABEL_MAX:
         raise _wrong(f"{what}: give a string of at most {LABEL_MAX} characters, or None", lock)
-    _encoded(what, text)
-
-
-def _encoded(what: str, value: str) -> bytes:
-    try:
-        return value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise _wrong(f"the {what} is not text: {error}", "") from None
-
-
-def tag_of(key: bytes) -> bytes:
-    """The {tag} by which a key names its own hash slot; empty if it has none."""
-    start = key.find(b"{") + 1
-    end = key.find(b"}", start)
-    return key[start:end] if start and end > start else b""
-
-
-def _hash(key: bytes) -> int:
-    """The slot of a key without a tag, in a cluster."""
-    return crc_hqx(key, 0) % SLOTS
-
-
-@lru_cache(maxsize=1024)
-def _tag_like(slot: int) -> bytes:
-    """Find a tag for this slot: the least number that is one."""
-    return next(tag for tag in (b"%d" % number for number in count()) if _hash(tag) == slot)
+    to_bytes(what, text)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -8,9 +8,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.duration import in_seconds
-from holdfast.core.spec import check_timeout, check_ttl, describe, is_number, keys_of, to_ms
+from holdfast.core.spec import check_timeout, check_ttl, describe, is_number, to_ms
 from holdfast.errors import ConfigurationError
-from holdfast.port import Keys
+from holdfast.keys import Keys, keys_of
 from holdfast.scripts import ACQUIRE
 
 if TYPE_CHECKING:

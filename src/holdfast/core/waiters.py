@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from holdfast.core.cleanup import Cleanups
     from holdfast.core.line import Waiter
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Keys, Port, Reply
+    from holdfast.keys import Keys
+    from holdfast.port import Port, Reply
 
 
 class Waiters:

@@ -16,7 +16,7 @@ from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
-from holdfast.core.spec import check_timeout, checked_longest_ttl, checked_namespace
+from holdfast.core.spec import check_timeout, checked_longest_ttl
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.value import describe_cache
 from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
@@ -35,6 +35,7 @@ from holdfast.faces.facts import (
     generator_advice,
     refuse,
 )
+from holdfast.keys import checked_namespace
 from holdfast.wire.process import reset_after_fork
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
 from holdfast.adapters.threads import run
-from holdfast.core.spec import LockSpec, describe, keys_of
+from holdfast.core.spec import LockSpec, describe
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -49,6 +49,7 @@ from holdfast.faces.redis_home import (
     home_on_this_loop,
     homes_by_loop,
 )
+from holdfast.keys import keys_of
 from holdfast.wire.clock import now
 
 Number: TypeAlias = "float | int"

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import hiredis
 
 from holdfast import embedded
-from holdfast.core.spec import SLOTS, is_named, keys_of, lock_key_in
 from holdfast.errors import HoldfastError, NodeUnavailable, NoQuorum
+from holdfast.keys import SLOTS, Keys, is_named, keys_of, lock_key_in
 from holdfast.overview.views import NOTHING, LockView, Sight, Survey, view_of
-from holdfast.port import Keys
 from holdfast.scripts import OVERVIEW
 from holdfast.wire.at_once import at_once
 from holdfast.wire.blocking import Link
-from holdfast.wire.cluster import Cluster, slot_of
+from holdfast.wire.cluster import Cluster
 from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, pack
 from holdfast.wire.refusals import denial, is_denial, probes_of_look
@@ -279,7 +278,6 @@ class Overview:
         """
         keys = keys_of(lock_key, holds=True)
         if self._cluster is not None:
-            slot_of(keys)
             answer = self._cluster.call(OVERVIEW, keys, (str(ALL),), ANSWER)
             return view_of(lock_key, [_sight(answer)])
         lookouts = list(self._lookouts.values())

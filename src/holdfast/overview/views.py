@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from holdfast.core.spec import name_in, namespace_in
 from holdfast.core.token import holders_share, read_holder, read_party
+from holdfast.keys import name_in, namespace_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from holdfast.core.deployment import Deployment
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
-    from holdfast.port import Keys, L, Listener, Reply, Signal
+    from holdfast.keys import Keys
+    from holdfast.port import L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.sim.node import Server
     from holdfast.sim.observer import Observer, Operation

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.core.hold import Hold
-    from holdfast.port import Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server

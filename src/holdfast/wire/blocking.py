@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Sequence
 
-    from holdfast.port import Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.sealed import Step
     from holdfast.wire.target import Seat, Target

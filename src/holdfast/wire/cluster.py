@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
-from redis.crc import key_slot
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
+from holdfast.keys import slot_of
 from holdfast.wire.addresses import CLUSTER_FORM, addresses_in
 from holdfast.wire.clock import now
 from holdfast.wire.target import Server, from_pool, from_url
@@ -24,7 +24,7 @@ from holdfast.wire.target import Server, from_pool, from_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.port import Keys
+    from holdfast.keys import Keys
     from holdfast.wire.target import Follower, Greeting
 
 Address: TypeAlias = tuple[str, int]
@@ -39,13 +39,6 @@ _MODES_ALONE = b"standalone", b"sentinel"
 _ALONE = "write redis://host:port for a server that stands alone"
 
 
-def slot_of(keys: Keys) -> int:
-    """The slot of a lock's keys, looked up once a lock."""
-    if keys.slot < 0:
-        keys.slot = key_slot(keys[0])
-    return keys.slot
-
-
 def shared_slot(keys: Keys) -> int:
     """The slot of these keys, which have to have one slot.
 
@@ -54,13 +47,13 @@ def shared_slot(keys: Keys) -> int:
     """
     if not keys:
         raise ConfigurationError("a cluster finds a script's node by its keys: name those it uses")
-    if len(keys) > 1 and len(set(map(key_slot, keys))) > 1:
+    if len(keys) > 1 and len(set(map(slot_of, keys))) > 1:
         named = ", ".join(repr(key.decode(errors="backslashreplace")) for key in keys)
         raise ConfigurationError(
             f"{named}: kept by several nodes of the cluster, so no one script can have them all. "
             "Give their names a part in braces that is the same, e.g. {cart:42}:items"
         )
-    return slot_of(keys)
+    return keys.slot
 
 
 class Redirected(HoldfastError):  # noqa: N818 - it is no error

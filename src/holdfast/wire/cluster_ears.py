@@ -10,9 +10,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from redis.crc import key_slot
-
 from holdfast.errors import NodeUnavailable
+from holdfast.keys import slot_of
 from holdfast.wire.blocking_ears import BlockingEars
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Redirected
@@ -76,7 +75,7 @@ class ClusterEars:
     def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed where the lock is; as `Port.listen`, blocking."""
         cluster, end = self._wire.cluster, now() + timeout
-        slot = key_slot(listener.channel)
+        slot = slot_of(listener.channel)
         while True:
             address = self._wire.locate(slot, max(0.0, end - now()))
             post, ears = self._at(address)

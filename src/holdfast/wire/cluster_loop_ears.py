@@ -6,9 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from redis.crc import key_slot
-
 from holdfast.errors import NodeUnavailable
+from holdfast.keys import slot_of
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Redirected
 from holdfast.wire.cluster_ears import Post
@@ -44,7 +43,7 @@ class LoopClusterEars:
     async def listen(self, listener: Listener, timeout: float) -> None:
         """Be subscribed where the lock is; as `Port.listen`."""
         cluster, end = self._wire.cluster, now() + timeout
-        slot = key_slot(listener.channel)
+        slot = slot_of(listener.channel)
         while True:
             address = await self._wire.locate(slot, max(0.0, end - now()))
             post, ears = self._at(address)

@@ -32,7 +32,6 @@ from holdfast.wire.cluster import (
     ClusterNode,
     Redirected,
     shared_slot,
-    slot_of,
 )
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
@@ -42,7 +41,8 @@ from holdfast.wire.sealed import needs_seal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.cluster import Cluster
     from holdfast.wire.sealed import Step
@@ -390,7 +390,7 @@ class ClusterWire:
     def call(self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float) -> Reply:
         """Run a script on the node that serves the lock, once; as `Port.call`, blocking."""
         return self._routed(
-            (script, keys, args), timeout, NodeWire.call, NodeWire.call_asking, slot_of(keys)
+            (script, keys, args), timeout, NodeWire.call, NodeWire.call_asking, keys.slot
         )
 
     def step(
@@ -439,7 +439,7 @@ class ClusterWire:
         """Run scripts on all nodes at once; as `Background.call_many`, blocking."""
         end = now() + timeout
         journeys = [_Journey(request) for request in requests]
-        slots = [slot_of(keys) for _, keys, _ in requests]
+        slots = [keys.slot for _, keys, _ in requests]
         self._ask_for_map_meanwhile(slots)
         while True:
             on_the_way = [journey for journey in journeys if not journey.over]
@@ -515,7 +515,7 @@ class _Journey:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.slot = slot_of(request[1])
+        self.slot = request[1].slot
         self.how = BY_SHA
         self.address: Address = ("", 0)
         self.not_before = 0.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.cluster import Address, Redirected, shared_slot, slot_of
+from holdfast.wire.cluster import Address, Redirected, shared_slot
 from holdfast.wire.clustered import ASKS, Detours
 from holdfast.wire.copies import confirmed, needed, wait_for
 from holdfast.wire.multiplexed import Future, Multiplexer, seen
@@ -17,7 +17,8 @@ from holdfast.wire.sealed import needs_seal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.port import Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.cluster import Cluster, ClusterNode
     from holdfast.wire.clustered import R
@@ -132,7 +133,7 @@ class LoopClusterWire:
             timeout,
             NodeMultiplexer.call,
             NodeMultiplexer.call_asking,
-            slot_of(keys),
+            keys.slot,
         )
 
     async def step(
@@ -156,7 +157,7 @@ class LoopClusterWire:
             timeout,
             NodeMultiplexer.call_copied,
             NodeMultiplexer.call_asking,
-            slot_of(keys),
+            keys.slot,
         )
 
     async def _routed(

@@ -39,7 +39,8 @@ from holdfast.wire.target import seat_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from holdfast.port import Keys, Reply, Request
+    from holdfast.keys import Keys
+    from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.packing import Command
     from holdfast.wire.sealed import Step

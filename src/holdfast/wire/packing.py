@@ -16,7 +16,8 @@ import hiredis
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.port import Keys, Reply
+    from holdfast.keys import Keys
+    from holdfast.port import Reply
     from holdfast.scripts import Script
 
 Command: TypeAlias = tuple["str | bytes", ...]
@@ -57,7 +58,7 @@ def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> 
         return b"*%d\r\n%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n$3\r\n%b\r\n" % (
             len(keys) + 6,
             script.packed,
-            keys.packed or _pack_keys(keys),
+            keys.packed,
             len(token),
             token,
             len(ttl),
@@ -65,23 +66,6 @@ def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> 
             serial,
         )
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, serial))
-
-
-def _pack_keys(keys: Keys) -> bytes:
-    if len(keys) == 3:  # noqa: PLR2004 - a plain lock's, whose name may be new each time
-        lock, fence, queue = keys
-        keys.packed = b"$1\r\n3\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-            len(lock),
-            lock,
-            len(fence),
-            fence,
-            len(queue),
-            queue,
-        )
-        return keys.packed
-    packed = [b"$%d\r\n%b\r\n" % (len(each), each) for each in (b"%d" % len(keys), *keys)]
-    keys.packed = b"".join(packed)
-    return keys.packed
 
 
 def by_text(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:

@@ -17,7 +17,7 @@ from holdfast.wire.addresses import SENTINEL_FORM
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.port import Keys
+    from holdfast.keys import Keys
     from holdfast.wire.packing import Command
 
 _NEVER = {
@@ -115,7 +115,7 @@ def is_denial(text: str) -> bool:
     return _DENIED.search(text) is not None
 
 
-def probes(keys: Sequence[bytes]) -> list[Command]:
+def probes(keys: Keys | Sequence[bytes]) -> list[Command]:
     """List commands that change nothing, one for each thing holdfast must be allowed to do."""
     absent = keys[0] + b":absent"
     return [
@@ -174,7 +174,7 @@ def further_probes(deployment: str) -> list[Command]:
 
 
 def denial(
-    text: str, answers: Sequence[object], keys: Sequence[bytes], node: str, user: str
+    text: str, answers: Sequence[object], keys: Keys | Sequence[bytes], node: str, user: str
 ) -> HoldfastError:
     """Say what is missing, from the answers to the probes."""
     rules = " ".join(missing_rules([text, *map(str, answers)], keys))
@@ -183,7 +183,7 @@ def denial(
     )
 
 
-def missing_rules(answers: Sequence[str], keys: Sequence[bytes]) -> list[str]:
+def missing_rules(answers: Sequence[str], keys: Keys | Sequence[bytes]) -> list[str]:
     """Name the exact access rules that are missing, from answers to commands or to ACL DRYRUN."""
     refused = [answer for answer in answers if is_denial(answer)]
     commands = {found[1].lower() for answer in refused if (found := _COMMAND.search(answer))}

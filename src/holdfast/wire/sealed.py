@@ -29,7 +29,8 @@ from holdfast.wire.refusals import is_denial, is_of_server
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from holdfast.port import Keys, Reply
+    from holdfast.keys import Keys
+    from holdfast.port import Reply
     from holdfast.scripts import Script
     from holdfast.wire.packing import Command
 

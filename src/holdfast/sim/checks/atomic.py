@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.atomic import Steps
-    from holdfast.port import Keys, Reply
+    from holdfast.keys import Keys
+    from holdfast.port import Reply
     from holdfast.scripts import Script
     from holdfast.sim.atomic_model import Operation
     from holdfast.sim.checks.server import Checks

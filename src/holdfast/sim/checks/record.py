@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.hold import HELD
-from holdfast.core.spec import keys_of
+from holdfast.keys import keys_of
 from holdfast.sim.checks.eviction import Evictions
 from holdfast.sim.checks.promises import Violated
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from holdfast.core.spec import keys_of
 from holdfast.core.token import client_in
+from holdfast.keys import keys_of
 from holdfast.sim.checks.abandon import AbandonCheck
 from holdfast.sim.checks.eviction import EvictionCheck
 from holdfast.sim.checks.exclusion import ExclusionCheck
