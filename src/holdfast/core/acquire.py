@@ -27,7 +27,7 @@ from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.token import client_in, is_ours, read_holder
-from holdfast.core.wait_report import WaitReport, place_in_queue
+from holdfast.core.wait_report import LOOK_TIMEOUT, WaitReport, place_in_queue
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -448,7 +448,8 @@ class _Attempt:
         """Say who holds the lock now, and the place of this attempt in the queue."""
         request = POSITION, self._spec.keys, (self._ticket,)
         try:
-            reply = await self._session.port.call(*request, self._limit())
+            limit = min(self._limit(), LOOK_TIMEOUT)
+            reply = await self._session.port.call(*request, limit)
         except HoldfastError as error:
             return self._why(error)
         token, left_ms, ahead = reply
