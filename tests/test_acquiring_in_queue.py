@@ -127,7 +127,7 @@ def test_a_waiter_reports_its_holder_and_its_place(port: FakePort) -> None:
         "place 1 in the queue",
         "for 40 s: it is lost",
     ]
-    assert {(each.args, each.limit) for each in port.of("position")} == {(("3",), 1.0)}
+    assert {(each.args, each.limit) for each in port.of("position")} == {(("3",), 0.25)}
 
 
 def test_a_waiter_whose_place_was_lost_has_all_others_ask_again(port: FakePort) -> None:

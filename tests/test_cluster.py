@@ -443,7 +443,7 @@ async def test_s11_replicas_are_waited_for_by_grants_renewals_and_through_asks(
     replica.freeze()
     try:
         with pytest.raises(holdfast.NodeUnavailable, match="0 of 1 replicas"):
-            await client.lock(another, ttl=1, replicas=1).acquire(timeout=0)
+            await client.lock(another, ttl=8, replicas=1).acquire(timeout=0)
 
         async def is_free() -> bool:  # taken back at once, or in the background
             return not await client.lock(another).locked()

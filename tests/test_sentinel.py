@@ -229,7 +229,7 @@ async def test_s11_a_lease_goes_from_process_to_process_with_its_replicas(
     face: Face, service: Sentinels
 ) -> None:
     client, other = _of(service, face), _of(service, face)
-    text = await (await client.lock("a", ttl=2, replicas=2).acquire()).export()
+    text = await (await client.lock("a", ttl=8, replicas=2).acquire()).export()
     replica = service.replicas[0]
     replica.freeze()
     try:
@@ -242,7 +242,7 @@ async def test_s11_a_lease_goes_from_process_to_process_with_its_replicas(
 async def test_s11_nobody_gets_the_lock_while_a_replica_is_away_and_the_error_says_so(
     face: Face, service: Sentinels
 ) -> None:
-    lock = _of(service, face).lock("a", ttl=1, replicas=2)
+    lock = _of(service, face).lock("a", ttl=8, replicas=2)
     replica = service.replicas[0]
     replica.freeze()
     try:

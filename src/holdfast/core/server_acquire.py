@@ -39,7 +39,7 @@ from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
-from holdfast.core.wait_report import WaitReport, place_in_queue
+from holdfast.core.wait_report import LOOK_TIMEOUT, WaitReport, place_in_queue
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -244,7 +244,8 @@ class _Acquiring:
         """Say who holds the lock now, and the place of this attempt in the queue."""
         request = POSITION, self._spec.keys, (self.attempt.ticket,)
         try:
-            reply = await self._session.deployment.call(*request, self._time_left())
+            limit = min(self._time_left(), LOOK_TIMEOUT)
+            reply = await self._session.deployment.call(*request, limit)
         except HoldfastError as error:
             return str(error)
         token, left_ms, ahead = reply

@@ -134,7 +134,9 @@ class QuorumChecks(Checks):
         elif fence <= last:
             self.fail("S6", f"{node} numbered it {fence} after {last}")
         self._denied[token].discard(node)
-        if node in self._evicted_from[token] and not record.forgetful:
+        # A node that loses its data loses the tombstones too: a late or doubled vote counts there.
+        forgets = record.forgetful or self.settings.wipe
+        if node in self._evicted_from[token] and not forgets:
             self.fail("S10", f"{token} took {node} after it was evicted there")
         back = node in self._returned[token]
         if back and not self.world.doubled and not record.untrusted and not self.settings.wipe:
