@@ -193,15 +193,13 @@ class _Acquiring:
         moment = Moment(now, session.port.jitter(), session.closed, can_queue)
         if isinstance(reply, HoldfastError):
             self.attempt = on_error(self.attempt, self._spec, reply, moment)
-            if isinstance(reply, OutcomeUnknown):
-                session.waiters.recheck_all(
-                    self._spec
-                )  # it may have granted the lock to another waiter here
+            if isinstance(reply, OutcomeUnknown):  # it may have granted the lock to another here
+                session.waiters.recheck_all(self._spec)
         else:
-            self.attempt = on_reply(self.attempt, self._spec, reply, moment)
             message = message_in(reply)
-            if message:
+            if message:  # first: if this is interrupted, the request counts as without a reply
                 session.waiters.on_grant(message, self.attempt.sent_at)
+            self.attempt = on_reply(self.attempt, self._spec, reply, moment)
         self._handle_grant()
 
     def _handle_grant(self) -> bool:
