@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from holdfast.core.spec import (
 )
 from holdfast.core.spec_cache import SpecCache
 from holdfast.core.time_budget import TimeBudget
-from holdfast.keys import checked_namespace
+from holdfast.keys import Keys, checked_namespace
 from holdfast.scripts import ACQUIRE
 from kit.lock_settings import PLAIN
 
@@ -133,7 +134,7 @@ def test_what_follows_from_the_settings_of_a_lock() -> None:
         "replicas": 0,
         "label": None,
         "prefix": b"holdfast:",
-        "keys": (b"holdfast:{a}", b"holdfast:{a}:fence", b"holdfast:{a}:queue"),
+        "keys": Keys((b"holdfast:{a}", b"holdfast:{a}:fence", b"holdfast:{a}:queue")),
         "suffix": "",
         "settings": "",
         "ttl_ms": "30000",
@@ -146,7 +147,7 @@ def test_what_follows_from_the_settings_of_a_lock() -> None:
         "taking": ACQUIRE,
         "asked": (),
     }
-    in_shop = tuple(key.replace(b":", b":in:shop:", 1) for key in plain["keys"])
+    in_shop = Keys(tuple(key.replace(b":", b":in:shop:", 1) for key in plain["keys"]))
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {}),
         ({"ttl": timedelta(minutes=1)}, _of_ttl(60.0, 2.0)),
@@ -174,19 +175,22 @@ def test_what_follows_from_the_settings_of_a_lock() -> None:
                 "owner": "u:s",
                 "label": "x:y",
                 "lock_delay": 1.0,
-                "keys": (*plain["keys"], b"holdfast:{a}:holds"),
+                "keys": Keys((*plain["keys"], b"holdfast:{a}:holds")),
                 "suffix": "x%3Ay:+1000:&u%3As",
                 "settings": "1000 fair &u%3As",
             },
         ),
-        ({"replicas": 2}, {"replicas": 2}),
+        ({"replicas": 2}, {"replicas": 2, "keys": replace(plain["keys"], replicas=2)}),
         ({"longest_ttl": 60.0}, {"longest_ttl": 60.0, "settings": "0 fair+guard "}),
         (
             {"longest_ttl": 60.0, "quorum": True},
             {"longest_ttl": 60.0, "settings": "0 barge "},
         ),
         ({"min_validity": 9.699}, {"usable": pytest.approx(20.0)}),
-        ({"key": "k"}, {"keys": (b"k", b"holdfast:key:{k}:fence", b"holdfast:key:{k}:queue")}),
+        (
+            {"key": "k"},
+            {"keys": Keys((b"k", b"holdfast:key:{k}:fence", b"holdfast:key:{k}:queue"))},
+        ),
         ({"namespace": "shop"}, {"prefix": b"holdfast:in:shop:", "keys": in_shop}),
     ]
     for given, differs in cases:
