@@ -28,8 +28,7 @@ from kit.servers import Server, programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Self
+    from typing import Self
 
 TAKE, DECR, BARE = "take", "DECR, redis-py", "DECR, bare socket"
 INCR, UPDATE, LOCK = "incr: an atomic step", "update: optimistic", "lock, GET, SET"

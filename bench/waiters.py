@@ -29,7 +29,7 @@ from kit.servers import Server, programs
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 KIB = 1024
 CONNECTIONS, MEMORY = 2, 4.0

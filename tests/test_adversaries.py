@@ -52,14 +52,14 @@ async def test_s2_a_slow_answer_does_not_lengthen_the_lease(far: Any, proxy: Pro
         pass
     proxy.delay(0.15)
     lease = await far.lock("a", ttl=2, renew=False).acquire()
-    assert lease.deadline <= now() - 0.15 + 2 * 0.99
+    assert lease._held.deadline <= now() - 0.15 + 2 * 0.99
     await lease.release()
 
 
 async def test_s2_a_retried_acquire_counts_from_its_first_sending(far: Any, proxy: Proxy) -> None:
     proxy.swallow_reply(1)
     lease = await far.lock("a", ttl=20, renew=False).acquire()
-    assert lease.deadline <= now() - 0.99 + 20 * 0.99, "the first request was sent 1 s ago"
+    assert lease._held.deadline <= now() - 0.99 + 20 * 0.99, "the first request was sent 1 s ago"
     await lease.release()
 
 
@@ -67,7 +67,7 @@ async def test_s2_an_extend_counts_from_before_its_sending(far: Any, proxy: Prox
     lease = await far.lock("a", ttl=5, renew=False).acquire()
     proxy.delay(0.2)
     await lease.extend(8)
-    assert lease.deadline <= now() - 0.2 + 8 * 0.99
+    assert lease._held.deadline <= now() - 0.2 + 8 * 0.99
     await lease.release()
 
 
@@ -82,7 +82,7 @@ async def test_s3_a_lease_ends_on_time_although_the_server_hangs(
     lease = await client.lock("a", ttl=0.8).acquire()
     own_server.freeze()
     assert await face.wait(lease.lost, PATIENCE)
-    late = now() - lease.deadline
+    late = now() - lease._held.deadline
     own_server.thaw()
     assert late < 1 + busy.allowance, "the loss was told long after the deadline"
     assert not lease.held
@@ -116,7 +116,7 @@ async def test_s3_the_loss_is_told_on_time_while_a_renewal_of_others_hangs(
     short = await client.lock("short", ttl=0.6, renew=False).acquire()
     own_server.freeze()
     assert await face.wait(short.lost, PATIENCE)
-    late = now() - short.deadline
+    late = now() - short._held.deadline
     own_server.thaw()
     assert late < 1 + busy.allowance
     await long.release()
@@ -148,7 +148,9 @@ async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
     assert held.arrived.wait(PATIENCE), "no renewal was sent"
     proxy.blackhole()
     assert await face.wait(lease.lost, PATIENCE)
-    assert now() - lease.deadline < 1 + busy.allowance, "the loss was told long after the deadline"
+    assert now() - lease._held.deadline < 1 + busy.allowance, (
+        "the loss was told long after the deadline"
+    )
     held.release()
     proxy.heal()
     assert not lease.held
@@ -488,11 +490,11 @@ async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_serv
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(holdfast.NodeUnavailable, match="out of memory"):
         await client.lock("c").acquire()
-    first = lease.deadline
+    first = lease._held.deadline
     renew_now(client, lease)
 
     async def renewed() -> bool:
-        return bool(lease.deadline > first)
+        return bool(lease._held.deadline > first)
 
     await face.eventually(renewed)
     await lease.extend(20)
@@ -506,7 +508,7 @@ async def test_a_renewal_that_fails_is_tried_again_until_it_works(face: Face, pr
     events: list[holdfast.Event] = []
     client = face.connect(proxy.url, command_timeout=0.3, on_event=events.append)
     lease = await client.lock("a", ttl=3).acquire()
-    first = lease.deadline
+    first = lease._held.deadline
     proxy.refuse()
     proxy.cut()
 
@@ -517,7 +519,7 @@ async def test_a_renewal_that_fails_is_tried_again_until_it_works(face: Face, pr
     proxy.accept()
 
     async def renewed() -> bool:
-        return bool(lease.deadline > first)
+        return bool(lease._held.deadline > first)
 
     await face.eventually(renewed)
     assert lease.held

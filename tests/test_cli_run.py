@@ -40,8 +40,7 @@ from kit.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-
-    from typing_extensions import Self
+    from typing import Self
 
 NAME = "nightly"
 KEY = f"holdfast:{{{NAME}}}"

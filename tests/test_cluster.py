@@ -242,10 +242,10 @@ async def test_while_a_slot_moves_leases_are_kept_and_the_rest_waits(
         await lease.extend(2)  # some of it was there: it was tried again
         await taking.result()
         await lease.extend(2)  # all of it is there: its slot is not
-        deadline = lease.deadline
+        deadline = lease._held.deadline
 
         async def renewed() -> bool:
-            return bool(lease.deadline > deadline)
+            return bool(lease._held.deadline > deadline)
 
         await face.eventually(renewed)
         leaving = face.start(lease.release())  # needs the queue, which is nowhere
@@ -396,11 +396,11 @@ async def test_a_node_that_hangs_delays_no_renewals_of_others(cluster: Cluster, 
         await client.lock(cluster.name_on(healthy, f"lock {number}"), ttl=3).acquire()
         for number in range(3)
     ]
-    first = theirs[-1].deadline
+    first = theirs[-1]._held.deadline
     lost = await client.lock("lock", ttl=1.6).acquire()
 
     async def are_renewed() -> bool:
-        return all(lease.deadline > first + 3 for lease in theirs)
+        return all(lease._held.deadline > first + 3 for lease in theirs)
 
     hung.freeze()
     try:
@@ -426,17 +426,17 @@ async def test_s11_replicas_are_waited_for_by_grants_renewals_and_through_asks(
     primary = cluster.primary_of("lock")
     replica = cluster.replica_of(primary)
     lease = await client.lock("lock", ttl=1.5, replicas=1).acquire()
-    deadline = lease.deadline
+    deadline = lease._held.deadline
 
     async def renewed() -> bool:
-        return bool(lease.deadline > deadline)
+        return bool(lease._held.deadline > deadline)
 
     await face.eventually(renewed)
     with cluster.moving("lock", cluster.other_primary(primary)) as move:
         move.take_all()
-        deadline = lease.deadline
+        deadline = lease._held.deadline
         await lease.extend(3)
-        deadline = lease.deadline
+        deadline = lease._held.deadline
         await face.eventually(renewed)
     await lease.release()
     another = cluster.name_on(primary, "another")

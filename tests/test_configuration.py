@@ -344,12 +344,12 @@ async def test_rediss_is_spoken_over_tls_and_trust_is_checked(face: Face, server
         url = f"rediss://127.0.0.1:{front.port}"
         client = face.connect(f"{url}?ssl_ca_certs={CERTIFICATE}", command_timeout=PATIENCE)
         async with client.lock("a", ttl=60) as lease:
-            first = lease.deadline
+            first = lease._held.deadline
             lease._hold.renew_at = now()  # instead of in 20 s
             client._session.renewer.watch(lease._hold, 0.0)
 
             async def renewed() -> bool:
-                return bool(lease.deadline > first)
+                return bool(lease._held.deadline > first)
 
             await face.eventually(renewed)
         await client.close()

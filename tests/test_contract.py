@@ -256,36 +256,36 @@ async def test_a_lease_without_renewal_is_lost_at_its_deadline_not_later(
     face: Face, client: Any, busy: Busyness
 ) -> None:
     lease = await client.lock("a", ttl=0.5, renew=False).acquire()
-    told: list[bool] = []
+    told: list[tuple[int, str, bool]] = []
     told_at: list[float] = []
 
-    def on_lost() -> None:
+    def on_lost(lost: Any, reason: str) -> None:
         told_at.append(now())
-        told.append(lease.held)
+        told.append((lost.fence, reason, lost.held))
 
     lease.on_lost(on_lost)
     assert await face.wait(lease.lost, PATIENCE)
-    assert lease.deadline <= now() < lease.deadline + 0.3 + busy.allowance
+    assert lease._held.deadline <= now() < lease._held.deadline + 0.3 + busy.allowance
     assert not lease.held
     with pytest.raises(holdfast.LeaseLost) as caught:
         lease.check()
     assert caught.value.reason == "expired"
 
     async def heard() -> bool:
-        return told == [False]
+        return told == [(lease.fence, "expired", False)]
 
     await face.eventually(heard)
-    assert lease.deadline <= told_at[0] < lease.deadline + 0.3 + busy.allowance
+    assert lease._held.deadline <= told_at[0] < lease._held.deadline + 0.3 + busy.allowance
     with pytest.raises(holdfast.LeaseLost):
         await lease.release()
 
 
 async def test_a_renewed_lease_outlives_its_ttl(face: Face, client: Any, server: Server) -> None:
     lease = await client.lock("a", ttl=1.5).acquire()
-    first = lease.deadline
+    first = lease._held.deadline
 
     async def renewed_for_a_ttl() -> bool:
-        return bool(lease.deadline > first + 1.6)
+        return bool(lease._held.deadline > first + 1.6)
 
     await face.eventually(renewed_for_a_ttl)
     lease.check()
@@ -297,11 +297,11 @@ async def test_a_short_lease_is_renewed_now_and_then_and_not_all_the_time(
     face: Face, client: Any, server: Server
 ) -> None:
     lease = await client.lock("a", ttl=0.14).acquire()
-    first = lease.deadline
+    first = lease._held.deadline
     server.reset_stats()
 
     async def renewed_for_long() -> bool:
-        return bool(lease.deadline > first + 0.6 or not lease.held)
+        return bool(lease._held.deadline > first + 0.6 or not lease.held)
 
     await face.eventually(renewed_for_long)
     assert commands_processed(server).get("evalsha", 0) < 100
@@ -345,7 +345,7 @@ async def test_a_reentrant_lock_counts_its_levels_and_keeps_its_fence(client: An
     async with lock as outer:
         async with lock as inner:
             assert inner.fence == outer.fence
-            assert inner.deadline == outer.deadline
+            assert inner._held.deadline == outer._held.deadline
         assert not inner.held
         assert outer.held
         assert await lock.locked()
@@ -423,11 +423,11 @@ async def test_renewal_survives_a_flushed_script_cache(
 ) -> None:
     lease = await client.lock("a", ttl=30).acquire()
     server.command("SCRIPT", "FLUSH")
-    first = lease.deadline
+    first = lease._held.deadline
     renew_now(client, lease)
 
     async def renewed() -> bool:
-        return bool(lease.deadline > first)
+        return bool(lease._held.deadline > first)
 
     await face.eventually(renewed)
     await lease.release()

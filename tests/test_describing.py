@@ -83,7 +83,7 @@ def test_a_setting_that_cannot_be_hashed_is_judged_like_any_other() -> None:
 
 
 def test_a_name_of_another_kind_of_string_is_the_same_lock() -> None:
-    class Name(str, Enum):
+    class Name(str, Enum):  # noqa: UP042 - of code for Python 3.10
         A = "a"
 
     client = holdfast.Client(NOWHERE)

@@ -36,8 +36,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.doctor.findings import Finding
 

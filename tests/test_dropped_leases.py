@@ -159,10 +159,10 @@ async def test_a_lease_that_was_ended_in_another_way_is_not_reported(
     # A lease that is held meanwhile is renewed twice: the first one would have been, too.
     other = face.connect(server.url)
     lease = await other.lock("control", ttl=TTL).acquire()
-    deadline = lease.deadline
+    deadline = lease._held.deadline
 
     async def renewed_twice() -> bool:
-        return bool(lease.deadline > deadline + TTL / 2)
+        return bool(lease._held.deadline > deadline + TTL / 2)
 
     await face.eventually(renewed_twice, within=LIMIT)
     assert not [event for event in events if event.kind == "not_released"]

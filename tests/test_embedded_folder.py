@@ -170,7 +170,7 @@ def test_the_embedded_server_is_no_node_of_a_quorum() -> None:
     with pytest.raises(ConfigurationError, match="'local' is the embedded server"):
         holdfast.Client(["redis://a", "redis://b", "local"])
     with pytest.raises(ConfigurationError, match="NoneType"):
-        holdfast.Client(["redis://a", "redis://b", None])
+        holdfast.Client(["redis://a", "redis://b", None])  # type: ignore[list-item]  # is refused
 
 
 def test_an_error_names_the_folder_of_the_embedded_server(

@@ -72,11 +72,11 @@ async def test_an_adopted_lease_is_renewed(face: Face, server: Server) -> None:
     client = face.connect(server.url)
     lease = await client.lock("a", ttl=30).acquire()
     adopted = await client.adopt(await lease.export())
-    first = adopted.deadline
+    first = adopted._held.deadline
     renew_now(client, adopted)
 
     async def later() -> bool:
-        return bool(adopted.deadline > first)
+        return bool(adopted._held.deadline > first)
 
     await face.eventually(later)
     await adopted.release()

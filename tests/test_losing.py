@@ -59,9 +59,9 @@ def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
         # Extended, so that only the clean-up after the loss frees it soon.
         lease = client.lock("a", ttl=60, renew=False).acquire()
         lease.extend(0.3)
-        lease.on_lost(functools.partial(called.append, "first"))
+        lease.on_lost(lambda *_: called.append("first"))
         lost = lease.lost
-        lease.on_lost(functools.partial(called.append, "second"))
+        lease.on_lost(lambda *_: called.append("second"))
         threads = NoThreads(monkeypatch, "holdfast-callback")
         assert lost.wait(LIMIT)
         eventually(lambda: kinds(events) == ["lost"], within=LIMIT)
@@ -79,7 +79,7 @@ async def test_a_loss_is_delivered_once_a_thread_can_be_started_again(
     client = face.connect(server.url, on_event=events.append)
     lease = await client.lock("a", ttl=0.3, renew=False).acquire()
     called: list[bool] = []
-    lease.on_lost(lambda: called.append(lost.is_set()))
+    lease.on_lost(lambda *_: called.append(lost.is_set()))
     lost: Any = lease.lost
     threads = NoThreads(monkeypatch, "holdfast-callback", "holdfast-herald")
     assert await face.wait(lost, LIMIT)
@@ -97,13 +97,13 @@ def test_a_callback_that_raises_a_base_exception_silences_nothing(
     events: list[holdfast.Event] = []
     called: list[bool] = []
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise error
 
     with holdfast.Client(server.url, on_event=events.append) as client:
         lease = client.lock("a").acquire()
         lease.on_lost(fail)
-        lease.on_lost(lambda: called.append(lost.is_set()))
+        lease.on_lost(lambda *_: called.append(lost.is_set()))
         lost = lease.lost
         server.command("DEL", "holdfast:{a}")
         with pytest.raises(holdfast.LeaseLost):
@@ -119,14 +119,14 @@ def test_a_callback_on_a_loop_that_raises_a_base_exception_silences_nothing(
     events: list[holdfast.Event] = []
     called: list[bool] = []
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise asyncio.CancelledError
 
     async def lose() -> None:
         async with holdfast.AsyncClient(server.url, on_event=events.append) as client:
             lease = await client.lock("a").acquire()
             lease.on_lost(fail)
-            lease.on_lost(lambda: called.append(lost.is_set()))
+            lease.on_lost(lambda *_: called.append(lost.is_set()))
             lost = lease.lost
             server.command("DEL", "holdfast:{a}")
             with pytest.raises(holdfast.LeaseLost):
@@ -146,13 +146,13 @@ def test_a_callback_may_end_its_loop_and_the_loss_is_still_reported(
     events: list[holdfast.Event] = []
     called: list[bool] = []
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise error
 
     async def lose() -> None:
         client = holdfast.AsyncClient(server.url, on_event=events.append)
         lease = await client.lock("a", ttl=0.3, renew=False).acquire()
-        lease.on_lost(lambda: called.append(lost.is_set()))
+        lease.on_lost(lambda *_: called.append(lost.is_set()))
         lease.on_lost(fail)
         lost = lease.lost
         try:

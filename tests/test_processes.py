@@ -107,8 +107,8 @@ def test_s13_a_child_renews_its_own_leases_and_not_its_parents(server: Server) -
         def child() -> None:
             assert [t.name for t in threading.enumerate() if "holdfast" in t.name] == []
             lease = client.lock("childs", ttl=0.3).acquire()
-            first = lease.deadline
-            eventually(lambda: lease.deadline > first + 0.5)
+            first = lease._held.deadline
+            eventually(lambda: lease._held.deadline > first + 0.5)
             lease.release()
 
         in_child(child)

@@ -400,10 +400,10 @@ async def test_it_is_kept_alive_by_a_majority(face: Face, own_three: list[Server
     client = face.connect(urls(own_three))
     lease = await client.lock("a", ttl=1.0).acquire()
     own_three[0].kill()
-    first = lease.deadline
+    first = lease._held.deadline
 
     async def renewed_twice() -> bool:
-        return bool(lease.deadline > first + 1.0)
+        return bool(lease._held.deadline > first + 1.0)
 
     await face.eventually(renewed_twice)
     lease.check()

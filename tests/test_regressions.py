@@ -84,8 +84,8 @@ def interrupted(self):
 threading.Thread.start = interrupted
 signal.signal(signal.SIGALRM, lambda *_: client.lock("b").acquire().release())
 lease = client.lock("a", ttl=0.5).acquire()
-first = lease.deadline
-while lease.held and lease.deadline == first: pass
+first = lease._held.deadline
+while lease.held and lease._held.deadline == first: pass
 assert lease.held, "it was not renewed"
 lease.release()
 """
@@ -148,9 +148,9 @@ def test_an_error_while_the_renewer_connects_costs_no_lease(server: Server) -> N
     theirs = redis.Redis(host=server.host, port=server.port, credential_provider=Moody())
     with holdfast.Client(theirs) as client:
         lease = client.lock("a", ttl=30).acquire()
-        first = lease.deadline
+        first = lease._held.deadline
         renew_now(client, lease)
-        eventually(lambda: lease.deadline > first, what="it is renewed")
+        eventually(lambda: lease._held.deadline > first, what="it is renewed")
         lease.release()
     server.command("ACL", "DELUSER", "ann")
 
@@ -193,7 +193,7 @@ async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     own_server.kill()
     assert await face.wait(lease.lost, PATIENCE)
-    late = now() - lease.deadline
+    late = now() - lease._held.deadline
     hung.set()
     assert late < 1 + busy.allowance
 

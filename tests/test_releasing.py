@@ -124,7 +124,7 @@ def test_releasing_a_lease_that_the_server_no_longer_has_raises_lease_lost(
     if reason == "taken":
         server.command("SET", KEY, "of another client")
     if reason == "expired":
-        port.before["release"] = lambda: setattr(port, "time", lease._hold.deadline)
+        port.before["release"] = lambda: setattr(port, "time", lease._held.deadline)
     port.plan["release"] = [*fates]
     for _ in range(2):
         with pytest.raises(holdfast.LeaseLost) as error:

@@ -216,8 +216,8 @@ async def test_s11_a_lease_is_given_and_renewed_once_all_replicas_have_it(
     async with lock as lease:
         tokens = [server.command("GET", KEY) for server in service.servers]
         assert tokens == [lease.token.encode()] * 3
-        first = lease.deadline
-        await face.eventually(lambda: _true(lease.deadline > first))
+        first = lease._held.deadline
+        await face.eventually(lambda: _true(lease._held.deadline > first))
     assert lease.fence
 
 
@@ -353,10 +353,10 @@ async def test_a_lease_outlives_a_failover_and_who_waits_gets_it_afterwards(
     waiting = face.start(other.lock("a", ttl=9).acquire(timeout=30))
     await face.eventually(lambda: _true(_in_line(own_service.primary) == 1))
     old = own_service.fail_over()
-    new, deadline = own_service.primary, lease.deadline
+    new, deadline = own_service.primary, lease._held.deadline
     for kind in ("normal", "pubsub"):  # as Sentinels do, but sooner
         old.command("CLIENT", "KILL", "TYPE", kind)
-    await face.eventually(lambda: _true(lease.deadline > deadline), within=10)
+    await face.eventually(lambda: _true(lease._held.deadline > deadline), within=10)
     assert new.command("GET", KEY).decode() == lease.token
     assert new.command("EXISTS", guard.QUARANTINE)
     await lease.release()
@@ -454,16 +454,20 @@ async def test_s1_a_holder_cut_off_with_the_old_primary_has_lost_it_before_anybo
     monkeypatch.setattr(guard, "OVERLAP", 2.0)
     with _split(1) as (service, url, cut):
         lease = await face.connect(url, longest_ttl=LONGEST).lock("a", ttl=LONGEST).acquire()
-        kept = lease.deadline
-        await face.eventually(lambda: _true(lease.deadline > kept))  # its renewer is connected
+        kept = lease._held.deadline
+        await face.eventually(
+            lambda: _true(lease._held.deadline > kept)
+        )  # its renewer is connected
         waiting = face.start(_granted_at(_of(service, face).lock("a", ttl=LONGEST)))
         await face.eventually(lambda: _true(_in_line(service.primary) == 1))
         cut(but_for=lease.token)
-        kept = lease.deadline
-        await face.eventually(lambda: _true(lease.deadline > kept))  # it still takes writes there
+        kept = lease._held.deadline
+        await face.eventually(
+            lambda: _true(lease._held.deadline > kept)
+        )  # it still takes writes there
         later, granted_at = await waiting.result(30)
         assert not lease.held
-        assert lease.deadline < granted_at
+        assert lease._held.deadline < granted_at
         assert later.fence > lease.fence
 
 
@@ -486,7 +490,7 @@ async def test_s1_nobody_keeps_it_at_the_new_primary_who_may_lose_it_at_the_old_
         assert in_time or busy.allowance > 2, "it was lost before the failover"
         other, granted_at = await left.result(30)  # by the old primary, which nobody else sees
         assert old.command("GET", KEY).decode() == other.token
-        assert lease.deadline < granted_at
+        assert lease._held.deadline < granted_at
 
 
 @contextlib.contextmanager
@@ -535,7 +539,7 @@ _CONTENDER = """
         time_to_end = granted + 0.02
         while now() < time_to_end and lease.held:
             pass
-        ended, deadline = now(), lease.deadline
+        ended, deadline = now(), lease._held.deadline
         try:
             lease.release()
         except holdfast.HoldfastError:

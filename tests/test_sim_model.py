@@ -27,8 +27,7 @@ from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.servers import Server
 

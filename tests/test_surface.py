@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,16 @@ def test_the_exported_names_are_these() -> None:
         "Codec",
         "ConfigurationError",
         "Contended",
+        "Duration",
         "Event",
+        "EventKind",
         "Holder",
         "HoldfastError",
         "JSON",
         "Lease",
         "LeaseLost",
         "Lock",
+        "LossReason",
         "NoQuorum",
         "NodeUnavailable",
         "NotHeld",
@@ -68,10 +72,14 @@ def test_the_exported_names_are_these() -> None:
         "RAW",
         "RedisLock",
         "ScriptFailed",
+        "Target",
+        "UNSET",
+        "Unset",
         "WouldDeadlock",
         "WrongValue",
     }
-    for name in holdfast.__all__:
+    aliases = {"Duration", "EventKind", "LossReason", "Target", "UNSET"}
+    for name in set(holdfast.__all__) - aliases:
         assert getattr(holdfast, name).__name__ == name
     assert set(holdfast.__all__) <= set(dir(holdfast))
     with pytest.raises(AttributeError, match="nonsense"):
@@ -80,7 +88,7 @@ def test_the_exported_names_are_these() -> None:
 
 @pytest.mark.parametrize(("sync", "aio"), TWINS, ids=lambda kind: kind.__name__)
 def test_the_faces_have_the_same_names(sync: type, aio: type) -> None:
-    assert names(sync) == names(aio)
+    assert names(sync) == names(aio) - {"aclose"}
 
 
 @pytest.mark.parametrize(("sync", "aio"), TWINS, ids=lambda kind: kind.__name__)
@@ -190,6 +198,49 @@ def test_leaving_a_lock_that_was_not_entered_says_what_to_do() -> None:
 
 
 def test_things_show_what_they_are() -> None:
-    lock = holdfast.Client("redis://127.0.0.1:1").lock("a", ttl=5)
-    assert repr(lock) == "<Lock 'a', ttl 5.0 s>"
-    assert lock.name == "a"
+    client = holdfast.Client("redis://:secret@127.0.0.1:1")
+    assert repr(client) == "<Client of redis://127.0.0.1:1/0>"
+    lock = client.lock("a", ttl=5)
+    assert repr(lock) == "<Lock 'a', ttl=5.0>"
+    lock = client.lock("a", timeout=timedelta(seconds=9), max_hold=60, replicas=2, label="x")
+    assert repr(lock) == ("<Lock 'a', ttl=30.0, timeout=9.0, max_hold=60.0, replicas=2, label='x'>")
+    nodes = [f"redis://127.0.0.1:{number}" for number in (1, 2, 3)]
+    assert repr(holdfast.AsyncClient(nodes)) == (
+        "<AsyncClient of redis://127.0.0.1:1/0, redis://127.0.0.1:2/0, redis://127.0.0.1:3/0>"
+    )
+
+
+def test_a_lock_shows_its_settings() -> None:
+    given = {
+        "name": "a",
+        "ttl": 5.0,
+        "timeout": 9.0,
+        "renew": False,
+        "max_hold": None,
+        "reentrant": False,
+        "owner": "us",
+        "fair": False,
+        "lock_delay": 1.5,
+        "replicas": 2,
+        "key": "a key",
+        "label": "nightly",
+    }
+    for client in (holdfast.Client, holdfast.AsyncClient):
+        lock = client("redis://127.0.0.1:1").lock(**given)  # type: ignore[arg-type]  # any of them
+        assert {name: getattr(lock, name) for name in given} == given
+        assert client("redis://127.0.0.1:1").lock("b").key == "holdfast:{b}"
+
+
+def test_coroutine_methods_are_coroutine_functions() -> None:
+    kinds = holdfast.AsyncClient, holdfast.AsyncLock, holdfast.AsyncLease
+    methods = [getattr(kind, name) for kind in kinds for name in names(kind) | {"__aexit__"}]
+    talking = {"acquire", "release", "try_acquire", "locked", "holder", "evict", "adopt", "export"}
+    talking |= {"extend", "aclose", "close", "__aexit__"}
+    found = {each.__name__ for each in methods if inspect.iscoroutinefunction(each)}
+    assert found == talking - {"close"}, "close is another name for aclose"
+
+
+def test_a_target_of_another_kind_fails_in_type_checkers() -> None:
+    for kind in (holdfast.Client, holdfast.AsyncClient):
+        with pytest.raises(holdfast.ConfigurationError):
+            kind(42)  # type: ignore[arg-type]  # that it is flagged is the test

@@ -34,8 +34,7 @@ from test_interruption import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.faces import Face
     from kit.proxy import Proxy
@@ -261,7 +260,7 @@ async def test_a_lease_that_was_handed_over_is_renewed_to_its_full_ttl(
         return bool(handed.remaining() > 15)
 
     await face.eventually(has_its_ttl)
-    assert handed.deadline <= now() + 20
+    assert handed._held.deadline <= now() + 20
     assert server.command("PTTL", KEY) > 15_000
     assert handed.held
     await handed.release()
@@ -335,7 +334,7 @@ async def test_a_holder_that_lost_its_lock_in_silence_is_followed_after_its_ttl(
     (waiting,) = await joined(face, server, waiter.lock("a").acquire())
     handed = await waiting.result()
     assert not lease.held
-    assert now() < lease.deadline + 1 + busy.allowance
+    assert now() < lease._held.deadline + 1 + busy.allowance
     assert handed.fence > lease.fence
     await handed.release()
     assert_clean(server)
@@ -595,7 +594,7 @@ async def test_a_lease_that_ran_out_is_followed_by_the_delay_too(
     lease = await near.lock("a", ttl=0.3, renew=False, lock_delay=0.8).acquire()
     assert await face.wait(lease.lost, PATIENCE)
     handed = await far.lock("a", lock_delay=0.8).acquire(timeout=PATIENCE)
-    assert now() - lease.deadline > 0.7, "its holder may still be at work"
+    assert now() - lease._held.deadline > 0.7, "its holder may still be at work"
     await handed.release()
     assert_clean(server)
 
@@ -726,10 +725,10 @@ async def test_a_crashed_co_holder_does_not_keep_the_lock(face: Face, server: Se
         one, other = face.connect(server.url), face.connect(server.url)
         lease = await one.lock("a", ttl=1, owner="us").acquire()
         process.kill()
-    first = lease.deadline
+    first = lease._held.deadline
 
     async def outlived() -> bool:
-        return bool(lease.deadline > first + 1.5)
+        return bool(lease._held.deadline > first + 1.5)
 
     await face.eventually(outlived)
     assert server.command("ZCARD", f"{KEY}:holds") > 0
@@ -848,7 +847,7 @@ async def test_levels_share_the_fence_and_the_deadline_of_a_lease_that_was_hande
         lock = waiter.lock("a", reentrant=True)
         async with lock as outer, lock as inner:
             assert inner.fence == outer.fence > lease.fence
-            assert inner.deadline == outer.deadline
+            assert inner._held.deadline == outer._held.deadline
             server.reset_stats()
             async with lock:
                 pass

@@ -17,13 +17,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast.core.atomic import Outcome
-    from holdfast.core.events import Event
+    from holdfast.core.duration import Duration
+    from holdfast.core.events import Event, EventKind
     from holdfast.errors import (
         AcquireTimeout,
         ConfigurationError,
         Contended,
         HoldfastError,
         LeaseLost,
+        LossReason,
         NodeUnavailable,
         NoQuorum,
         NotHeld,
@@ -39,13 +41,16 @@ if TYPE_CHECKING:
     from holdfast.faces.cached import Cached
     from holdfast.faces.client import Client, Lease, Lock
     from holdfast.faces.codecs import JSON, PICKLE, RAW, Codec
+    from holdfast.faces.facts import UNSET, Unset
     from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
+    from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
 __all__ = [
     "JSON",
     "PICKLE",
     "RAW",
+    "UNSET",
     "AcquireTimeout",
     "AsyncAtomic",
     "AsyncAtomicScript",
@@ -61,12 +66,15 @@ __all__ = [
     "Codec",
     "ConfigurationError",
     "Contended",
+    "Duration",
     "Event",
+    "EventKind",
     "Holder",
     "HoldfastError",
     "Lease",
     "LeaseLost",
     "Lock",
+    "LossReason",
     "NoQuorum",
     "NodeUnavailable",
     "NotHeld",
@@ -74,6 +82,8 @@ __all__ = [
     "OutcomeUnknown",
     "RedisLock",
     "ScriptFailed",
+    "Target",
+    "Unset",
     "WouldDeadlock",
     "WrongValue",
 ]
@@ -91,7 +101,9 @@ _HOMES = {
     "AtomicScript": "holdfast.faces.atomic",
     "Client": "holdfast.faces.client",
     "Codec": "holdfast.faces.codecs",
+    "Duration": "holdfast.core.duration",
     "Event": "holdfast.core.events",
+    "EventKind": "holdfast.core.events",
     "Holder": "holdfast.holder",
     "JSON": "holdfast.faces.codecs",
     "Lease": "holdfast.faces.client",
@@ -100,6 +112,9 @@ _HOMES = {
     "PICKLE": "holdfast.faces.codecs",
     "RAW": "holdfast.faces.codecs",
     "RedisLock": "holdfast.faces.redis_lock",
+    "Target": "holdfast.faces.targets",
+    "UNSET": "holdfast.faces.facts",
+    "Unset": "holdfast.faces.facts",
 }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 HOST = "127.0.0.1"
 

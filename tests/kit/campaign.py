@@ -30,8 +30,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.servers import Server
 
@@ -196,9 +195,9 @@ class _Contender:
                 self.errors[type(error).__name__] += 1
                 continue
             granted, how = now(), "released"
-            asked = lease.deadline - validity_of(self._ttl)
+            asked = lease._held.deadline - validity_of(self._ttl)
             self._change(lease)
-            deadline, ended = lease.deadline, now()
+            deadline, ended = lease._held.deadline, now()
             try:
                 await lease.release()
             except holdfast.HoldfastError as error:

@@ -16,8 +16,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
 SLOTS = 16_384
 PRIMARIES = 3

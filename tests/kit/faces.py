@@ -194,7 +194,7 @@ class Face(ABC):
                 await client.close()
 
     @abstractmethod
-    def _make(self, target: object, **settings: Any) -> Any:
+    def _make(self, target: Any, **settings: Any) -> Any:
         """Make a client of this face."""
 
     @abstractmethod
@@ -230,7 +230,7 @@ class Threads(Face):
     name = "threads"
     error = KeyboardInterrupt
 
-    def _make(self, target: object, **settings: Any) -> Any:
+    def _make(self, target: Any, **settings: Any) -> Any:
         return Lifted(holdfast.Client(target, **settings))
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
@@ -291,7 +291,7 @@ class Tasks(Face):
     name = "asyncio"
     error = asyncio.CancelledError
 
-    def _make(self, target: object, **settings: Any) -> Any:
+    def _make(self, target: Any, **settings: Any) -> Any:
         return holdfast.AsyncClient(target, **settings)
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
@@ -309,7 +309,7 @@ class Tasks(Face):
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         try:
             await asyncio.wait_for(event.wait(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return False
         return True
 

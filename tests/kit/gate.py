@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.servers import Server
 

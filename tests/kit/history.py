@@ -36,8 +36,7 @@ from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.clusters import Cluster
     from kit.faces import Face
@@ -317,7 +316,7 @@ async def _take_turns(
         granted = now()
         found = int(await _done(counter.get(COUNTER)) or 0)
         await _done(counter.set(COUNTER, found + 1))
-        deadline, ended = lease.deadline, now()
+        deadline, ended = lease._held.deadline, now()
         with contextlib.suppress(*forgiven):
             await lease.release()
         holds.append(Hold(lease.token, lease.fence, asked, granted, ended, deadline, now(), found))

@@ -20,8 +20,7 @@ from kit.waiting import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
-
-    from typing_extensions import Self
+    from typing import Self
 
 PACKAGE = str(Path(holdfast.__file__).parent)
 

@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.clusters import Cluster
     from kit.proxy import Proxy

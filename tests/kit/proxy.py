@@ -27,9 +27,7 @@ from kit.waiting import PATIENCE, POLL_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
-
-    from typing_extensions import Self
+    from typing import BinaryIO, Self
 
 HOST = "127.0.0.1"
 

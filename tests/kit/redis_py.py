@@ -11,7 +11,7 @@ import redis.asyncio
 import holdfast
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from kit.faces import Face
 

@@ -12,7 +12,7 @@ from holdfast.keys import keys_of
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.scripts import Script
     from kit.servers import Server

@@ -16,7 +16,7 @@ from kit.servers import ReplyError, Server
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 SERVICE = "orders"
 REPLICAS, SENTINELS, QUORUM = 2, 3, 2

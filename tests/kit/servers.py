@@ -26,7 +26,7 @@ import hiredis
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Reply: TypeAlias = Any
 """Whatever a server answers: bytes, an int, None, or a list of these."""

@@ -29,8 +29,7 @@ from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 30.0

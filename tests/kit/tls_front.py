@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
 _KEY = Path(__file__).parent / "tls" / "key.pem"

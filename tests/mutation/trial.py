@@ -21,8 +21,7 @@ from mutation.reach import ROOT, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
     from mutation.mutants import Mutant
     from mutation.reach import Reach

@@ -142,7 +142,7 @@ def run(
     _leave(status)
 
 
-def _server(urls: Sequence[str] | None, *, local: bool) -> object:
+def _server(urls: Sequence[str] | None, *, local: bool) -> str | Sequence[str] | None:
     """Return what to give the client, and warn if the embedded server was not chosen."""
     server = given(urls, local=local)
     if server is not None or os.environ.get("HOLDFAST_URL"):
@@ -159,7 +159,7 @@ class Wanted(NamedTuple):
     """The lock to be held, where, and how much to tell of it."""
 
     name: str
-    server: object
+    server: str | Sequence[str] | None
     ttl: float
     timeout: float | None
     max_hold: float | None

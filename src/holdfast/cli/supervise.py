@@ -166,8 +166,8 @@ class Supervisor:
         """
         if self._lease.remaining() < FRESH * self._ttl:
             self._lease.extend(self._ttl)
-        self._lease.on_lost(self._signals.rouse)
-        self._switch.hold_off(self._lease.deadline - SWITCHED * self._ttl)
+        self._lease.on_lost(lambda *_: self._signals.rouse())
+        self._hold_off(now(), self._lease.remaining())
         if self._terminal.wanted:
             self._terminal.lend(self._child.pid)
         try:
@@ -212,9 +212,13 @@ class Supervisor:
                 why = f"has been held for {self._max_hold:g} s"
                 self._end("max_hold", why, (ASKED - KILLED) * self._ttl)
             else:
-                self._switch.hold_off(self._lease.deadline - SWITCHED * self._ttl)
+                self._hold_off(at, left)
         if at >= self._kill_at:
             self._kill()
+
+    def _hold_off(self, at: float, left: float) -> None:
+        """Keep the switch from killing the command for as long as the lease is valid."""
+        self._switch.hold_off(at + left - SWITCHED * self._ttl)
 
     def _lost(self) -> None:
         reason, why = "expired", "was lost"

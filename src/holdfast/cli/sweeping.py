@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.synchronize import Event
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.sim.sweep import Report
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
+    from typing import Self
 
     from rich.console import Console, RenderableType
-    from typing_extensions import Self
 
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 UP, DOWN, PAGE_UP, PAGE_DOWN = "up", "down", "page up", "page down"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TypeAlias, overload
 
-Duration: TypeAlias = "float | timedelta"
+Duration: TypeAlias = float | timedelta
 
 
 @overload

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import sys
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.tasks import tell, tell_soon
 from holdfast.core.acquire import acquire
@@ -43,29 +42,21 @@ from holdfast.wire.process import reset_after_fork
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
+    from holdfast.errors import LossReason
     from holdfast.faces.async_atomic import AsyncAtomic
     from holdfast.faces.async_cached import AsyncCached, AsyncCaching
     from holdfast.faces.codecs import Codec
     from holdfast.faces.recipe import Key
+    from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-if sys.version_info >= (3, 11):
-    _cancelling, _uncancel = asyncio.Task.cancelling, asyncio.Task.uncancel
-else:  # Python 3.10 does not count cancellations
-
-    def _cancelling(_: asyncio.Task[Any]) -> int:
-        return 0
-
-    _uncancel = _cancelling
 
 
 class AsyncClient:
@@ -102,7 +93,7 @@ class AsyncClient:
 
     def __init__(  # noqa: PLR0913 - the settings of a client, all optional
         self,
-        target: object = None,
+        target: Target | None = None,
         *,
         command_timeout: Duration = 1.0,
         min_validity: Duration = 0.0,
@@ -147,7 +138,7 @@ class AsyncClient:
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
-        **unknown: NoReturn,
+        **unknown: Never,
     ) -> AsyncLock:
         """Describe a lock. Costs nothing and talks to nobody.
 
@@ -283,7 +274,7 @@ class AsyncClient:
         """
         return await adopt(self._session, text, AsyncLease(self), self._command_timeout)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections and stop renewing.
 
         A lease that is still held is not released: it expires, and is reported lost. One event,
@@ -298,6 +289,11 @@ class AsyncClient:
         if self._deployment.end_tasks is not None:
             await self._deployment.end_tasks()
 
+    close = aclose
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._deployment.name}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a client cannot be pickled or copied: its connections and leases belong to this "
@@ -308,7 +304,7 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self.aclose()
 
 
 class AsyncLock(LockFacts):
@@ -327,12 +323,12 @@ class AsyncLock(LockFacts):
         self._spec = spec
         self._entered: list[AsyncLease] = []
 
-    def acquire(
+    async def acquire(
         self,
-        *positional: NoReturn,
+        *positional: Never,
         timeout: Duration | Unset | None = UNSET,
-        **unknown: NoReturn,
-    ) -> Coroutine[Any, Any, AsyncLease]:
+        **unknown: Never,
+    ) -> AsyncLease:
         """Take the lock and return the lease.
 
         Cancelled at any moment, it leaves nothing held.
@@ -358,7 +354,7 @@ class AsyncLock(LockFacts):
         else:
             timeout = in_seconds(timeout)
             check_timeout(timeout, lock=self._spec.name)
-        return acquire(self._session, self._spec, timeout, AsyncLease(self._client))
+        return await acquire(self._session, self._spec, timeout, AsyncLease(self._client))
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free, without waiting; None if somebody holds it.
@@ -418,15 +414,15 @@ class AsyncLock(LockFacts):
         self._entered.append(lease)
         return lease
 
-    def __aexit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         lease = last_of(self._entered, asyncio.current_task, self._spec.name)
         leave(self._entered, lease, asyncio.current_task)
-        return lease.__aexit__(kind, error, traceback)
+        await lease.__aexit__(kind, error, traceback)
 
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
@@ -473,15 +469,17 @@ class AsyncLease(LeaseFacts):
             self._lost = event
         return self._lost
 
-    def on_lost(self, callback: Callable[[], object]) -> None:
-        """Have `callback()` called, on this event loop, when the lease is lost.
+    def on_lost(self, callback: Callable[[Self, LossReason], object]) -> None:
+        """Have `callback(lease, reason)` called, on this event loop, when the lease is lost.
 
         `lost` is set by then. What the callback raises is logged, except SystemExit and
         KeyboardInterrupt, which end the loop as they do from any of its callbacks.
         """
         loop = asyncio.get_running_loop()
-        call = functools.partial(guarded_on_a_loop, callback)
-        self._held.watch_last(lambda _: tell_soon(loop, call))
+        lost = self._when_lost(callback)
+        self._held.watch_last(
+            lambda hold: tell_soon(loop, functools.partial(guarded_on_a_loop, lost(hold)))
+        )
 
     async def extend(self, ttl: Duration) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.
@@ -511,7 +509,7 @@ class AsyncLease(LeaseFacts):
         """
         return await export(self._session, self)
 
-    def release(self) -> Coroutine[Any, Any, None]:
+    async def release(self) -> None:
         """Give the lock back. Once it has succeeded, calling it again does nothing.
 
         Cancelled, it still gives the lock back before the cancellation is passed on.
@@ -523,28 +521,29 @@ class AsyncLease(LeaseFacts):
                 may be tried again here.
             NodeUnavailable: the server cannot be reached; likewise.
         """
-        return release(self._session, self)
+        await release(self._session, self)
 
     async def __aenter__(self) -> Self:
         self._enter(asyncio.current_task())
         return self
 
-    def __aexit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         task, self._body = self._body, None
         if error is None and not self._cancelled:
-            return release(self._session, self)
-        return self._leave_after(error, task)
+            await release(self._session, self)
+        else:
+            await self._leave_after(error, task)
 
     def _enter(self, task: Any) -> None:  # noqa: ANN401 - the core knows no tasks
         """Have the task cancelled if the lease is lost while it is in the body."""
         if task is None:
             raise RuntimeError("'async with' a lease belongs in a task")
-        self._cancelling = _cancelling(task)
+        self._cancelling = task.cancelling()
         self._cancelled = False
         self._body = task
         # Set first, looked at second: a loss does these two in the other order.
@@ -581,7 +580,7 @@ class AsyncLease(LeaseFacts):
             # Our cancellation has not been delivered: it must not strike after the body.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        others = _uncancel(task)
+        others = task.uncancel()
         if others > self._cancelling and error is None:
             raise asyncio.CancelledError
         return isinstance(error, asyncio.CancelledError) and others <= self._cancelling

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, Never, NoReturn, ParamSpec, TypeVar
 
 from holdfast.adapters.threads import context, run
 from holdfast.core.acquire import acquire
@@ -41,16 +41,17 @@ from holdfast.wire.process import reset_after_fork
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
     from holdfast.core.spec import LockSpec
+    from holdfast.errors import LossReason
     from holdfast.faces.atomic import Atomic
     from holdfast.faces.cached import Cached, Caching
     from holdfast.faces.codecs import Codec
     from holdfast.faces.recipe import Key
+    from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
 P = ParamSpec("P")
@@ -91,7 +92,7 @@ class Client:
 
     def __init__(  # noqa: PLR0913 - the settings of a client, all optional
         self,
-        target: object = None,
+        target: Target | None = None,
         *,
         command_timeout: Duration = 1.0,
         min_validity: Duration = 0.0,
@@ -136,7 +137,7 @@ class Client:
         replicas: int = 0,
         key: str | None = None,
         label: str | None = None,
-        **unknown: NoReturn,
+        **unknown: Never,
     ) -> Lock:
         """Describe a lock. Costs nothing and talks to nobody.
 
@@ -291,6 +292,9 @@ class Client:
         for end in self._deployment.ends:
             end()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._deployment.name}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a client cannot be pickled or copied: its connections and leases belong to this "
@@ -320,9 +324,9 @@ class Lock(LockFacts):
 
     def acquire(
         self,
-        *positional: NoReturn,
+        *positional: Never,
         timeout: Duration | Unset | None = UNSET,
-        **unknown: NoReturn,
+        **unknown: Never,
     ) -> Lease:
         """Take the lock and return the lease.
 
@@ -480,14 +484,15 @@ class Lease(LeaseFacts):
             self._lost = event
         return self._lost
 
-    def on_lost(self, callback: Callable[[], object]) -> None:
-        """Have `callback()` called, in a dedicated thread, when the lease is lost.
+    def on_lost(self, callback: Callable[[Self, LossReason], object]) -> None:
+        """Have `callback(lease, reason)` called, in a dedicated thread, when the lease is lost.
 
         `lost` is set by then. What the callback raises is logged. When no thread can be started,
         it is called late, by the thread that delivers events.
         """
         call = self._client._events.call  # noqa: SLF001 - one face, one file
-        self._held.watch_last(lambda _: call(callback))
+        lost = self._when_lost(callback)
+        self._held.watch_last(lambda hold: call(lost(hold)))
 
     def extend(self, ttl: Duration) -> None:
         """Have `ttl` seconds left, counted from now, more or fewer than before.

@@ -10,6 +10,7 @@ from holdfast.adapters.threads import BackgroundThread, ThreadsPort, pipelined
 from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
 from holdfast.wire.blocking_ears import BlockingEars
+from holdfast.wire.cluster import Cluster
 from holdfast.wire.target import is_undecided
 from holdfast.wire.wiring import on_threads, one_or_several
 
@@ -31,6 +32,8 @@ class Deployment(NamedTuple):
     """A client's session, and what to call, in order, when the client is closed."""
 
     session: Session
+    name: str
+    """Where the locks are kept, for a reader."""
     ends: tuple[Callable[[], object], ...]
     end_tasks: Callable[[], Awaitable[None]] | None = None
     port: StepPort | None = None
@@ -51,6 +54,10 @@ def _located(given: object, longest_ttl: float) -> tuple[Where | None, list[Targ
             'write Client("local") if this is what you want'
         )
     return found
+
+
+def _name(where: Where) -> str:
+    return where.name if isinstance(where, Cluster) else where.node
 
 
 def over_threads(
@@ -79,7 +86,7 @@ def over_threads(
         )
         where.followed_by(session)
         ends = session.close, ears.close, wire.close
-        return Deployment(session, ends, port=threads_port)
+        return Deployment(session, _name(where), ends, port=threads_port)
     from holdfast.adapters.crowds import ThreadNodes  # noqa: PLC0415 - only with several servers
     from holdfast.core.quorum import Quorum  # noqa: PLC0415 - likewise
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
@@ -95,7 +102,8 @@ def over_threads(
         quorum,
         polls=polls,
     )
-    return Deployment(session, (session.close, *(ears.close for ears in ears_of_each), crowd.close))
+    closing = session.close, *(ears.close for ears in ears_of_each), crowd.close
+    return Deployment(session, ", ".join(crowd.names), closing)
 
 
 def over_tasks(
@@ -124,7 +132,8 @@ def over_tasks(
             polls=polls,
         )
         where.followed_by(session)
-        return Deployment(session, (session.close, wire.close), port.close, port)
+        ends = session.close, wire.close
+        return Deployment(session, _name(where), ends, port.close, port)
     from holdfast.adapters.crowds import TaskNodes, ThreadNodes  # noqa: PLC0415 - as above
     from holdfast.core.quorum import Quorum  # noqa: PLC0415 - likewise
     from holdfast.wire.crowd import BlockingCrowd  # noqa: PLC0415 - likewise
@@ -139,4 +148,5 @@ def over_tasks(
         quorum,
         polls=polls,
     )
-    return Deployment(session, (session.close, crowd.close), nodes.close)
+    ends = session.close, crowd.close
+    return Deployment(session, ", ".join(crowd.names), ends, nodes.close)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from enum import Enum
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import ref
 
@@ -14,13 +16,13 @@ from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from typing_extensions import Self
+    from typing import Self
 
     from holdfast.core.duration import Duration
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.errors import LossReason
     from holdfast.port import StepPort
 
 
@@ -34,6 +36,20 @@ class Unset(Enum):
 
 
 UNSET = Unset.UNSET
+
+_USUAL = {
+    "ttl": None,  # always shown
+    "timeout": None,
+    "renew": True,
+    "max_hold": None,
+    "reentrant": False,
+    "owner": None,
+    "fair": True,
+    "lock_delay": 0.0,
+    "replicas": 0,
+    "label": None,
+}
+"""The settings of a lock, and the values that its repr leaves out."""
 
 
 def checked_command_timeout(given: Duration) -> float:
@@ -173,14 +189,6 @@ class LeaseFacts(Grip):
         return self._held.token
 
     @property
-    def deadline(self) -> float:
-        """The moment after which this lease is never believed in, unless it is renewed.
-
-        In seconds on the clock that also runs while the machine sleeps (CLOCK_BOOTTIME on Linux).
-        """
-        return self._held.deadline
-
-    @property
     def held(self) -> bool:
         """Whether the lock is certainly ours at this moment. Turns False by itself."""
         port, hold = self._session.port, self._held
@@ -203,6 +211,25 @@ class LeaseFacts(Grip):
             NotHeld: it was released, or was taken by the process this one was forked from.
         """
         check(self._session, self)
+
+    def _when_lost(
+        self, callback: Callable[[Self, LossReason], object]
+    ) -> Callable[[Hold], Callable[[], object]]:
+        """Return what makes, of a lost hold, the call of a user's callback.
+
+        The callback keeps no lease alive, so that a lease that was dropped is still detected. It
+        is then called with another object for the same lease.
+        """
+        mine, kind, client = ref(self), type(self), self._client
+
+        def lost(hold: Hold) -> Callable[[], object]:
+            lease = mine()
+            if lease is None:
+                lease = kind(client)
+                lease._hold = hold  # noqa: SLF001 - of the same class
+            return partial(callback, lease, hold.loss().reason)
+
+        return lost
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -229,6 +256,61 @@ class LockFacts:
         """The name of the lock."""
         return self._spec.name
 
+    @property
+    def ttl(self) -> float:
+        """Seconds for which the server keeps the lock without a renewal."""
+        return self._spec.ttl
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that acquiring waits at most; None for ever."""
+        return self._spec.timeout
+
+    @property
+    def renew(self) -> bool:
+        """Whether a lease is renewed until it is released."""
+        return self._spec.renew
+
+    @property
+    def max_hold(self) -> float | None:
+        """Seconds after which a lease is no longer renewed; None if it always is."""
+        return None if self._spec.max_hold == inf else self._spec.max_hold
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether the thread or task that holds it may acquire it again."""
+        return self._spec.reentrant
+
+    @property
+    def owner(self) -> str | None:
+        """The name under which several processes may hold it."""
+        return self._spec.owner
+
+    @property
+    def fair(self) -> bool:
+        """Whether waiters are granted it in the order in which they asked."""
+        return self._spec.fair
+
+    @property
+    def lock_delay(self) -> float:
+        """Seconds for which it is not granted after its holder was lost."""
+        return self._spec.lock_delay
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas must have a lease before it is granted."""
+        return self._spec.replicas
+
+    @property
+    def key(self) -> str:
+        """The key on the server."""
+        return self._spec.keys[0].decode("utf-8", "surrogateescape")
+
+    @property
+    def label(self) -> str | None:
+        """What is shown to anyone who asks for its holder."""
+        return self._spec.label
+
     if not TYPE_CHECKING:  # type checkers must not see these
         release = OfTheLease(
             "release the lease: write '{with_} lock:', or lease = {wait}lock.acquire() and "
@@ -247,4 +329,9 @@ class LockFacts:
         )
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}, ttl {self._spec.ttl} s>"
+        settings = [
+            f"{name}={getattr(self, name)!r}"
+            for name, usual in _USUAL.items()
+            if getattr(self, name) != usual
+        ]
+        return f"<{type(self).__name__} {', '.join([repr(self.name), *settings])}>"

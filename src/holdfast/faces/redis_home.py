@@ -12,7 +12,7 @@ import contextlib
 import math
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from holdfast.core.acquire import acquire
 from holdfast.core.cleanup import cancel_token
@@ -222,7 +222,7 @@ homes_by_loop: weakref.WeakKeyDictionary[object, dict[asyncio.AbstractEventLoop,
 homes_by_loop = weakref.WeakKeyDictionary()
 
 
-def client_of(kind: type[C], pool: object) -> C:
+def client_of(kind: type[C], pool: Any) -> C:  # noqa: ANN401 - a class of redis-py
     """Make a client of holdfast with the settings of this pool.
 
     Raises:

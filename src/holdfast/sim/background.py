@@ -108,7 +108,7 @@ class SimBackground:
         for answer in answers:
             try:
                 replies.append(await answer)
-            except ServerError as error:  # noqa: PERF203 - one a request
+            except ServerError as error:
                 replies.append(refusal(str(error), link.server.name))
             except HoldfastError as error:
                 replies.append(error)

@@ -62,7 +62,7 @@ class LockPlay:
         for _ in range(self._settings.turns):
             try:
                 await self._turn(client)
-            except (Cancelled, HoldfastError) as error:  # noqa: PERF203 - the next turn may do
+            except (Cancelled, HoldfastError) as error:
                 self._world.note("turn ended", client.machine.name, type(error).__name__)
 
     async def _turn(self, client: SimClient) -> None:

@@ -359,7 +359,7 @@ class BlockingWire:
         while True:
             try:
                 return list(self._links)
-            except RuntimeError:  # noqa: PERF203 - a thread connected just now
+            except RuntimeError:
                 continue
 
     def _unknown(self, error: BaseException | str) -> OutcomeUnknown:

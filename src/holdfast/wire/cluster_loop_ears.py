@@ -73,7 +73,7 @@ class LoopClusterEars:
         left = max(0.0, end - now())
         try:
             await asyncio.wait_for(done, left)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise post.late(left) from None
         if wish.answer is not None:
             raise post.refusal(wish.answer)

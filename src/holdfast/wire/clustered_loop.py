@@ -100,7 +100,7 @@ class LoopClusterWire:
             except NodeUnavailable:
                 if owner is None:
                     raise
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 if owner is None:
                     raise cluster.unreachable([]) from None
             owner = cluster.owner(slot)

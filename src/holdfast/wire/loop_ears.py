@@ -51,7 +51,7 @@ class LoopEars:
             self._opening.add_done_callback(seen)
         try:
             await asyncio.wait_for(asyncio.shield(self._opening), timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             message = f"cannot listen to {node} within {timeout} s"
             raise NodeUnavailable(message, node=node) from None
 
@@ -63,7 +63,7 @@ class LoopEars:
         node = self._target.node
         try:
             answer = await asyncio.wait_for(reader.subscribed, self._timeout)
-        except (OSError, hiredis.HiredisError, asyncio.TimeoutError) as error:
+        except (TimeoutError, OSError, hiredis.HiredisError) as error:
             reader.close()
             raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from None
         except BaseException:

@@ -118,7 +118,7 @@ class Multiplexer(asyncio.Protocol):
             self._opening.add_done_callback(seen)
         try:
             await asyncio.wait_for(asyncio.shield(self._opening), timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise self._target.too_slow() from None
         if self._transport is None:
             raise NodeUnavailable(f"{node} hung up", node=node)

@@ -97,7 +97,7 @@ class Primary:
             while True:
                 try:
                     connection, found = server.open(limit, greeting)
-                except HoldfastError as error:  # noqa: PERF203 - there is a connect in each turn
+                except HoldfastError as error:
                     server, limit, greeting = search.throw(error)
                 else:
                     server, limit, greeting = search.send(found)
@@ -114,7 +114,7 @@ class Primary:
             while True:
                 try:
                     connection, found = await server.open_async(limit, greeting)
-                except HoldfastError as error:  # noqa: PERF203 - there is a connect in each turn
+                except HoldfastError as error:
                     server, limit, greeting = search.throw(error)
                 else:
                     server, limit, greeting = search.send(found)

@@ -7,7 +7,6 @@ timeouts, retries, decoding and protocol version do not matter here.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
@@ -357,7 +356,7 @@ class _LoopDeadline(_Deadline):
     async def _connect(self) -> None:
         try:
             await super()._connect()  # type: ignore[misc]  # a mixin
-        except (TimeoutError, asyncio.TimeoutError) as error:
+        except TimeoutError as error:
             wanted = self.reserve > 0
             reply = await plain_reply_async(self.host, self.port, self.reserve) if wanted else None
             raise reply or error from None
