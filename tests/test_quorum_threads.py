@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import itertools
 import os
 import select
@@ -21,19 +20,16 @@ import pytest
 
 import holdfast
 from holdfast.keys import keys_of
+from holdfast.port import Interrupted
 from holdfast.scripts import INSPECT
-from holdfast.wire.shared_table import Bell, SharedTable, _Turn
+from holdfast.wire.shared_pool import SharedPool, _Pending
 from holdfast.wire.table import LATE, Table
 from holdfast.wire.target import targets_of
 from kit.homes import settle_in
 from kit.interrupts import (
     AtLine,
-    AtPlace,
     InterruptAt,
-    Passing,
     have_it_taken_for_ended,
-    interrupted_everywhere,
-    strike,
 )
 from kit.proxy import Proxy
 from kit.servers import Server, programs
@@ -143,16 +139,16 @@ def test_threads_share_one_connection_to_each_node(three: list[Server]) -> None:
     eventually(lambda: nothing_is_left(three), what="all is released")
 
 
-def connected_table(client: holdfast.Client, work: Work) -> SharedTable:
+def connected_table(client: holdfast.Client, work: Work) -> SharedPool:
     """The table that threads share, connected to all nodes: a majority is enough to acquire."""
 
     def is_connected() -> bool:
         work.begin(client.lock("warm").acquire().release).join()
         return all(seat.sock is not None and not seat.owed for seat in table().seats)
 
-    def table() -> SharedTable:
+    def table() -> SharedPool:
         port: Any = client._session.port
-        found: SharedTable = port._crowd._shared["table"]
+        found: SharedPool = port._crowd._shared
         return found
 
     eventually(is_connected, what="it is connected to all nodes")
@@ -224,18 +220,18 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
 def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_at_once(
     proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = SharedTable._look
+    look = SharedPool._look
     held = {name: [proxy.hold_reply(matching=asks_for(name)) for proxy in proxies] for name in "ab"}
 
-    def replies_come_first(table: SharedTable) -> float:
-        if table._put_down and not held["a"][0].released.is_set():
+    def replies_come_first(table: SharedPool) -> float:
+        if table._queue and not held["a"][0].released.is_set():
             for each in held["a"]:
                 each.release()
             for seat in table.seats:
                 assert select.select([seat.sock], [], [], PATIENCE)[0]
         return look(table)
 
-    monkeypatch.setattr(SharedTable, "_look", replies_come_first)
+    monkeypatch.setattr(SharedPool, "_look", replies_come_first)
     with patient(proxies) as client:
         work, done = Work(), list[str]()
         connected_table(client, work)
@@ -266,8 +262,8 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
                 with lock:
                     pass
 
-        def turns() -> set[_Turn]:
-            return {each for each in gc.get_objects() if type(each) is _Turn}
+        def turns() -> set[_Pending]:
+            return {each for each in gc.get_objects() if type(each) is _Pending}
 
         others = turns()  # what earlier stories left
         gc.disable()
@@ -346,113 +342,6 @@ def test_with_a_node_that_hangs_all_threads_go_on_and_it_keeps_nothing(three: li
         eventually(lambda: nothing_is_left(three), what="nothing is left")
 
 
-class Victim:
-    """A thread that can be ended from outside.
-
-    It stays until `bury`, because its number must not go to another thread that is then struck: a
-    thread that is struck as it starts never says so, and its parent waits for that without end.
-    """
-
-    def __init__(self, work: Work, do: Callable[..., object], *given: object) -> None:
-        self._do, self._given = do, given
-        self._ended, self._buried = threading.Event(), threading.Event()
-        self._thread = work.begin(self._run)
-
-    def _run(self) -> None:
-        with contextlib.suppress(SystemExit):
-            self._do(*self._given)
-        while not self._buried.is_set():
-            with contextlib.suppress(SystemExit):
-                self._ended.set()
-                self._buried.wait()
-
-    def is_ended(self) -> bool:
-        """Strike until it ends: Python ignores what strikes while something is being collected."""
-        if not self._ended.is_set() and self._thread.is_alive():
-            strike(self._thread.ident, SystemExit)
-        return self._ended.wait(0.02) or not self._thread.is_alive()
-
-    def bury(self) -> None:
-        """Let the thread end."""
-        self._buried.set()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_thread_that_is_ended_from_outside_harms_no_other(three: list[Server]) -> None:
-    """As some job queues do it when the time of a job is up."""
-    with holdfast.Client(urls(three)) as client:
-        work, over, victims = Work(), threading.Event(), list[Victim]()
-        cycles = [0] * 6
-
-        def take(number: int) -> None:
-            while not over.is_set():
-                with client.lock(f"lock {number}", ttl=60) as lease:
-                    lease.check()
-                cycles[number] += 1
-
-        try:
-            for number in range(6):
-                work.begin(take, number)
-            eventually(lambda: all(cycles), what="all of them are at it")
-            victims += [Victim(work, take, 0) for _ in range(20)]
-            for victim in victims:
-                eventually(victim.is_ended, what="it ends")
-            before = list(cycles)
-            eventually(
-                lambda: all(now > then for now, then in zip(cycles, before, strict=True)),
-                what="all go on",
-            )
-        finally:
-            over.set()
-            for victim in victims:
-                victim.bury()
-        errors = work.end()
-        assert [error for error in errors if not isinstance(error, SystemExit)] == []
-        eventually(lambda: nothing_is_left(three), what="nothing is left")
-
-
-@pytest.mark.parametrize(
-    "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(12, id="some")]
-)
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("busy", [0, 3], ids=["alone", "beside others"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_wherever_a_thread_is_interrupted_others_still_get_the_lock(
-    three: list[Server], every: int, busy: int, *, twice: bool
-) -> None:
-    with holdfast.Client(urls(three)) as client:
-        lines, over = 0, threading.Event()
-
-        def take(name: str = "a") -> None:
-            with client.lock(name, ttl=60, timeout=PATIENCE) as lease:
-                lease.check()
-
-        def take_and_take(number: int) -> None:
-            while not over.is_set():
-                take(f"lock {number}")
-
-        def others(where: str) -> None:
-            second = Work()
-            second.begin(take)
-            assert second.end() == [], where
-
-        def interrupt() -> None:
-            nonlocal lines
-            parts = tuple(f"wire{os.sep}{name}" for name in ("crowd.py", "shared_table", "table"))
-            lines = interrupted_everywhere(take, others, every, parts, twice=twice)
-
-        work = Work()
-        for number in range(busy):
-            work.begin(take_and_take, number)
-        work.begin(take).join()
-        work.begin(interrupt).join()
-        over.set()
-        assert work.end() == []
-        assert lines
-        # Before it is closed: some of it is left to the background.
-        eventually(lambda: nothing_is_left(three), what="nothing is left")
-
-
 LONG = 100 * PATIENCE
 """Seconds. Whoever is forgotten waits for as long, and is found to."""
 
@@ -461,93 +350,7 @@ def patient(nodes: list[Any]) -> holdfast.Client:
     return holdfast.Client(urls(nodes), command_timeout=LONG, longest_ttl=10 * LONG)
 
 
-SEATS = tuple(f"wire{os.sep}{name}" for name in ("shared_table", "table"))
-
-
-@pytest.fixture
-def breaches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who touched the seats while another thread did."""
-    touching: list[int] = []
-    found: list[str] = []
-
-    def watched(method: Callable[..., None]) -> Callable[..., None]:
-        def call(*given: Any, **named: Any) -> None:
-            thread = threading.get_ident()
-            if set(touching) - {thread}:
-                found.append(method.__name__)
-            touching.append(thread)
-            try:
-                method(*given, **named)
-            finally:
-                touching.remove(thread)
-
-        return call
-
-    for name in ("_take_up", "_read", "interrupt"):
-        monkeypatch.setattr(SharedTable, name, watched(getattr(SharedTable, name)))
-    return found
-
-
-def lines_of(function: Callable[..., object]) -> set[str]:
-    text, first = inspect.getsourcelines(function)
-    file = Path(inspect.getfile(function)).name
-    return {f"{file}:{number}" for number in range(first, first + len(text))}
-
-
-TURNS = lines_of(SharedTable._put_it_down) | lines_of(SharedTable._pass_on)
-"""Where it is decided who reads."""
-
-
-def test_at_whichever_line_of_one_another_comes_only_one_reads(
-    three: list[Server], breaches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settled = threading.Event()
-    sleep = _Turn.sleep
-
-    def fall_asleep(turn: _Turn, seconds: float) -> bool:
-        settled.set()
-        return sleep(turn, seconds)
-
-    monkeypatch.setattr(_Turn, "sleep", fall_asleep)
-    with patient(three) as client:
-        lock, other = (client.lock(name, ttl=10 * LONG) for name in ("one", "other"))
-        work = Work()
-
-        def take() -> None:
-            with other:
-                settled.set()
-
-        def come() -> None:
-            settled.clear()
-            work.begin(take)
-            assert settled.wait(PATIENCE)
-
-        def come_at(place: tuple[str, int]) -> bool:
-            with AtPlace(place, SEATS, come) as line:
-                lease = lock.acquire()
-            assert (work.end(), breaches) == ([], []), line.struck
-            lease.release()
-            return line.struck is not None
-
-        def places() -> set[tuple[str, int]]:
-            with Passing(SEATS) as passing:
-                lease = lock.acquire()
-            lease.release()
-            return passing.places(3)
-
-        def one() -> None:
-            found = set.union(*(places() for _ in range(5)))
-            struck = [place for place in sorted(found) if any(come_at(place) for _ in range(3))]
-            # Not all: whether it spins, and whether the third answer is read at once, varies.
-            assert len(struck) > 2 / 3 * len(found) > 100
-            lines = {line for line, _ in found} - {line for line, _ in struck}
-            assert not lines & TURNS
-
-        telling = Work()
-        telling.begin(take).join()
-        telling.begin(one).join()
-        assert telling.errors == []
-    eventually(lambda: nothing_is_left(three), what="nothing is left")
+SEATS = (f"wire{os.sep}table",)
 
 
 @pytest.mark.parametrize("amid_hanging_up", [False, True], ids=["amid coming", "amid hanging up"])
@@ -590,9 +393,9 @@ def look(table: Table) -> None:
     table.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
 
 
-def with_an_empty_seat(servers: list[Server]) -> SharedTable:
-    """A table of many threads at which one connection was lost."""
-    table = SharedTable(targets_of(urls(servers), LONG), PATIENCE, Bell())
+def with_an_empty_seat(servers: list[Server]) -> Table:
+    """A table at which one connection was lost."""
+    table = Table(targets_of(urls(servers), LONG), PATIENCE)
     look(table)
     table.seats[0].drop("it fails")
     return table
@@ -647,159 +450,69 @@ def asks_for(name: str) -> Callable[[tuple[bytes, ...]], bool]:
     return lambda args: key in args
 
 
-class Trio:
-    """The first reads, the second, if there is one, waits, and a third comes."""
-
-    def __init__(
-        self, client: holdfast.Client, proxies: list[Proxy], at: int, *, second: bool
-    ) -> None:
-        self._client, self._proxies = client, proxies
-        self._has_left, self._over = threading.Event(), threading.Event()
-        self.asleep_before = False
-        names = [f"first {at}", f"second {at}"][: 1 + second]
-        replies = [[p.hold_reply(matching=asks_for(name)) for p in proxies] for name in names]
-        self._replies = [[each.release for each in some] for some in replies]
-        self._others = Work()
-        self._others.begin(self._hold, names[0])
-        for each in replies[0]:
-            assert each.arrived.wait(PATIENCE)
-        if second:
-            self._others.begin(self._hold, names[1])
-            eventually(partial(self._was_sent, names[1]), what="it is sent")
-        self.third = threading.get_ident()
-
-    def _hold(self, name: str) -> None:
-        with self._client.lock(name, ttl=10 * LONG):
-            self._has_left.set()
-            self._over.wait(LONG)
-
-    def _was_sent(self, name: str) -> bool:
-        return all(any(map(asks_for(name), list(proxy.log))) for proxy in self._proxies)
-
-    def first_leaves(self) -> None:
-        """Unless it has left already: the second goes on reading."""
-        if self._replies[0]:
-            self._release(0)
-            assert self._has_left.wait(PATIENCE)
-            if len(self._replies) > 1:
-                port: Any = self._client._session.port
-                eventually(lambda: port._crowd._shared["table"]._sleeps, what="the second reads")
-
-    def _release(self, which: int) -> None:
-        while self._replies[which]:
-            self._replies[which].pop()()
-
-    def falls_asleep(self, thread: int) -> None:
-        if thread == self.third:
-            self.asleep_before |= bool(self._replies[0])
-            self.first_leaves()
-            self._release(-1)
-
-    def end(self) -> list[BaseException]:
-        self._over.set()
-        return self._others.end()
-
-
-@pytest.mark.parametrize("second", [False, True], ids=["naming nobody", "naming another"])
-def test_at_whichever_line_of_one_the_reader_leaves_one_reads_and_only_one(
-    proxies: list[Proxy], breaches: list[str], monkeypatch: pytest.MonkeyPatch, *, second: bool
+def test_a_reader_that_fails_leaves_the_others_without_replies_and_connected(
+    proxies: list[Proxy],
 ) -> None:
-    trio: list[Trio] = []
-    sleep = _Turn.sleep
-
-    def fall_asleep(turn: _Turn, seconds: float) -> bool:
-        for each in trio:
-            each.falls_asleep(turn.thread)
-        return sleep(turn, seconds)
-
-    monkeypatch.setattr(_Turn, "sleep", fall_asleep)
     with patient(proxies) as client:
-        connected_table(client, Work())
-        lock = client.lock("third", ttl=10 * LONG)
+        work = Work()
+        pool = connected_table(client, work)
+        held = [proxy.hold_reply(matching=asks_for("reader")) for proxy in proxies]
+        told: list[object] = []
 
-        def third() -> None:
-            for at in itertools.count(1):
-                trio[:] = [Trio(client, proxies, at, second=second)]
-                with AtLine(at, SEATS, trio[0].first_leaves) as line, lock:
-                    pass
-                assert (trio[0].end(), breaches) == ([], []), line.struck
-                if trio[0].asleep_before:
-                    assert at > 1
-                    return
+        def fail(*_: object) -> bool:
+            raise MemoryError
 
-        telling = Work()
-        telling.begin(third).join(10 * PATIENCE)  # it is many stories
-        assert telling.end() == []
+        def ask(name: str, heard: Callable[..., bool]) -> None:
+            keys = keys_of(b"holdfast:{%b}" % name.encode())
+            pool.ask([(range(3), (INSPECT, keys, ()))], LONG, heard)
 
+        def note(_: int, __: int, answer: object) -> bool:
+            told.append(answer)
+            return len(told) == 3
 
-@pytest.mark.parametrize("stays", [False, True], ids=["gone", "stuck"])
-def test_a_thread_that_was_to_read_for_all_and_does_not_is_not_waited_for(
-    three: list[Server], *, stays: bool
-) -> None:
-    with holdfast.Client(urls(three), command_timeout=0.2) as client:
-        work, begun, over = Work(), threading.Event(), threading.Event()
-
-        def take() -> None:
-            with client.lock("a", ttl=60) as lease:
-                lease.check()
-
-        def begin_and_do_nothing(table: Any) -> None:
-            if stays:
-                table.inside.add(threading.get_ident())
-            assert table._put_it_down(_Turn((), lambda *_: True, 0.0, {}))
-            begun.set()
-            over.wait(PATIENCE)
-
-        work.begin(take).join()
-        port: Any = client._session.port
-        table = port._crowd._shared["table"]
-        work.begin(begin_and_do_nothing, table)
-        assert begun.wait(PATIENCE)
-        for _ in range(3):
-            work.begin(take)
-        for thread in work.threads[2:]:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
-        assert table.deserted == stays
-        over.set()
+        work.begin(ask, "reader", fail)
+        for each in held:
+            assert each.arrived.wait(PATIENCE)
+        others = [proxy.hold_reply(matching=asks_for("other")) for proxy in proxies]
+        work.begin(ask, "other", note)
+        for each in others:
+            assert each.arrived.wait(PATIENCE)
+        held[0].release()
+        (error,) = work.end()
+        assert isinstance(error, MemoryError)
+        assert {type(each) for each in told} == {Interrupted}
+        for each in (*held, *others):
+            each.release()
+        work.errors.clear()
+        connected_table(client, work)
         assert work.end() == []
-    eventually(lambda: nothing_is_left(three), what="nothing is left")
 
 
-def test_what_a_thread_that_died_amid_reading_would_have_read_is_accounted_for(
-    three: list[Server], proxies: list[Proxy]
-) -> None:
-    with holdfast.Client(urls(proxies), command_timeout=2) as client:
-        work, held, over = Work(), threading.Event(), threading.Event()
+def test_a_thread_stops_waiting_at_its_timeout_while_another_reads(proxies: list[Proxy]) -> None:
+    with patient(proxies) as client:
+        work = Work()
+        pool = connected_table(client, work)
+        held = [proxy.hold_reply(matching=asks_for("reader")) for proxy in proxies]
+        held += [proxy.hold_reply(matching=asks_for("other")) for proxy in proxies]
+        told: list[object] = []
 
-        def hold() -> None:
-            with client.lock("a", ttl=60):
-                held.set()
-                over.wait(PATIENCE)
+        def ask(name: str, timeout: float, heard: Callable[..., bool]) -> None:
+            keys = keys_of(b"holdfast:{%b}" % name.encode())
+            pool.ask([(range(3), (INSPECT, keys, ()))], timeout, heard)
 
-        def die() -> None:
-            table.inside.add(threading.get_ident())
-            assert table._put_it_down(_Turn((), lambda *_: True, 0.0, {}))
+        def note(_: int, __: int, answer: object) -> bool:
+            told.append(answer)
+            return False
 
-        connect_to_all(client, three)
-        late = proxies[2].hold_request(matching=asks_for("a"))
-        work.begin(hold)
-        assert held.wait(PATIENCE)
-        port: Any = client._session.port
-        table = port._crowd._shared["table"]
-        work.begin(die).join()
-        work.begin(client.lock("other").acquire).join()
-        over.set()
+        reader = work.begin(ask, "reader", LONG, lambda *_: False)
+        for each in held[:3]:
+            assert each.arrived.wait(PATIENCE)
+        work.begin(ask, "other", 0.1, note).join(PATIENCE)
+        assert [type(each) for each in told] == [holdfast.OutcomeUnknown] * 3
+        assert reader.is_alive()
+        for each in held:
+            each.release()
         assert work.end() == []
-        quorum: Any = client._session.deployment
-
-        def is_given_back() -> bool:
-            work.begin(client.lock(f"lock {len(work.threads)}").acquire).join()
-            return not quorum.whereabouts._leaving
-
-        eventually(is_given_back, what="all have answered that they gave it back")
-        late.release()  # the vote of the third
-        eventually(lambda: not any(b"{a}" in key for key in locks_on(three[2])), what="it is gone")
 
 
 def test_what_the_collector_calls_may_lock_in_the_middle_of_locking(three: list[Server]) -> None:

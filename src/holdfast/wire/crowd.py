@@ -1,8 +1,8 @@
-"""Which thread asks several nodes at which table.
+"""Which connections to several nodes a thread uses.
 
-Threads share one (`wire.shared_table`). Three have one of their own (`wire.table`): the main
-thread, which a signal may interrupt; the background, which has to look at the time while it waits;
-and a thread that asks in the middle of asking, as what the collector calls might do.
+Threads share them (`wire.shared_pool`). Three have their own (`wire.table`): the main thread, which
+a signal may interrupt; the background, which has to look at the time while it waits; and a thread
+that asks while it is asking already, as a finalizer that the garbage collector calls may do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import NodeUnavailable
 from holdfast.wire.process import reset_after_fork
-from holdfast.wire.shared_table import Bell, SharedTable
+from holdfast.wire.shared_pool import SharedPool, WakePipe
 from holdfast.wire.table import Table
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class BlockingCrowd:
 
     def _begin(self) -> None:
         self._thread = threading.local()
-        self._shared: dict[str, SharedTable] = {}
+        self._mutex = threading.Lock()
+        self._shared: SharedPool | None = None
         self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
 
@@ -54,17 +55,23 @@ class BlockingCrowd:
                 for node in nodes:
                     heard(number, node, NodeUnavailable(message, node=self.names[node]))
             return
-        if meanwhile is None and threading.current_thread() is not threading.main_thread():
-            shared = self._shared_table()
-            if shared is not None and threading.get_ident() not in shared.inside:
-                shared.ask(posts, timeout, heard)
-                return
+        mine = self._thread.__dict__
+        shares = meanwhile is None and threading.current_thread() is not threading.main_thread()
+        if shares and "asking" not in mine:
+            mine["asking"] = True
+            try:
+                shared = self._shared_pool()
+                if shared is not None:
+                    shared.ask(posts, timeout, heard)
+                    return
+            finally:
+                del mine["asking"]
         # As in `BlockingWire`, a table is out of its place while it is used.
-        table: Table | None = self._thread.__dict__.pop("table", None)
+        table: Table | None = mine.pop("table", None)
         if table is None:
             table = self.new_table()
         table.ask(posts, timeout, heard, meanwhile)
-        if self._thread.__dict__.setdefault("table", table) is not table:
+        if mine.setdefault("table", table) is not table:
             table.interrupt()  # a signal handler asked meanwhile
 
     def new_table(self) -> Table:
@@ -73,21 +80,18 @@ class BlockingCrowd:
         self._tables[id(table)] = table
         return table
 
-    def _shared_table(self) -> SharedTable | None:
-        """The table that this process's threads share, if it can be had."""
-        table = self._shared.get("table")
-        if table is not None and table.deserted:
-            self._shared.pop("table", None)
-            table = None
-        if table is None:
-            try:
-                bell = Bell()
-            except OSError:  # out of sockets: that will be said of the nodes
-                return None
-            new = SharedTable(self._targets, self._timeout, bell)
-            table = self._shared.setdefault("table", new)
-            self._tables[id(table)] = table
-        return table
+    def _shared_pool(self) -> SharedPool | None:
+        """The connections that the threads of this process share, if they can be made."""
+        if self._shared is None:
+            with self._mutex:
+                if self._shared is None:
+                    try:
+                        pipe = WakePipe()
+                    except OSError:  # too many open files: the error about the nodes says so
+                        return None
+                    self._shared = SharedPool(self._targets, self._timeout, pipe)
+                    self._tables[id(self._shared)] = self._shared
+        return self._shared
 
     def drop(self) -> None:
         """Throw away the calling thread's connections."""
@@ -98,7 +102,7 @@ class BlockingCrowd:
     def close(self) -> None:
         """Close every thread's connections, the calling thread's when it has heard the last."""
         self.closed = True
-        for table in (self._thread.__dict__.pop("table", None), self._shared.get("table")):
+        for table in (self._thread.__dict__.pop("table", None), self._shared):
             if table is not None:
                 table.drain()
         for reference in self._tables.valuerefs():  # a copy: a thread may begin just now
