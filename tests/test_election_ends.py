@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.hold import RELEASED
 from holdfast.core.quorum_acquire import PAUSE_FIRST
-from holdfast.core.whereabouts import ASKED
+from holdfast.core.token_locations import ASKED
 from holdfast.errors import ConfigurationError, NodeUnavailable, NotHeld, OutcomeUnknown
 from kit.failing_port import strike
 from kit.fake_nodes import CountedSignal, cleanups_of
@@ -41,7 +41,7 @@ def test_a_waiter_is_known_at_all_nodes_until_it_has_the_lock() -> None:
     assert attempts.known == [set()] * 3
     assert attempts.port.listened == [(0, 0.0), (1, 0.0), (2, 0.0)]
     assert attempts.nodes.sent("release") == [([0, 1, 2], 0.0, (waiter, "10000", "0", "0 barge "))]
-    assert attempts.quorum.whereabouts.of(waiter) is None
+    assert attempts.quorum.locations.of(waiter) is None
 
 
 def test_a_client_that_polls_is_no_waiter() -> None:
@@ -90,7 +90,7 @@ def test_an_interrupted_attempt_leaves_nothing_behind() -> None:
     assert attempts.known == [set()] * 3
     assert not cleanups_of(attempts.session)
     for token in (first[0], second[0], waiter):
-        assert attempts.quorum.whereabouts.of(token) is None
+        assert attempts.quorum.locations.of(token) is None
 
 
 def test_an_attempt_that_is_interrupted_in_a_pause_releases_only_its_waiter() -> None:
@@ -113,7 +113,7 @@ def test_a_node_that_is_slow_to_release_has_time_to_do_so() -> None:
     attempts.nodes.before["vote"] = strike(KeyboardInterrupt())
     attempts.nodes.slow = {2}
     attempts.fail(KeyboardInterrupt, HELD)
-    assert attempts.quorum.whereabouts.of(attempts.votes[0][1][0]) == {2: ASKED}
+    assert attempts.quorum.locations.of(attempts.votes[0][1][0]) == {2: ASKED}
     assert not cleanups_of(attempts.session)
 
 
@@ -177,4 +177,4 @@ def test_a_forked_child_sends_nothing_and_holds_nothing(moment: str) -> None:
     assert not cleanups_of(attempts.session)
     assert len(attempts.votes) == (1 if moment == "pause" else 2)
     if moment != "pause":
-        assert attempts.quorum.whereabouts.of(attempts.votes[-1][1][4]) is None
+        assert attempts.quorum.locations.of(attempts.votes[-1][1][4]) is None

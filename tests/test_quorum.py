@@ -492,16 +492,16 @@ class Struck(BaseException):
 
 async def released(client: Any, lease: Any, *, struck: bool) -> None:
     """Release it; if it is to be `struck`, when it has been sent and not all have answered."""
-    leave = client._session.deployment.whereabouts.leave
+    leave = client._session.deployment.locations.leave
 
     def strike(*_: object) -> None:
-        client._session.deployment.whereabouts.leave = leave
+        client._session.deployment.locations.leave = leave
         raise Struck
 
     if not struck:
         await lease.release()
         return
-    client._session.deployment.whereabouts.leave = strike
+    client._session.deployment.locations.leave = strike
     with pytest.raises(Struck):
         await lease.release()
 
@@ -603,7 +603,7 @@ async def test_a_token_that_nothing_more_can_be_done_about_is_not_remembered(
         road.blackhole()
     with pytest.raises(holdfast.HoldfastError):
         await (far.adopt(text) if text else lease.release())
-    whereabouts = (far if text else near)._session.deployment.whereabouts
+    whereabouts = (far if text else near)._session.deployment.locations
     await soon(face, lambda: not whereabouts._tokens and not whereabouts._leaving)
     for road in roads:
         road.heal()
@@ -617,7 +617,7 @@ async def test_a_lease_that_is_on_no_node_any_more_is_not_remembered(
     for server in three:
         server.command("DEL", KEY)
     assert await face.wait(lease.lost, 5)
-    whereabouts = client._session.deployment.whereabouts
+    whereabouts = client._session.deployment.locations
     await soon(face, lambda: whereabouts.of(lease.token) is None)
 
 

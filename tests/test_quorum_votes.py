@@ -8,6 +8,7 @@ arrive late. After `=` comes what the quorum concludes.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from holdfast.core.events import Event
 from holdfast.core.quorum import Quorum
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.tally import Tally, is_complete, nothing
-from holdfast.core.whereabouts import THERE, UNSURE
+from holdfast.core.token_locations import PRESENT, UNSURE
 from holdfast.errors import ConfigurationError, NodeUnavailable, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
@@ -76,6 +77,8 @@ REQUESTS = {each.name: to(each, "t") for each in (RENEW, RELEASE, ADOPT, EVICT, 
 class Planned:
     """A quorum, and its nodes, which answer as planned."""
 
+    new_mutex = staticmethod(nullcontext)
+
     def __init__(self, words: str = THREE) -> None:
         self.all = [*range(len(words.replace("|", "").split()))]
         self.names = [f"n{node}" for node in self.all]
@@ -118,7 +121,7 @@ class Planned:
             renewer=SimpleNamespace(later=lambda _, action: self.due.append(action)),
         )
         self.quorum.begin(session)
-        self.where = self.quorum.whereabouts.of
+        self.where = self.quorum.locations.of
 
     def elect(self, *rounds: str, left: Callable[[], float] = lambda: 0.5) -> Election:
         self.plans = [[words] for words in rounds]
@@ -143,9 +146,9 @@ class Planned:
 
     def hold(self, token: str, *nodes: int) -> None:
         """Note that a token is on these nodes."""
-        self.quorum.whereabouts.expect(token)
+        self.quorum.locations.expect(token)
         for node in {*self.all} - {*nodes}:
-            self.quorum.whereabouts.renewing(token)(node, 0)
+            self.quorum.locations.renewing(token)(node, 0)
 
     def tally(self, words: str) -> Tally:
         tally = Tally(self.all, is_complete, nothing)
@@ -202,7 +205,7 @@ def test_a_fence_is_given_up_when_no_time_is_left(left: list[float]) -> None:
 
 def test_a_token_that_was_forgotten_during_its_vote_is_confirmed_nowhere() -> None:
     planned = Planned()
-    forget = planned.quorum.whereabouts.forget
+    forget = planned.quorum.locations.forget
     assert planned.elect("7 9 |", "", left=lambda: forget("t") or 0.5).fence == 0
     assert planned.sent[1][1][0][0] == []
 
@@ -273,7 +276,7 @@ def test_a_quorum_answers_as_one_node_as_soon_as_it_knows(words: str, expected: 
     planned = Planned(words)
     assert planned.call(REQUESTS[script], words) == expected
     assert planned.sent == [(LIMIT, [(planned.all, REQUESTS[script])])]
-    assert not planned.quorum.whereabouts._leaving, "it was not one of our tokens"
+    assert not planned.quorum.locations._leaving, "it was not one of our tokens"
 
 
 @cases("7 . 7 | = 7; no | . 7 = 0; . nobody | nobody = 0; . . . = 0; nobody 7 nobody | = nobody")
@@ -292,7 +295,7 @@ def test_a_request_for_one_node_is_sent_only_if_the_token_may_be_there() -> None
     requests = [(RELEASE, KEYS.at(node), release(token)[2]) for node, token in tokens]
     assert planned.call_many(requests, [". 1 |"]) == [0, 0, 0]
     assert [nodes for nodes, _ in planned.sent[0][1]] == [[1], [], []]
-    assert planned.where("t") == {0: THERE}
+    assert planned.where("t") == {0: PRESENT}
 
 
 def test_an_error_names_the_outcome_of_every_node_and_no_node_twice() -> None:
@@ -328,7 +331,7 @@ def test_a_batch_ends_when_all_is_settled_and_a_release_needs_the_answers_of_all
     assert planned.call_many(requests, plan) == [*renewed, *ended]
     asked = [([] if request == renew("t") else planned.all, request) for request in requests]
     assert planned.sent == [(LIMIT, asked)]
-    assert (planned.where("u"), planned.where("v")) == (None, {2: THERE})
+    assert (planned.where("u"), planned.where("v")) == (None, {2: PRESENT})
 
 
 def test_a_request_without_a_majority_does_not_keep_its_batch_waiting() -> None:
@@ -346,7 +349,7 @@ def test_a_renewed_lease_is_given_to_the_nodes_that_lack_it() -> None:
     assert planned.sent[1:] == [(0.0, [([2, 4], vote("t", "8")), ([2, 4], to(CONFIRM, "t", "8"))])]
     assert planned.meanwhile[0] is planned.meanwhile[1] is not None
     assert planned.tell_late() == [False] * 4
-    assert planned.where("t") == dict.fromkeys(range(4), THERE)
+    assert planned.where("t") == dict.fromkeys(range(4), PRESENT)
     assert planned.events == [Event("node_failed", detail="n0 is away")]
 
 
@@ -406,7 +409,7 @@ def test_a_closed_or_restarted_quorum_schedules_no_cleanup_of_earlier_requests()
     planned.hold("u", *planned.all)
     assert planned.call(release("u"), "1 1 |") == 1
     planned.elect("7 7 | unknown")
-    planned.quorum.whereabouts.forget("t")
+    planned.quorum.locations.forget("t")
     planned.quorum.close()
     planned.quorum.watch(0, AWAY)
     planned.due[0]()

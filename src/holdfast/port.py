@@ -14,6 +14,7 @@ from holdfast.errors import NodeUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from contextlib import AbstractContextManager
 
     from holdfast.errors import HoldfastError
     from holdfast.keys import Keys
@@ -206,6 +207,12 @@ class StepPort(Port, Protocol):
 
 class Nodes(Protocol):
     """Several nodes that are asked at once."""
+
+    def new_mutex(self) -> AbstractContextManager[object]:
+        """Make a mutex for what is known of these nodes; a thread that has it may enter it again.
+
+        So a signal handler may release a lease, whatever it interrupts.
+        """
 
     @property
     def names(self) -> Sequence[str]:

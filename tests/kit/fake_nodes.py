@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,7 @@ class FakeNodes:
     """Three nodes. `rounds` has what each answers to the votes of each round; the last repeats."""
 
     names = ("a:1", "b:2", "c:3")
+    new_mutex = staticmethod(nullcontext)
 
     def __init__(self, port: ClockedPort) -> None:
         self._port = port

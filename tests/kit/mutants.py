@@ -184,8 +184,8 @@ QUORUM = [
     Mutant(
         "a lost round is released on nodes that did not answer",
         "core/quorum.py",
-        "if state is THERE}\n        tally",
-        "if state is THERE}\n        if not have_it:\n            return\n        tally",
+        "if state is PRESENT}\n        tally",
+        "if state is PRESENT}\n        if not have_it:\n            return\n        tally",
         MANY_RESET,
         "S10",
     ),
@@ -271,7 +271,7 @@ QUORUM = [
     ),
     Mutant(
         "a token is released on nodes that did not answer",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
         "        pass",
         MANY_LATE,
@@ -287,7 +287,7 @@ QUORUM = [
     ),
     Mutant(
         "what turns out to come after all is buried too",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         'if unsure and tombstone == "0" and',
         "if False and",
         MANY_TORN,
@@ -295,7 +295,7 @@ QUORUM = [
     ),
     Mutant(
         "a waiter that a late vote puts back into a queue is removed",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "if node not in stands:  #",
         "if False:  #",
         MANY_FLUSHED,
@@ -303,15 +303,15 @@ QUORUM = [
     ),
     Mutant(
         "what is given again may be overtaken by its release",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "there.update(dict.fromkeys(nodes, UNSURE))",
-        "there.update(dict.fromkeys(new, THERE))",
+        "there.update(dict.fromkeys(new, PRESENT))",
         MANY_LONG,
         "S10 S16",
     ),
     Mutant(
         "an old answer does not undo what was given again",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "            elif there.get(node) is ASKED:\n",
         "            else:\n",
         MANY_LONG,
@@ -407,7 +407,7 @@ QUORUM = [
     ),
     Mutant(
         "a lease that is being released is given to no more nodes",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "if token in self._leaving or self._tokens.get(token) is not there:",
         "if False:",
         MANY_RENEWED,
@@ -474,14 +474,14 @@ QUORUM = [
     Mutant(
         "a forked child forgets the token of its parent's waiter",
         "core/quorum_acquire.py",
-        "            self._quorum.whereabouts.forget(token)\n",
+        "            self._quorum.locations.forget(token)\n",
         "            pass\n",
         {**MANY_CALM, "fork": 0.05, "tasks": 2, "loop": True},
         "LEAK",
     ),
     Mutant(
         "a token that a renewal finds released is forgotten",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "if token in self._leaving:  # the release was quicker",
         "if False:  # the release was quicker",
         {**MANY_CALM, "ttl": 1.0, "hold": 1.0},
@@ -489,7 +489,7 @@ QUORUM = [
     ),
     Mutant(
         "a token that is gone from all nodes is forgotten",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "            if not there:\n                self.forget_if_nowhere(token)\n",
         "",
         {**MANY_CALM, "slow": 0.2},
@@ -699,15 +699,15 @@ HAND_OFF = [
     ),
     Mutant(
         "an adoption tried again is not undone by its first try",
-        "core/whereabouts.py",
-        "there.update({node: UNSURE for node in self._all if there.get(node) is not THERE})",
+        "core/token_locations.py",
+        "there.update({node: UNSURE for node in self._all if there.get(node) is not PRESENT})",
         "self._tokens[token] = there = {**self._asked, **there}",
         PASSED_BY_MANY_AGAIN,
         "S1 S16",
     ),
     Mutant(
         "what is exported is not taken back by a late answer",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "        there.update(dict.fromkeys(self._all, THEIRS))\n",
         "",
         PASSED_BY_MANY,
@@ -731,7 +731,7 @@ HAND_OFF = [
     ),
     Mutant(
         "what is exported is buried where it has yet to arrive",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "        for node in list(votes.answers):\n            self.see_to(node, its_end)\n",
         "",
         PASSED_BY_MANY_ONCE,
@@ -1314,7 +1314,7 @@ MUTANTS = [
 RARE = [
     Mutant(
         "a node that always answers last is given the lease",
-        "core/whereabouts.py",
+        "core/token_locations.py",
         "            self._missing.add((token, node))\n",
         "",
         {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.tasks import Place, Tasks
@@ -27,6 +28,8 @@ class ThreadNodes(Threads):
         self._crowd = crowd
         self._ears = ears
         self.names = crowd.names
+
+    new_mutex = staticmethod(RLock)
 
     async def ask(
         self,
@@ -73,6 +76,8 @@ class TaskNodes(Tasks[_Place]):
     ) -> None:
         super().__init__(lambda: _Place(targets, timeout), timeout)
         self.names = names
+
+    new_mutex = staticmethod(RLock)
 
     def ask(
         self,

@@ -11,9 +11,9 @@ majority of them worth a lease:
   made after the earlier one had its number, and making one raises the number. So fences grow,
   whatever becomes of clocks and expiry. To make the first case the usual one all nodes are given
   the same hint of the time.
-- **Giving it back.** `core.whereabouts` knows of each token on which nodes it may be, and lets none
-  of them keep it. A lease that is renewed is given to the nodes that missed or lost it: they may go
-  and come one after the other.
+- **Releasing.** `core.token_locations` knows on which nodes each token may be, and has it removed
+  from all of them. A lease that is renewed is given to the nodes that missed or lost it, so that
+  nodes may fail and come back one after the other.
 
 This module makes one node out of many: it answers for scripts as a single node would. How an
 attempt waits and tries again is in `core.election`.
@@ -28,7 +28,7 @@ from holdfast.core.events import Event
 from holdfast.core.quorum_acquire import acquire
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, settings_of, to_ms
 from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
-from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
+from holdfast.core.token_locations import PRESENT, UNSURE, TokenLocations
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.core.hold import Grip, Hold
+    from holdfast.core.renewer import Errand
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.core.tally import Note
@@ -79,24 +80,32 @@ class Quorum:
         self._nodes = nodes
         self._background = background
         self._report = report
-        self.whereabouts = Whereabouts(self._all, nothing, nothing, to_ms(longest_ttl))
+        self.locations = self._know(nothing, nothing)
         self.failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
         self._closed = False
 
     def begin(self, session: Session) -> None:
         """Know of no token: for a new client, and in each forked child of its process."""
-        self.whereabouts.disconnect()  # a call that was under way at the fork still has it
+        self.locations.disconnect()  # a call that was under way at the fork still has it
         clean_up, later = session.cleanups.schedule_request, session.renewer.later
-        self.whereabouts = Whereabouts(self._all, clean_up, later, to_ms(self.longest_ttl))
+        self.locations = self._know(clean_up, later)
         self._port = session.port
         self.failing = set()
         self._closed = False
 
+    def _know(
+        self,
+        clean_up: Callable[[Request], None],
+        later: Callable[[float, Callable[[], None]], Errand | None],
+    ) -> TokenLocations:
+        mutex, longest = self._nodes.new_mutex(), to_ms(self.longest_ttl)
+        return TokenLocations(self._all, clean_up, later, longest, mutex)
+
     def close(self) -> None:
         """Care no more for what nodes do, or fail to do."""
         self._closed = True
-        self.whereabouts.close()
+        self.locations.close()
 
     async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
         """Acquire a lock; as `core.acquire.acquire`."""
@@ -126,11 +135,11 @@ class Quorum:
 
     def hand_off(self, token: str) -> None:
         """Leave a token to the client that adopts it."""
-        self.whereabouts.hand_on(token)
+        self.locations.hand_off(token)
 
     def forget(self, token: str) -> None:
         """Forget a token: it has been removed, or will expire."""
-        self.whereabouts.forget(token)
+        self.locations.forget(token)
 
     # Electing
 
@@ -140,7 +149,7 @@ class Quorum:
         It is won only if a majority agrees while there is time `left`. What was given has to be
         given back otherwise.
         """
-        is_there, note = self.whereabouts.asking(request)
+        is_there, note = self.locations.asking(request)
         tally = Yes(self._all, self._is_decided, self, is_there)
         tally.note = note
         await self._nodes.ask([(self._all, request)], timeout, tally.heard)
@@ -162,7 +171,7 @@ class Quorum:
                 break
             highest = max(numbers)
             confirm = CONFIRM, keys, (token, ttl, str(highest), settings)
-            nodes = list(self.whereabouts.of(token) or ())
+            nodes = list(self.locations.of(token) or ())
             tally = Tally(nodes, self._stands_at(highest), self.watch)
             await self._nodes.ask([(tally.nodes, confirm)], min(timeout, left()), tally.heard)
             given = tally.given
@@ -185,20 +194,20 @@ class Quorum:
         in the background. Without `hurry` somebody else is heard first: then errors say more.
         """
         token = request[2][0]
-        whereabouts = self.whereabouts
-        there = whereabouts.of(token)
+        locations = self.locations
+        there = locations.of(token)
         if not there:
-            whereabouts.forget(token)
+            locations.forget(token)
             return
-        have_it = {node for node, state in list(there.items()) if state is THERE}
+        have_it = {node for node, state in list(there.items()) if state == PRESENT}
         tally = await self._release(request, 0.0 if hurry and not have_it else timeout, have_it)
-        whereabouts.leave(request, tally)
+        locations.leave(request, tally)
 
     async def leave(self, request: Request) -> None:
         """Have a token taken out of the queues, and do not wait for it."""
-        whereabouts = self.whereabouts
-        if whereabouts.of(request[2][0]) is not None:
-            whereabouts.leave(request, await self._release(request, 0.0, set()))
+        locations = self.locations
+        if locations.of(request[2][0]) is not None:
+            locations.leave(request, await self._release(request, 0.0, set()))
 
     # One node out of many
 
@@ -206,14 +215,14 @@ class Quorum:
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
         """Run a script on the nodes that matter, and answer for them; as `Port.call`."""
-        request, whereabouts = (script, keys, args), self.whereabouts
+        request, locations = (script, keys, args), self.locations
         if script is ADOPT:
             return await self._adopt(request, timeout)
         posts, tally = self._question(request, None if script is RELEASE else is_complete)
         await self._nodes.ask(posts, timeout, tally.heard)
         answer = self._answer(script, tally)
         if script is RELEASE:
-            whereabouts.leave(request, tally)
+            locations.leave(request, tally)
         return answer
 
     async def call_many(
@@ -243,7 +252,7 @@ class Quorum:
         await self._give_again(requests, tallies, meanwhile)
         for script, _, (token, *_) in requests:
             if script is RELEASE:  # as of a lease that was lost because no node had it
-                self.whereabouts.forget_if_nowhere(token)
+                self.locations.forget_if_nowhere(token)
         return [
             self._outcome(script, tally)
             for (script, *_), tally in zip(requests, tallies, strict=True)
@@ -263,7 +272,7 @@ class Quorum:
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
             token, ttl, settings, _ = args
-            nodes, voted, confirmed = self.whereabouts.giving_again(token, tally)
+            nodes, voted, confirmed = self.locations.giving_again(token, tally)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
                 posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
@@ -298,10 +307,10 @@ class Quorum:
         What it got stays until its token is released: it is the only copy of the lease. The lease
         has its fence, which stood at a majority once: the nodes need not agree about it again.
         """
-        whereabouts = self.whereabouts
+        locations = self.locations
         votes = (await self.elect(request, timeout, lambda: 0.0)).votes
         if len(votes.given) >= self.majority:
-            whereabouts.end_export(request, votes)
+            locations.end_export(request, votes)
             return 1
         if votes.refused <= self._spare:
             raise self._unheard(votes)
@@ -316,21 +325,21 @@ class Quorum:
         script, keys, args = request
         if script is INSPECT:
             return [(self._all, request)], Tally(self._all, self._is_known, self.watch)
-        there = self.whereabouts.of(args[0])
+        there = self.locations.of(args[0])
         if script is RELEASE and there is not None:
-            self.whereabouts.note_leaving(args[0])
+            self.locations.note_leaving(args[0])
         if keys.node is None:
             nodes = list(self._all if there is None else there)
         else:
             nodes = [keys.node] if there and keys.node in there else []
         if script is RENEW:
             tally: Tally = Yes(nodes, self._is_kept, self, nothing)
-            tally.note = self.whereabouts.renewing(args[0])
+            tally.note = self.locations.renewing(args[0])
             return [(nodes, request)], tally
         if args[2] != "0" or there is None or UNSURE not in there.values():
             return [(nodes, request)], self._ending(request, nodes, enough, [])
         # A tombstone is left where a request may yet arrive by another road.
-        unsure = [node for node in nodes if there.get(node) is UNSURE]
+        unsure = [node for node in nodes if there.get(node) == UNSURE]
         sure = [node for node in nodes if node not in unsure]
         buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
         return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
@@ -343,7 +352,7 @@ class Quorum:
         buried: list[int],
     ) -> Tally:
         """Count those who have released a token."""
-        gone, note = self.whereabouts.ending(request, buried)
+        gone, note = self.locations.ending(request, buried)
         if enough is None:
             tally: Tally = Yes(nodes, self._is_released, self, gone)
         else:

@@ -172,13 +172,13 @@ class _Candidate:
         """Clean up in the background, where nothing can be awaited."""
         self.forget_waiters()
         for token in (self.token, self._waiter):
-            self._quorum.whereabouts.abandon(self._taking_back(token))
+            self._quorum.locations.abandon(self._taking_back(token))
 
     def forget(self) -> None:
         """Keep nothing in this process: it is a forked child, and the attempt is its parent's."""
         self.forget_waiters()
         for token in (self.token, self._waiter):
-            self._quorum.whereabouts.forget(token)
+            self._quorum.locations.forget(token)
 
     # Waiting to be told
 
@@ -189,7 +189,7 @@ class _Candidate:
         if self._waiter or self._session.polls:
             return told
         self._waiter = port.draw_token(self.actor, "")
-        self._quorum.whereabouts.expect(self._waiter)
+        self._quorum.locations.expect(self._waiter)
         for node in range(len(self._quorum.names)):
             keys = spec.keys.at(node)
             line = self._session.waiters.line(keys)

@@ -17,7 +17,7 @@ from holdfast.core.line import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint
-from holdfast.core.whereabouts import THERE
+from holdfast.core.token_locations import PRESENT
 from holdfast.errors import HoldfastError, NodeUnavailable, ScriptFailed
 from holdfast.scripts import ACQUIRE, RELEASE
 from holdfast.sim.background import SimBackground
@@ -288,7 +288,7 @@ class SimClient:
         leases = *session.held.newest.values(), *chain(*session.held.shared.values())
         tokens = {lease.token for lease in leases}
         if self.quorum is not None:
-            known = self.quorum.whereabouts
+            known = self.quorum.locations
             tokens |= {*known._tokens, *known._leaving}  # noqa: SLF001 - as above
             tokens |= {*known._released, *known._released_before}  # noqa: SLF001 - as above
             tokens |= {token for token, _ in known._missing}  # noqa: SLF001 - as above
@@ -298,9 +298,9 @@ class SimClient:
         """Whether some node has a token, as far as the client knows, which does not release it."""
         if self.quorum is None:
             return False
-        whereabouts = self.quorum.whereabouts
-        leaving = token in whereabouts._leaving  # noqa: SLF001 - to see from outside
-        return THERE in (whereabouts.of(token) or {}).values() and not leaving
+        locations = self.quorum.locations
+        leaving = token in locations._leaving  # noqa: SLF001 - to see from outside
+        return PRESENT in (locations.of(token) or {}).values() and not leaving
 
     # Port
 

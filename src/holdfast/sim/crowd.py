@@ -9,6 +9,7 @@ comes. Requests go out by name; as threads do, the first on a connection by text
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
@@ -286,6 +287,8 @@ class _Table:
 
 class SimNodes:
     """The connections of a client to several nodes."""
+
+    new_mutex = staticmethod(nullcontext)
 
     def __init__(self, client: SimClient, servers: Sequence[Server], *, loop: bool) -> None:
         self.names = [server.name for server in servers]

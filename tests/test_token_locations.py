@@ -1,26 +1,19 @@
-"""Where a token is, while several threads tell of it: at no line may one undo what another knows.
-
-Whichever thread reads tells all others' answers, so it notes things while they act. Each story of
-two is told once for every line of the one, with the whole of the other happening there. (A vote and
-its release by the same road are told by one thread; by another road, a release leaves tombstones.)
-"""
+"""On which nodes a token is: what replies and releases note of it, in whichever order they come."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
-from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
+from holdfast.core.token_locations import PRESENT, UNSURE, TokenLocations
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.scripts import ADOPT, RELEASE, VOTE
-from kit.interrupts import AtLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +32,6 @@ def releasing(token: str) -> Request:
 class Story:
     """Two things that happen at once, to tokens that were asked for on three nodes."""
 
-    within: ClassVar[tuple[str, ...]] = (f"core{os.sep}whereabouts", f"core{os.sep}tally")
-
     def __init__(self) -> None:
         self.seen_to: set[tuple[str, int | None]] = set()
         """The tokens that the background takes back, and from which nodes."""
@@ -50,8 +41,8 @@ class Story:
         """What it is to do later."""
         self.where = self.know_where(lambda _, action: self.due.append(action))
 
-    def know_where(self, later: Callable[[float, Callable[[], None]], None]) -> Whereabouts:
-        return Whereabouts(NODES, self._clean_up, later, "60000")
+    def know_where(self, later: Callable[[float, Callable[[], None]], None]) -> TokenLocations:
+        return TokenLocations(NODES, self._clean_up, later, "60000", nullcontext())
 
     def _clean_up(self, request: Request) -> None:
         _, keys, (token, ttl, *_) = request
@@ -79,20 +70,14 @@ class Story:
         raise NotImplementedError
 
 
-def tell_everywhere(make: Callable[[], Story]) -> None:
-    """Tell a story with the other at every line of the one, and the other way round."""
+def in_both_orders(make: Callable[[], Story]) -> None:
+    """Have two things happen, in either order: a mutex lets none happen amid the other."""
     for swapped in (False, True):
-        for at in itertools.count(1):
-            story = make()
-            one, other = (story.other, story.one) if swapped else (story.one, story.other)
-            with AtLine(at, story.within, other) as line:
-                one()
-            if line.struck is None:
-                other()
-            assert story.is_sound(), f"{other.__name__} at {line.struck} of {one.__name__}"
-            if line.struck is None:
-                assert at > 1
-                break
+        story = make()
+        both = (story.other, story.one) if swapped else (story.one, story.other)
+        for each in both:
+            each()
+        assert story.is_sound(), f"{both[0].__name__} first"
 
 
 @pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
@@ -110,12 +95,12 @@ def test_what_is_handed_on_is_not_taken_back_when_a_late_answer_is_read(
             self.note(2, answer)
 
         def other(self) -> None:
-            self.where.hand_on("t")
+            self.where.hand_off("t")
 
         def is_sound(self) -> bool:
             return not self.seen_to
 
-    tell_everywhere(HandedOn)
+    in_both_orders(HandedOn)
 
 
 class GivenAgain(Story):
@@ -161,7 +146,7 @@ class GivenAgain(Story):
 def test_what_is_given_again_while_it_is_being_released_is_buried(
     *, lost: bool, at_once: bool
 ) -> None:
-    tell_everywhere(partial(GivenAgain, lost=lost, at_once=at_once))
+    in_both_orders(partial(GivenAgain, lost=lost, at_once=at_once))
 
 
 def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> None:
@@ -187,7 +172,7 @@ def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> Non
             self.time_goes_by()
             return ("t", 2) in self.seen_to
 
-    tell_everywhere(Fails)
+    in_both_orders(Fails)
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
@@ -212,7 +197,7 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
             self.time_goes_by()
             return {(token, node) for token in ("t", "u") for node in NODES} <= self.seen_to
 
-    tell_everywhere(Sweeps)
+    in_both_orders(Sweeps)
 
 
 class Late(Story):
@@ -248,7 +233,7 @@ def test_what_arrives_late_is_seen_to_while_its_release_is_being_forgotten(
         def one(self) -> None:
             self.where.leave(releasing("t"), Tally((), is_complete, nothing))
 
-    tell_everywhere(Released)
+    in_both_orders(Released)
 
 
 @pytest.mark.parametrize("late", [1, UNKNOWN], ids=["yes", "unknown"])
@@ -266,7 +251,7 @@ def test_what_arrives_late_is_seen_to_while_it_is_noted_to_be_gone_from_the_last
         def one(self) -> None:
             self.released(1, 1)
 
-    tell_everywhere(Released)
+    in_both_orders(Released)
 
 
 def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten() -> None:
@@ -281,7 +266,7 @@ def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten(
         def one(self) -> None:
             self.where.forget_if_nowhere("t")
 
-    tell_everywhere(Nowhere)
+    in_both_orders(Nowhere)
 
 
 def test_of_a_token_that_is_forgotten_while_it_is_seen_to_nothing_is_remembered() -> None:
@@ -291,7 +276,7 @@ def test_of_a_token_that_is_forgotten_while_it_is_seen_to_nothing_is_remembered(
             self.ask_for("t")
 
         def one(self) -> None:
-            self.where.see_to(2, releasing("t"))
+            self.where.retry_release(2, releasing("t"))
 
         def other(self) -> None:
             self.where.forget("t")
@@ -301,7 +286,7 @@ def test_of_a_token_that_is_forgotten_while_it_is_seen_to_nothing_is_remembered(
                 self.where.note_gone(token, node or 0)
             return self.where.of("t") is None
 
-    tell_everywhere(Forgotten)
+    in_both_orders(Forgotten)
 
 
 def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
@@ -321,7 +306,7 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
             self.time_goes_by()
             return {(token, node) for token in ("t", "u") for node in NODES} <= self.seen_to
 
-    tell_everywhere(Two)
+    in_both_orders(Two)
 
 
 @pytest.mark.parametrize("answer", [0, 1, UNKNOWN], ids=["no", "yes", "unknown"])
@@ -354,7 +339,7 @@ def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_
                 return not self.seen_to and self.where.of("exported") is None
             return ("exported", 2) in self.seen_to
 
-    tell_everywhere(Adopted)
+    in_both_orders(Adopted)
 
 
 # With one thread
@@ -426,7 +411,7 @@ def test_a_token_given_again_is_there_once_its_number_is_confirmed() -> None:
     voted(2, 1)
     assert (story.where.of("t") or {})[2] is UNSURE
     confirmed(2, 1)
-    assert (story.where.of("t") or {})[2] is THERE
+    assert (story.where.of("t") or {})[2] is PRESENT
 
 
 def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it() -> None:

@@ -1,0 +1,312 @@
+"""On which of several nodes each token is, or may be.
+
+Requests about a lease go to those nodes, and a release is complete when the token is on none of
+them. Replies are noted here whenever they arrive, even if no caller waits for them any more. The
+background cleans up a node that fails to reply, until it replies or the token has expired there. A
+node that is only slow has a second or two first.
+
+Several threads note replies. `mutex` guards everything here; nothing is awaited while it is held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.tally import is_no, is_yes, nothing
+from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.scripts import ADOPT, RELEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from holdfast.core.renewer import Errand
+    from holdfast.core.tally import Note, Tally, Yes
+    from holdfast.port import Reply, Request
+
+SLOW = 1.0
+"""Seconds between two sweeps. A node that has not replied to a release after one is retried."""
+
+ASKED, PRESENT, UNSURE, HANDED_OFF = "asked", "present", "unsure", "handed off"
+"""Of a token on a node: a request is under way; it is there; it may be there, or arrive later on
+another connection; it belongs to the client that adopts it."""
+
+
+class TokenLocations:
+    """Where the tokens of one client are.
+
+    `clean_up` has the background carry out a request, until it is done or too late to matter.
+    `later` has it do something after that many seconds. `longest` is the longest ttl of any lock,
+    in milliseconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        clean_up: Callable[[Request], None],
+        later: Callable[[float, Callable[[], None]], Errand | None],
+        longest: str,
+        mutex: AbstractContextManager[object],
+    ) -> None:
+        self._all = nodes
+        self._clean_up = clean_up
+        self._later = later
+        self._longest = longest
+        self._mutex = mutex
+        self._tokens: dict[str, dict[int, str]] = {}
+        self._missing: set[tuple[str, int]] = set()
+        """Tokens, and nodes on which a renewal did not find them. The thread that acquired a lock
+        reads a late reply to its vote only with its next request: until then the node counts as
+        asked. Without this, a node that always replies last is never given the lease."""
+        self._leaving: set[str] = set()
+        """Tokens that are being released."""
+        self._released: dict[str, Request] = {}
+        """Releases to which some node has not replied yet, by token."""
+        self._released_before: dict[str, Request] = {}
+        """Those of before the last sweep."""
+        self._next_sweep: Errand | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Stop retrying releases to which a slow node has not replied: most are carried out."""
+        self._closed = True
+
+    def disconnect(self) -> None:
+        """Send nothing from now on: in a forked child, all these tokens are the parent's."""
+        self._clean_up, self._later = nothing, nothing
+
+    def of(self, token: str) -> dict[int, str] | None:
+        """Return the nodes where a token is, or may be, and how sure that is; None if unknown."""
+        with self._mutex:
+            there = self._tokens.get(token)
+            return None if there is None else dict(there)
+
+    def expect(self, token: str) -> None:
+        """Note that a token will be in the queues of all nodes."""
+        with self._mutex:
+            self._tokens[token] = dict.fromkeys(self._all, PRESENT)
+
+    def note_leaving(self, token: str) -> None:
+        """Note that a token is being released."""
+        with self._mutex:
+            if token in self._tokens:
+                self._leaving.add(token)
+
+    def note_gone(self, token: str, node: int) -> None:
+        """Note that a token is no longer on a node."""
+        with self._mutex:
+            there = self._tokens.get(token)
+            if there is not None:
+                there.pop(node, None)
+                self.forget_if_nowhere(token)
+
+    def forget_if_nowhere(self, token: str) -> None:
+        """Forget a token that is on no node."""
+        with self._mutex:
+            if not self._tokens.get(token):
+                self.forget(token)
+
+    def forget(self, token: str) -> None:
+        """Forget a token: it is another client's, or expires by itself."""
+        with self._mutex:
+            self._tokens.pop(token, None)
+            self._leaving.discard(token)
+            self._released.pop(token, None)
+            self._missing.difference_update((token, node) for node in self._all)
+
+    def hand_off(self, token: str) -> None:
+        """Leave a token to the client that adopts it, even where it arrives later."""
+        with self._mutex:
+            there = self._tokens.get(token, {})
+            there.update(dict.fromkeys(self._all, HANDED_OFF))
+            self.forget(token)
+
+    # What to note of replies, also of late ones
+
+    def asking(self, request: Request) -> tuple[Callable[[int], None], Note]:
+        """Note that all nodes are asked for a token; return what notes a yes, and what the rest."""
+        _, keys, args = request
+        token, waiter = args[0], "".join(args[4:])
+        with self._mutex:
+            there = self._tokens.get(token)
+            if there is None:
+                there = self._tokens[token] = dict.fromkeys(self._all, ASKED)
+            else:  # an adoption that is tried again: the first try may still arrive
+                there.update({node: UNSURE for node in self._all if there.get(node) != PRESENT})
+        mine = there
+
+        def is_there(node: int, state: str = PRESENT) -> None:
+            with self._mutex:
+                known = mine.get(node)
+                if known == HANDED_OFF:
+                    return
+                if known != UNSURE:  # as when it is being given again
+                    mine[node] = state
+                if self._tokens.get(token) is not mine or known is None:
+                    self.retry_release(node, request)  # it was given up before this came
+
+        def note(node: int, answer: Reply | HoldfastError) -> None:
+            unknown = isinstance(answer, OutcomeUnknown)
+            with self._mutex:
+                if waiter and (unknown or isinstance(answer, list)):
+                    self._note_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
+                if unknown or is_yes(answer):
+                    is_there(node, UNSURE if unknown else PRESENT)
+                elif mine.get(node) == ASKED:
+                    self.note_gone(token, node)
+
+        return is_there, note
+
+    def _note_queued(self, node: int, request: Request, *, unsure: bool) -> None:
+        """Note that a token is in a node's queue, or may yet be put there."""
+        stands = self._tokens.get(request[2][0], {})
+        if node not in stands:  # it has left meanwhile, and this came after that
+            self.retry_release(node, request)
+        elif unsure:
+            stands[node] = UNSURE
+
+    def renewing(self, token: str) -> Note:
+        """Return what notes that a token which is renewed is not on a node."""
+
+        def note(node: int, answer: Reply | HoldfastError) -> None:
+            if not is_no(answer):
+                return
+            with self._mutex:
+                there = self._tokens.get(token)
+                if there is None:
+                    return
+                if there.get(node) != PRESENT:
+                    self._missing.add((token, node))
+                    return
+                del there[node]
+                if token in self._leaving:  # the release was quicker: its reply is not read
+                    self.forget_if_nowhere(token)
+
+        return note
+
+    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
+        """Return where to give a token again, and what notes the replies to vote and confirmation.
+
+        Not while it is being released. A release that comes later finds these nodes noted, and
+        leaves a tombstone there: it may overtake the vote, which uses another connection.
+        """
+        with self._mutex:
+            there = self._tokens.get(token)
+            if there is None or token in self._leaving:
+                return [], nothing, nothing
+            missing = {node for node in self._all if (token, node) in self._missing}
+            missing |= {node for node in self._all if is_no(tally.answers.get(node))}
+            nodes = [node for node in self._all if node not in there or node in missing]
+            new = {node for node in nodes if node not in there}
+            self._missing.difference_update((token, node) for node in nodes)
+            there.update(dict.fromkeys(nodes, UNSURE))
+        mine = there
+
+        def voted(node: int, answer: Reply | HoldfastError) -> None:
+            if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
+                self.note_gone(token, node)
+
+        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
+            with self._mutex:
+                if node in new and is_yes(answer) and mine.get(node) == UNSURE:
+                    mine[node] = PRESENT
+
+        return nodes, voted, confirmed
+
+    def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
+        """Return what notes the replies to a release, a yes and the rest.
+
+        The release leaves tombstones on the `buried` nodes. Where it turns out meanwhile that the
+        token may still arrive, it is released again, with a tombstone.
+        """
+        token, _, tombstone, *_ = request[2]
+
+        def gone(node: int) -> None:
+            with self._mutex:
+                unsure = self._tokens.get(token, {}).get(node) == UNSURE
+                if unsure and tombstone == "0" and node not in buried:
+                    self.retry_release(node, request)
+                else:
+                    self.note_gone(token, node)
+
+        def note(node: int, answer: Reply | HoldfastError) -> None:
+            if not isinstance(answer, HoldfastError):
+                gone(node)
+
+        return gone, note
+
+    # Until it is gone
+
+    def retry_release(self, node: int, request: Request) -> None:
+        """Have the background release the token of a request on a node."""
+        script, keys, (token, ttl, _, settings, *_) = request
+        if script is ADOPT:  # it is there for as long as what was exported, which may be extended
+            ttl = self._longest
+        with self._mutex:
+            self._note_unsure(token, [node])
+            self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
+
+    def _note_unsure(self, token: str, nodes: Iterable[int]) -> None:
+        self._tokens.setdefault(token, {}).update(dict.fromkeys(nodes, UNSURE))
+
+    def abandon(self, request: Request) -> None:
+        """Have the token of a request released wherever it may be, in the background."""
+        for node in self.of(request[2][0]) or ():
+            self.retry_release(node, request)
+
+    def leave(self, request: Request, tally: Tally) -> None:
+        """Clean up the nodes that failed to release a token, and soon those that are slow."""
+        token = request[2][0]
+        is_complete = tally.complete  # first: a failure that comes after this is cleaned up later
+        with self._mutex:
+            for node in list(tally.failed):
+                self.retry_release(node, request)
+            self.forget_if_nowhere(token)
+            if token in self._tokens and not is_complete:
+                self._released[token] = request
+                self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        if self._next_sweep is None or not self._next_sweep.live:
+            self._next_sweep = self._later(SLOW, self._sweep)
+
+    def _sweep(self) -> None:
+        """Clean up what was released before the last sweep, and is still on some node."""
+        with self._mutex:
+            if self._closed:
+                return
+            for request in list(self._released_before.values()):
+                self.abandon(request)
+            self._released_before, self._released = self._released, {}
+            if self._released_before:
+                self._sweep_later()
+
+    def end_export(self, request: Request, votes: Yes) -> None:
+        """Release what was exported on the nodes that the adopter did not get, now or later.
+
+        It may be there, or arrive later. A node that has not replied is cleaned up soon.
+        """
+        _, keys, (_, _, exported, settings) = request
+        its_end = RELEASE, keys, (exported, self._longest, TOMBSTONE_MS, settings)
+        noted, note = votes.noted, votes.note
+
+        def adopted(node: int) -> None:
+            noted(node)
+            self.note_gone(exported, node)
+
+        def also(node: int, answer: Reply | HoldfastError) -> None:
+            note(node, answer)
+            if is_yes(answer):
+                self.note_gone(exported, node)
+            else:
+                self.retry_release(node, its_end)
+
+        with self._mutex:
+            votes.noted, votes.note = adopted, also
+            self._note_unsure(exported, self._all)
+            for node in list(votes.given):
+                self.note_gone(exported, node)
+            for node in list(votes.answers):
+                self.retry_release(node, its_end)
+            self.leave(its_end, votes)
