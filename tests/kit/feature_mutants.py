@@ -12,24 +12,30 @@ ATOMIC_MUTANTS = [
     Mutant(
         "without an id, what may have been carried out is not sent again",
         "core/atomic.py",
-        "if left and (again or not unsure):",
-        "if left:",
+        "                if lost is None:\n"
+        "                    raise error\n"
+        "                lost.append(error)\n",
+        "                if lost is not None:\n                    lost.append(error)\n",
         ATOMIC,
         "ONCE STEP",
     ),
     Mutant(
         "with an id, a lost answer is requested again",
         "core/atomic.py",
-        "if left and (again or not unsure):",
-        "if left and not unsure:",
+        "                if lost is None:\n"
+        "                    raise error\n"
+        "                lost.append(error)\n",
+        "                if lost is not None:\n"
+        "                    lost.append(error)\n"
+        "                raise error\n",
         ATOMIC,
         "ANSWER",
     ),
     Mutant(
         "what may have been carried out is not said to be undone",
         "core/atomic.py",
-        "unsure = unsure or isinstance(error, OutcomeUnknown)",
-        "unsure = isinstance(error, OutcomeUnknown)",
+        "unsure = bool(lost) or isinstance(error, OutcomeUnknown)",
+        "unsure = False",
         ATOMIC_UNANSWERED,
         "ANSWER",
     ),
