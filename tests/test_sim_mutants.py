@@ -100,8 +100,17 @@ KEPT = {
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"
     ),
+    "a_waiter_that_asked_for_its_place_and_ignored_a_release": (
+        "a waiter that asks for its place does not ignore messages for long"
+    ),
+    "a_node_that_reset_each_clean_up_for_seconds": (
+        "a node that resets connections has more time to be cleaned up"
+    ),
+    "a_doubled_vote_that_came_to_a_node_without_its_data": (
+        "a node that lost its data may not know what was evicted"
+    ),
 }
-"""What the simulator found, or would have, in the code, and the safeguard that was missing then."""
+"""What the simulator found in the code, or wrongly reported, and the line that was missing then."""
 
 KINDS = {json.dumps(mutant.worlds, sort_keys=True): mutant.worlds for mutant in MUTANTS}
 

@@ -14,6 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import holdfast
 from kit.waiting import PATIENCE
 
@@ -222,6 +224,22 @@ class Face(ABC):
         self, check: Callable[[], Awaitable[bool]], *, within: float = PATIENCE
     ) -> None:
         """Wait until the awaited `check()` is true."""
+
+
+async def fails_because(
+    face: Face, operation: Callable[[], Awaitable[object]], reason: str
+) -> None:
+    """Repeat an operation that fails until its error gives this reason.
+
+    On a busy machine a reply that gives the reason may come after the timeout.
+    """
+
+    async def says_so() -> bool:
+        with pytest.raises(holdfast.NodeUnavailable) as caught:
+            await operation()
+        return reason in str(caught.value)
+
+    await face.eventually(says_so)
 
 
 class Threads(Face):

@@ -1346,6 +1346,31 @@ RARE = [
         {},
         "S3",
     ),
+    Mutant(
+        "a waiter that asks for its place does not ignore messages for long",
+        "core/acquire.py",
+        "            limit = min(self._limit(), LOOK_TIMEOUT)\n",
+        "            limit = self._limit()\n",
+        {"drawn": True},
+        "L3",
+    ),
+    # Mistakes of checks
+    Mutant(
+        "a node that resets connections has more time to be cleaned up",
+        "sim/settings.py",
+        '        if self.nodes == 1:\n            noticed.add("reset")\n',
+        '        noticed.add("reset")\n',
+        {"drawn": True},
+        "S10",
+    ),
+    Mutant(
+        "a node that lost its data may not know what was evicted",
+        "sim/checks/quorum.py",
+        "forgets = record.forgetful or self.settings.wipe",
+        "forgets = record.forgetful",
+        {"drawn": True},
+        "S10",
+    ),
 ]
 """Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
 
