@@ -1348,9 +1348,9 @@ RARE = [
     ),
     Mutant(
         "a waiter that asks for its place does not ignore messages for long",
-        "core/acquire.py",
-        "            limit = min(self._limit(), LOOK_TIMEOUT)\n",
-        "            limit = self._limit()\n",
+        "core/server_acquire.py",
+        "            limit = min(self._time_left(), LOOK_TIMEOUT)\n",
+        "            limit = self._time_left()\n",
         {"drawn": True},
         "L3",
     ),
