@@ -936,16 +936,16 @@ MUTANTS = [
     Mutant(
         "who gives up takes its token back",
         "core/server_acquire.py",
-        "        leftover = self.attempt.leftover\n",
-        "        leftover = Leftover.NOTHING\n",
+        "        tombstone = self.attempt.leftover\n",
+        '        tombstone = ""\n',
         GIVING_UP,
         "S10 S16",
     ),
     Mutant(
         "who gives up leaves the line",
         "core/server_acquire.py",
-        '            await self._session.port.shielded(self._remove("0"))\n',
-        "            self._forget_waiter()\n",
+        "        if not tombstone:\n",
+        '        if not tombstone or tombstone == "0":\n',
         GIVING_UP,
         "S10",
     ),
@@ -1097,10 +1097,10 @@ MUTANTS = [
     Mutant(
         "a waiter that gives up wakes no more",
         "core/server_acquire.py",
-        "        leftover = self.attempt.leftover\n"
+        "        tombstone = self.attempt.leftover\n"
         "        if self.waiter is not None:\n"
         "            self.waiter.leave()\n",
-        "        leftover = self.attempt.leftover\n",
+        "        tombstone = self.attempt.leftover\n",
         LEAVING,
         "LEAK",
     ),
@@ -1174,7 +1174,7 @@ MUTANTS = [
     Mutant(
         "who abandons a request buries its token",
         "core/server_acquire.py",
-        "self._remove(TOMBSTONE_MS)",
+        "self._remove(tombstone)",
         'self._remove("0")',
         LATE,
         "S10 S16",
@@ -1603,10 +1603,9 @@ OPERATED = [
     Mutant(
         "waiters ask again after an acquire that was interrupted",
         "core/server_acquire.py",
-        "        else:\n"
-        "            self._session.waiters.recheck_all(self._spec)\n"
-        "            await",
-        "        else:\n            await",
+        '            if tombstone != "0":\n'
+        "                self._session.waiters.recheck_all(self._spec)\n",
+        "",
         CUT_SHORT,
         "L1 L3",
     ),

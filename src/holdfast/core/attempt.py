@@ -1,46 +1,41 @@
-"""The states of one attempt to acquire a lock on one server. No I/O: `core.acquire` does that.
+"""The states of one attempt to acquire a lock on one server. No I/O: `core.server_acquire` does it.
 
     Ready ──▶ Requesting ──▶ Acquired
-      ▲           ├──▶ Queued       the lock is held; the token has a place in the server's queue
-      │           ├──▶ Polling      the lock is held, and the server cannot notify this client
-      │           ├──▶ Unreachable  no reply
-      │           ├──▶ Quarantined  the server grants no lock for a while
-      │           ├──▶ Evicted      the lock was granted, and an operator evicted the token
+      ▲           ├──▶ Queued    the lock is held, and the token has a place in the server's queue
+      │           ├──▶ Paused    held without a place; no reply; or a server in quarantine
+      │           ├──▶ Evicted   the lock was granted, and an operator evicted the token
       │           └──▶ Failed
-      ├── after the pause ── Polling, Unreachable, Quarantined
-      ├── "request again" ── Queued          (a message of the server)
-      ├── not confirmed ──── Confirming ◀──  (a grant was pushed: in any state but Requesting)
-      └── a new token ────── Evicted
+      ├── after the pause ──── Paused
+      ├── "request again" ──── Queued        (a message of the server)
+      ├── with a new token ─── Evicted
+      └── not confirmed ────── Confirming    (entered by a pushed grant, from Queued or Paused)
 
-Each state says what the caller of this module does next: send, wait for a message, sleep, confirm,
-return or raise. Each function below takes one kind of input (a reply, no reply, a pushed grant, …)
-and returns the attempt as it is afterwards.
+A state says what `server_acquire` does next. Each function below takes one kind of input (a reply,
+an error, a pushed grant, …) and returns the attempt as it is afterwards.
 
 Rules:
 
 1. A grant counts from the first request since the last reply (`sent_at`), never from a retry: the
    server may have carried out the first one.
-2. A token whose request got no reply is `uncertain` for good: the request may still arrive. Its
+2. A token whose request got no reply is `uncertain` for good: the request may still arrive. So its
    release leaves a tombstone.
-3. What has to be removed from the server when the attempt ends is a function of the attempt
-   (`leftover`). So an interruption between any two lines leaves nothing behind.
+3. What is to be removed from the server when the attempt ends follows from the attempt
+   (`leftover`). So it does not matter between which two lines an attempt is interrupted.
 """
 
 from __future__ import annotations
 
 import math
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.core.line import Grant
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
-from holdfast.core.spec import validity_of
+from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import is_ours, read_holder
 from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown
-from holdfast.port import Quarantined as InQuarantine
-from holdfast.port import Uncopied
+from holdfast.port import Quarantined, Uncopied
 
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
@@ -75,7 +70,7 @@ class Requesting(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The token has a place in the server's queue, and waits for a message."""
+    """The token waits in the server's queue for a message."""
 
     recheck_after: float
     """Seconds after `sent_at` when a waiter of this client has to request again: the lease of the
@@ -84,31 +79,18 @@ class Queued(NamedTuple):
     """The server had lost the place of this token, and so perhaps those of others."""
 
 
-class Polling(NamedTuple):
-    """The lock is held. This client requests it again after a pause."""
+class Paused(NamedTuple):
+    """The next request is sent after a pause."""
 
-    pause: float
-
-
-class Unreachable(NamedTuple):
-    """The server did not reply."""
-
-    pause: float
-    error: HoldfastError
-
-
-class Quarantined(NamedTuple):
-    """The server grants no lock for a while."""
-
-    pause: float
-    error: HoldfastError
+    seconds: float
+    why: str = ""
+    """The error that is the reason, if any."""
 
 
 class Evicted(NamedTuple):
     """The token was granted the lock, and evicted before the grant arrived here.
 
-    The server has a tombstone for it. The attempt continues with another token, at its place in
-    the queue.
+    The server has a tombstone for it. The attempt goes on with another token, at its place.
     """
 
 
@@ -128,26 +110,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-State: TypeAlias = (
-    Ready
-    | Requesting
-    | Queued
-    | Polling
-    | Unreachable
-    | Quarantined
-    | Evicted
-    | Confirming
-    | Acquired
-    | Failed
-)
-
-
-class Leftover(Enum):
-    """What an attempt that ends now has to remove from the server."""
-
-    NOTHING = "nothing"
-    TOKEN = "its token, which has the lock or a place in the queue"  # noqa: S105 - no secret
-    UNCERTAIN = "its token, of which a request may still arrive"
+State: TypeAlias = Ready | Requesting | Queued | Paused | Evicted | Confirming | Acquired | Failed
 
 
 class Moment(NamedTuple):
@@ -197,16 +160,19 @@ class Attempt(NamedTuple):
         return self._replace(state=Requesting(), sent_at=sent_at)
 
     @property
-    def leftover(self) -> Leftover:
-        """What has to be removed from the server if the attempt ends now."""
+    def leftover(self) -> str:
+        """How to release the token if the attempt ends now: for how long (ms) a tombstone stays.
+
+        Empty if the token is not on the server.
+        """
         if self.uncertain or isinstance(self.state, Requesting):
-            return Leftover.UNCERTAIN
-        return Leftover.TOKEN if self.on_server else Leftover.NOTHING
+            return TOMBSTONE_MS
+        return "0" if self.on_server else ""
 
     def why(self) -> str:
         """Say why the lock is not acquired yet, as far as is known."""
-        if isinstance(self.state, (Unreachable, Quarantined)):
-            return str(self.state.error)
+        if isinstance(self.state, Paused) and self.state.why:
+            return self.state.why
         return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
 
 
@@ -271,7 +237,7 @@ def _on_held(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
         left = min(left, pause)  # a foreign client does not hand the lock over
     state: State = Queued(left, bool(was_lost))
     if not has_place:
-        state = Polling(min(pause, left, give_up - moment.now))
+        state = Paused(min(pause, left, give_up - moment.now))
     return attempt._replace(state=state, pause=min(attempt.pause * 2, PAUSE_LONGEST))
 
 
@@ -286,7 +252,7 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
         if not error.lock:
             error = ConfigurationError(f"{spec.name!r} was not acquired: {error}", lock=spec.name)
         return attempt._replace(state=Failed(error))
-    if isinstance(error, InQuarantine):
+    if isinstance(error, Quarantined):
         return _on_quarantine(attempt, spec, error, moment)
     if isinstance(error, OutcomeUnknown):
         uncopied = error if isinstance(error, Uncopied) else attempt.uncopied
@@ -304,19 +270,17 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
     pause = 0.0
     if attempt.failures >= TRIES:
         pause = min(PAUSE_LONGEST * moment.jitter, budget.end - now)
-    return attempt._replace(state=Unreachable(pause, error))
+    return attempt._replace(state=Paused(pause, str(error)))
 
 
-def _on_quarantine(
-    attempt: Attempt, spec: LockSpec, error: InQuarantine, moment: Moment
-) -> Attempt:
+def _on_quarantine(attempt: Attempt, spec: LockSpec, error: Quarantined, moment: Moment) -> Attempt:
     """It is a reply, and nothing was carried out."""
     now, give_up = moment.now, attempt.budget.give_up
     attempt = attempt._replace(failures=0, replied_at=now)
     if moment.closed or now >= give_up:
         return _fail_unavailable(attempt, spec, error, moment)
     pause = min(pause_in(error, moment.jitter), give_up - now)
-    return attempt._replace(state=Quarantined(pause, error))
+    return attempt._replace(state=Paused(pause, str(error)))
 
 
 def _fail_unavailable(
@@ -324,7 +288,7 @@ def _fail_unavailable(
 ) -> Attempt:
     error = attempt.uncopied or error
     why = "this client was closed" if moment.closed else str(error)
-    if isinstance(error, InQuarantine) and not moment.closed:
+    if isinstance(error, Quarantined) and not moment.closed:
         why = f"{why}: {ADVICE}"
     message, node = f"{spec.name!r} was not acquired: {why}", getattr(error, "node", "")
     return attempt._replace(state=Failed(NodeUnavailable(message, lock=spec.name, node=node)))

@@ -18,13 +18,10 @@ from holdfast.core.attempt import (
     Confirming,
     Evicted,
     Failed,
-    Leftover,
     Moment,
-    Polling,
-    Quarantined,
+    Paused,
     Queued,
     Ready,
-    Unreachable,
     begin,
     message_in,
     on_confirmation,
@@ -35,7 +32,6 @@ from holdfast.core.attempt import (
 )
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import Grip, Hold, forked
-from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
@@ -142,8 +138,8 @@ class _Acquiring:
                     await self._request()
                 case Queued():
                     await self._wait_for_message(cast("Waiter", self.waiter))
-                case Polling(pause) | Unreachable(pause) | Quarantined(pause):
-                    await self._pause(pause)
+                case Paused(seconds):
+                    await self._pause(seconds)
                 case Confirming():
                     await self._confirm()
                 case Evicted():
@@ -294,18 +290,17 @@ class _Acquiring:
             await self._undo()
 
     async def _undo(self) -> None:
-        leftover = self.attempt.leftover
+        tombstone = self.attempt.leftover
         if self.waiter is not None:
             self.waiter.leave()
-        if leftover is Leftover.NOTHING:
+        if not tombstone:
             self._forget_waiter()
-        elif leftover is Leftover.TOKEN:
-            await self._session.port.shielded(self._remove("0"))
-        elif self.attempt.failures:  # to wait for this server once more is in vain
+        elif tombstone != "0" and self.attempt.failures:  # to wait for this server again is in vain
             self._abandon()
         else:
-            self._session.waiters.recheck_all(self._spec)
-            await self._session.port.shielded(self._remove(TOMBSTONE_MS))
+            if tombstone != "0":
+                self._session.waiters.recheck_all(self._spec)
+            await self._session.port.shielded(self._remove(tombstone))
 
     def _abandon(self) -> None:
         """Clean up in the background: the server does not reply, or nothing can be awaited."""
