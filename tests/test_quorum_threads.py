@@ -161,7 +161,7 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
     with patient(proxies) as client:
         work = Work()
         connected_table(client, work)
-        held = [proxy.hold_reply() for proxy in proxies]
+        held = [proxy.hold_reply(matching=asks_for("first")) for proxy in proxies]
         done: list[str] = []
 
         def take(name: str) -> None:
@@ -192,7 +192,7 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
         table = connected_table(client, work)
         sockets = [seat.sock for seat in table.seats]
         done: list[str] = []
-        held = [proxy.hold_reply() for proxy in proxies]
+        held = [proxy.hold_reply(matching=asks_for("first")) for proxy in proxies]
 
         def take(name: str) -> None:
             try:
