@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
 from holdfast.adapters.threads import run
-from holdfast.core.hand_off import _MARK, adopt, export
-from holdfast.core.hold import RELEASED, Grip, Hold
+from holdfast.core.hand_off import _MARK, adopt
+from holdfast.core.hold import RELEASED
 from holdfast.core.line import Ear
-from holdfast.core.spec import TOMBSTONE_MS, describe
-from holdfast.scripts import ADOPT, RELEASE
+from holdfast.core.spec import TOMBSTONE_MS
 from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install, note_cleanups, strike
-from kit.fake_nodes import ClockedPort, CountedSignal, session_of
-from kit.lock_settings import PLAIN
-from kit.sessions import FakeQuorum
+from kit.fake_nodes import CountedSignal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -328,21 +324,3 @@ def test_a_text_that_is_none_of_ours_is_refused(client: Any) -> None:
             client.adopt(wrong)
         if wrong in begins:
             assert "(it does not begin like one)" in str(error.value)
-
-
-def test_on_several_nodes_what_was_exported_is_left_to_its_adopter() -> None:
-    port, handed_on = ClockedPort(), list[str]()
-    quorum: Any = FakeQuorum()
-    quorum.call, quorum.hand_off = port.call, handed_on.append
-    session = session_of(port, quorum=quorum)
-    spec, grip = describe("a", **PLAIN, quorum=True, longest_ttl=60.0), Grip()
-    hold = grip._hold = Hold(spec, "token", 7, 100.0, "main", 1, session, grip)
-    text = run(export(session, grip))
-    assert handed_on == [hold.token]
-    port.answer = lambda request: 0 if request[0] is ADOPT else 1
-    with pytest.raises(holdfast.LeaseLost):
-        run(adopt(session, text, Grip(), math.inf))
-    *_, adoption, ending = port.called
-    assert adoption[2] == (adoption[2][0], "30000", "token", "0 barge ")
-    assert ending[0] is RELEASE
-    assert ending[2][0] == adoption[2][0]

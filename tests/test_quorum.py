@@ -18,7 +18,6 @@ import holdfast
 from holdfast.core import renewer
 from holdfast.overview import looking
 from holdfast.overview.looking import Overview
-from holdfast.scripts import VOTE
 from holdfast.wire.clock import now
 from kit.faces import AnotherThread, Face, Tasks, Threads
 from kit.homes import settle_in
@@ -210,22 +209,22 @@ async def test_who_holds_it_is_said_by_the_majority(face: Face, three: list[Serv
     assert await far.lock("a").holder() is None
 
 
-async def test_it_can_be_taken_again_extended_and_handed_to_another_client(
+async def test_it_can_be_taken_again_and_extended_but_not_exported(
     face: Face, three: list[Server]
 ) -> None:
-    near, far = face.connect(urls(three)), face.connect(urls(three))
-    lock = near.lock("a", reentrant=True)
+    client = face.connect(urls(three))
+    lock = client.lock("a", reentrant=True)
     async with lock as outer, lock as inner:
         assert inner.fence == outer.fence
     lease = await lock.acquire()
     await lease.extend(50.0)
     assert lease.remaining() > 40
     await soon(face, lambda: sum(each.command("PTTL", KEY) > 40_000 for each in three) >= 2)
-    adopted = await far.adopt(await lease.export())
-    assert adopted.fence == lease.fence
-    assert await lock.try_acquire() is None
-    await adopted.release()
-    assert await lock.try_acquire() is not None
+    for refused in (lease.export, lambda: client.adopt("a text")):
+        with pytest.raises(holdfast.ConfigurationError, match="several servers"):
+            await refused()
+    lease.check()
+    await lease.release()
 
 
 @pytest.mark.only_client("threads")
@@ -507,7 +506,7 @@ async def released(client: Any, lease: Any, *, struck: bool) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["extended", "extended, and struck", "extended, and adopted"])
+@pytest.mark.parametrize("how", ["extended", "extended, and struck"])
 async def test_a_node_that_missed_the_release_of_an_extended_lease_is_told_when_it_is_back(
     face: Face,
     three: list[Server],
@@ -519,9 +518,6 @@ async def test_a_node_that_missed_the_release_of_an_extended_lease_is_told_when_
     client = face.connect(urls(roads))
     lease = await client.lock("a", ttl=1).acquire()
     await lease.extend(50)
-    if how.endswith("adopted"):
-        client = face.connect(urls(roads))
-        lease = await client.adopt(await lease.export())
     token = lease.token.encode()
     await soon(face, lambda: holders(three) == [token] * 3)
     await soon(face, lambda: three[2].command("PTTL", KEY) > 30_000)
@@ -532,42 +528,6 @@ async def test_a_node_that_missed_the_release_of_an_extended_lease_is_told_when_
     await soon(face, lambda: is_later_than(over))
     roads[2].heal()
     await soon(face, lambda: nothing_is_left(three))
-
-
-@pytest.mark.long
-async def test_a_node_that_missed_the_adoption_of_an_extended_lease_is_told_when_it_is_back(
-    face: Face, three: list[Server], roads: list[Proxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
-    near, far = (face.connect(urls(roads)) for _ in range(2))
-    async with far.lock("warm"):
-        pass
-    lease = await near.lock("a", ttl=1).acquire()
-    await lease.extend(50)
-    await soon(face, lambda: three[2].command("PTTL", KEY) > 30_000)
-    text = await lease.export()
-    roads[2].blackhole()
-    adopted = await far.adopt(text)
-    over = now() + 4
-    await soon(face, lambda: is_later_than(over))
-    roads[2].heal()
-    await soon(face, lambda: holders(three) == [adopted.token.encode()] * 3)
-    await adopted.release()
-    await soon(face, lambda: nothing_is_left(three))
-
-
-async def test_a_lease_that_was_extended_beyond_the_adopters_longest_ttl_is_not_adopted_there(
-    face: Face, three: list[Server]
-) -> None:
-    near, far = (face.connect(urls(three), longest_ttl=longest) for longest in (100, 60))
-    lease = await near.lock("a").acquire()
-    await lease.extend(80)
-    text = await lease.export()
-    with pytest.raises(
-        holdfast.ConfigurationError, match=r"^lock 'a': longest=80.*longest_ttl=60 s"
-    ):
-        await far.adopt(text)
-    await (await near.adopt(text)).release()
 
 
 @pytest.mark.long
@@ -589,22 +549,18 @@ async def test_nodes_are_told_of_a_release_for_as_long_as_the_lock_delay_lasts_t
 
 
 @pytest.mark.only_client("threads")
-@pytest.mark.parametrize("how", ["released", "adopted"])
 async def test_a_token_that_nothing_more_can_be_done_about_is_not_remembered(
-    face: Face, roads: list[Proxy], monkeypatch: pytest.MonkeyPatch, how: str
+    face: Face, roads: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
-    near, far = (face.connect(urls(roads), command_timeout=0.5) for _ in range(2))
-    async with far.lock("warm"):
-        pass
-    lease = await near.lock("a", ttl=3, renew=False).acquire()
-    text = await lease.export() if how == "adopted" else ""
+    client = face.connect(urls(roads), command_timeout=0.5)
+    lease = await client.lock("a", ttl=3, renew=False).acquire()
     for road in roads[:2]:
         road.blackhole()
     with pytest.raises(holdfast.HoldfastError):
-        await (far.adopt(text) if text else lease.release())
-    whereabouts = (far if text else near)._session.deployment.locations
-    await soon(face, lambda: not whereabouts._tokens and not whereabouts._leaving)
+        await lease.release()
+    locations = client._session.deployment.locations
+    await soon(face, lambda: not locations._tokens and not locations._leaving)
     for road in roads:
         road.heal()
 
@@ -747,150 +703,6 @@ async def test_a_node_that_loses_nothing_has_a_vote_as_soon_as_it_is_back(
 
 
 # What a review found
-
-
-async def test_an_exported_lease_outlives_connections_that_were_closed_meanwhile(
-    face: Face, three: list[Server]
-) -> None:
-    near, far = face.connect(urls(three)), face.connect(urls(three))
-    async with far.lock("warm"):
-        pass
-    lease = await near.lock("a").acquire()
-    text = await lease.export()
-    for server in three:
-        server.command("CLIENT", "KILL", "TYPE", "normal")
-    adopted = await far.adopt(text)
-    assert await near.lock("a").try_acquire() is None
-    await adopted.release()
-    await soon(face, lambda: nothing_is_left(three))
-
-
-async def test_an_adoption_that_is_tried_again_is_not_undone_by_a_late_answer_to_the_first_try(
-    face: Face, three: list[Server]
-) -> None:
-    with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
-        near, far = face.connect(urls(three)), face.connect([each.url for each in proxies])
-        async with far.lock("warm"):
-            pass
-        text = await (await near.lock("a").acquire()).export()
-        await soon(face, lambda: len(set(holders(three))) == 1)
-
-        exported = holders(three)[0]
-
-        def adopts(args: tuple[bytes, ...]) -> bool:
-            return exported in args
-
-        proxies[0].swallow_reply(close=True, matching=adopts)
-        proxies[1].refuse()
-        proxies[1].cut()
-        late = proxies[2].hold_reply(matching=adopts)
-        adopting = face.start(far.adopt(text))
-        await soon(face, lambda: sum(map(adopts, proxies[2].log)) > 1)
-        late.release()
-        adopted = await adopting.result()
-
-        proxies[1].accept()
-        await soon(face, lambda: holders(three)[1] is None)
-        assert await near.lock("a").try_acquire() is None
-        adopted.check()
-        await adopted.release()
-        await soon(face, lambda: nothing_is_left(three))
-        await far.close()
-
-
-async def test_an_adopted_lease_has_its_fence_also_where_nodes_number_it_differently(
-    face: Face, three: list[Server]
-) -> None:
-    near, far = face.connect(urls(three)), face.connect(urls(three))
-    lease = await near.lock("a").acquire()
-    await soon(face, lambda: len(set(holders(three))) == 1)
-    three[0].command("SET", FENCE, str(lease.fence + 1000))
-    text = await lease.export()
-    three[2].command("DEL", KEY)
-    adopted = await far.adopt(text)
-    assert adopted.fence == lease.fence
-    await adopted.release()
-    assert (await near.lock("a").acquire()).fence > lease.fence
-
-
-@pytest.mark.only_client("threads")
-async def test_a_late_answer_to_its_exporter_does_not_take_an_exported_lease_from_a_node(
-    face: Face, three: list[Server]
-) -> None:
-    with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
-        near, far = face.connect([each.url for each in proxies]), face.connect(urls(three))
-        async with near.lock("warm"):
-            pass
-
-        def asks_for_it(args: tuple[bytes, ...]) -> bool:
-            return KEY.encode() in args
-
-        late = proxies[2].hold_reply(matching=asks_for_it)
-        lease = await near.lock("a").acquire()
-        exported = lease.token.encode()
-        await soon(face, lambda: holders(three) == [exported] * 3)
-        text = await lease.export()
-        late.release()
-        other = await near.lock("b").acquire()  # reads what there is to be read
-
-        def renewals() -> int:
-            return sum(b"holdfast:{b}" in args for args in proxies[2].log)
-
-        for _ in range(3):  # so that clean-ups had their turn too
-            before = renewals()
-            renew_now(near, other)
-            await soon(face, partial(is_more_than, renewals, before))
-        await other.release()
-        three[0].command("DEL", KEY)
-        adopted = await far.adopt(text)
-        assert adopted.held
-        await adopted.release()
-
-
-@pytest.mark.only_client("asyncio")
-async def test_an_exported_lease_does_not_come_back_by_a_late_vote_when_it_was_adopted(
-    face: Face, three: list[Server]
-) -> None:
-    client = face.connect(urls(three))
-    lease = await client.lock("a").acquire()
-    await soon(face, lambda: len(set(holders(three))) == 1)
-    vote = lease.token, "30000", str(lease.fence), "0 fair ", ""
-    text = await lease.export()
-    three[2].command("DEL", KEY)
-    await (await client.adopt(text)).release()
-    tombstone = f"+{lease.token}"
-    await soon(face, lambda: all(each.command("ZSCORE", QUEUE, tombstone) for each in three))
-    for each in three:
-        assert each.command("EVAL", VOTE.text, "3", KEY, FENCE, QUEUE, *vote, "") == b"0"
-
-
-async def test_an_adoption_without_a_majority_leaves_nothing_and_one_with_it_is_the_only_one(
-    face: Face, three: list[Server]
-) -> None:
-    near, far = face.connect(urls(three)), face.connect(urls(three), command_timeout=0.2)
-    async with far.lock("warm"):
-        pass
-    text = await (await near.lock("a", ttl=60).acquire()).export()
-    three[0].freeze()
-    three[1].freeze()
-    with pytest.raises((holdfast.NodeUnavailable, holdfast.LeaseLost)):
-        await far.adopt(text)
-    three[0].thaw()
-    three[1].thaw()
-    await soon(face, lambda: three[2].command("GET", KEY) is None)
-
-    async def is_over() -> bool:
-        with contextlib.suppress(holdfast.HoldfastError):
-            lease = await far.adopt(text)
-            assert await near.lock("a").try_acquire() is None
-            await lease.release()
-        for server in three:
-            server.command("DEL", KEY)
-        return await near.lock("a").try_acquire() is not None
-
-    await face.eventually(is_over)
 
 
 @pytest.mark.only_client("threads")

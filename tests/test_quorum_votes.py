@@ -24,7 +24,7 @@ from holdfast.core.token_locations import PRESENT, UNSURE
 from holdfast.errors import ConfigurationError, NodeUnavailable, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
-from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
+from holdfast.scripts import CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ def to(script: Script, token: str, third: str = "0") -> Request:
 
 
 vote, renew, release = partial(to, VOTE), partial(to, RENEW), partial(to, RELEASE)
-REQUESTS = {each.name: to(each, "t") for each in (RENEW, RELEASE, ADOPT, EVICT, INSPECT)}
+REQUESTS = {each.name: to(each, "t") for each in (RENEW, RELEASE, EVICT, INSPECT)}
 
 
 class Planned:
@@ -263,8 +263,6 @@ def test_a_token_leaves_the_queues_without_waiting_and_only_if_it_may_be_there()
     evict 1 no away | = 1;      evict no no no | = 0;          evict 1 1 1 | = 1
     evict 1 2 . = 2;            evict no away away | = NoQuorum
     evict 1 away away | = OutcomeUnknown;                      evict no away away 1 no | = 1
-    adopt 7 7 | 7 = 1;          adopt no no | . = 0;           adopt no 7 away | = OutcomeUnknown
-    adopt no 7 no no | . = 0;   adopt no away | . = NoQuorum;  adopt no no away | . . = NoQuorum
     inspect t:3:7 t:3:7 | . = t:3:7;                           inspect nobody nobody | . = nobody
     inspect t:3:7 t:1:9 | . = t:1:7;                           inspect t:1:9 u:2:7 t:3:7 | = t:1:9
     inspect t:3:7 u:2:7 nobody | = nobody;                     inspect t:3:7 away nobody | = nobody
@@ -361,13 +359,6 @@ def test_a_lease_is_given_again_only_if_a_majority_renewed_it_and_a_node_lacks_i
     requests = [renew("t"), renew("u"), release("v"), renew("w")]
     planned.call_many(requests, ["7 no away", "7 7", "1 1", "7 7 |"])
     assert len(planned.sent) == 2
-
-
-def test_an_adoption_needs_no_common_fence_and_ends_what_was_exported() -> None:
-    planned = Planned()
-    assert planned.call(to(ADOPT, "t", "exported"), "7 9 | no") == 1
-    planned.tell_late()
-    assert planned.cleaned_up == [(2, ("exported", "60000", TOMBSTONE_MS, SETTINGS))]
 
 
 @cases("""

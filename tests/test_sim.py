@@ -305,7 +305,9 @@ def test_every_state_that_matters_is_named_once() -> None:
     assert len(set(STATES)) == len(STATES)
 
 
-@pytest.mark.parametrize("wrong", [{"hand_off": 0.9}, {"hand_off": 0.1, "owner": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"hand_off": 0.9}, {"hand_off": 0.1, "owner": True}, {"hand_off": 0.1, "nodes": 3}]
+)
 def test_hand_off_ends_some_time_and_is_for_locks_without_an_owner(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="hand_off"):
         replace(CALM, **wrong)  # type: ignore[arg-type]  # settings of several types

@@ -42,7 +42,6 @@ KEPT = {
     "a_withdrawal_cut_short": "a withdrawal that is interrupted is left to the background",
     "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
     "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
-    "an_adoption_undone_by_its_first_try": "an adoption tried again is not undone by its first try",
     "a_waiter_queued_twice_by_a_server_that_does_not_count_it": (
         "a granted waiter leaves the queue with and without its mark"
     ),
@@ -96,9 +95,6 @@ KEPT = {
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_token_kept_without_a_connection": (
         "an exported token is forgotten at once where no push can arrive"
-    ),
-    "an_exported_lease_taken_back_by_a_late_answer": (
-        "what is exported is not taken back by a late answer"
     ),
     "a_waiter_that_asked_for_its_place_and_ignored_a_release": (
         "a waiter that asks for its place does not ignore messages for long"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.tally import Tally, Yes, is_complete, nothing
+from holdfast.core.tally import Tally, is_complete, nothing
 from holdfast.core.token_locations import PRESENT, UNSURE, TokenLocations
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.keys import keys_of
-from holdfast.scripts import ADOPT, RELEASE, VOTE
+from holdfast.scripts import RELEASE, VOTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Story:
         self.where = self.know_where(lambda _, action: self.due.append(action))
 
     def know_where(self, later: Callable[[float, Callable[[], None]], None]) -> TokenLocations:
-        return TokenLocations(NODES, self._clean_up, later, "60000", nullcontext())
+        return TokenLocations(NODES, self._clean_up, later, nullcontext())
 
     def _clean_up(self, request: Request) -> None:
         _, keys, (token, ttl, *_) = request
@@ -78,29 +78,6 @@ def in_both_orders(make: Callable[[], Story]) -> None:
         for each in both:
             each()
         assert story.is_sound(), f"{both[0].__name__} first"
-
-
-@pytest.mark.parametrize("answer", [1, UNKNOWN], ids=["yes", "unknown"])
-def test_what_is_handed_on_is_not_taken_back_when_a_late_answer_is_read(
-    answer: Reply | HoldfastError,
-) -> None:
-    class HandedOn(Story):
-        def __init__(self) -> None:
-            super().__init__()
-            self.note = self.ask_for("t")
-            self.note(0, 1)
-            self.note(1, 1)
-
-        def one(self) -> None:
-            self.note(2, answer)
-
-        def other(self) -> None:
-            self.where.hand_off("t")
-
-        def is_sound(self) -> bool:
-            return not self.seen_to
-
-    in_both_orders(HandedOn)
 
 
 class GivenAgain(Story):
@@ -309,58 +286,15 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
     in_both_orders(Two)
 
 
-@pytest.mark.parametrize("answer", [0, 1, UNKNOWN], ids=["no", "yes", "unknown"])
-def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_back(
-    answer: Reply | HoldfastError,
-) -> None:
-    class Adopted(Story):
-        def __init__(self) -> None:
-            super().__init__()
-            self.request: Request = ADOPT, KEYS, ("new", "10000", "exported", "0 barge ")
-            noted, note = self.where.asking(self.request)
-
-            class Working:
-                majority, failing, watch = 2, frozenset[int](), nothing
-
-            self.votes = Yes(NODES, is_complete, Working, noted)  # type: ignore[arg-type]  # enough of one
-            self.votes.note = note
-            self.votes.heard(0, 0, 1)
-            self.votes.heard(0, 1, 1)
-
-        def one(self) -> None:
-            self.where.end_export(self.request, self.votes)
-
-        def other(self) -> None:
-            self.votes.heard(0, 2, answer)
-
-        def is_sound(self) -> bool:
-            self.time_goes_by()
-            if answer == 1:
-                return not self.seen_to and self.where.of("exported") is None
-            return ("exported", 2) in self.seen_to
-
-    in_both_orders(Adopted)
-
-
 # With one thread
-
-
-def test_what_an_adoption_got_too_late_is_seen_to_for_as_long_as_any_lock_may_last() -> None:
-    story = Story()
-    request: Request = ADOPT, KEYS, ("new", "10000", "exported", "0 barge ")
-    is_there, _ = story.where.asking(request)
-    story.where.forget("new")
-    is_there(2)
-    assert story.seen_to == {("new", 2)}
-    assert story.seen_to_for == {"new": "60000"}
 
 
 def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:
     story = Story()
-    story.ask_for("t")(2, UNKNOWN)
-    again = story.ask_for("t")  # as an adoption is
+    note = story.ask_for("t")
+    note(2, UNKNOWN)
     for node in NODES:
-        again(node, 1)
+        note(node, 1)
     story.where.renewing("t")(2, 0)
     there = story.where.of("t")
     assert there is not None

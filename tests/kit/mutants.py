@@ -697,55 +697,6 @@ HAND_OFF = [
         PASSED_COPIES,
         "S1 S2",
     ),
-    Mutant(
-        "an adoption tried again is not undone by its first try",
-        "core/token_locations.py",
-        "there.update({node: UNSURE for node in self._all if there.get(node) != PRESENT})",
-        "there.update({node: ASKED for node in self._all if node not in there})",
-        PASSED_BY_MANY_AGAIN,
-        "S1 S16",
-    ),
-    Mutant(
-        "what is exported is not taken back by a late answer",
-        "core/token_locations.py",
-        "            there.update(dict.fromkeys(self._all, HANDED_OFF))\n",
-        "",
-        PASSED_BY_MANY,
-        "S4",
-    ),
-    Mutant(
-        "an adoption takes a majority",
-        "core/quorum.py",
-        "        if len(votes.given) >= self.majority:\n            locations.end_export(",
-        "        if votes.given:\n            locations.end_export(",
-        PASSED_BY_MANY,
-        "S4 S1 S6",
-    ),
-    Mutant(
-        "what could not be adopted at a node is released there",
-        "core/quorum.py",
-        "            locations.end_export(request, votes)\n",
-        "",
-        PASSED_BY_MANY_LATE,
-        "S10",
-    ),
-    Mutant(
-        "what is exported is buried where it has yet to arrive",
-        "core/token_locations.py",
-        "            for node in list(votes.answers):\n"
-        "                self.retry_release(node, its_end)\n",
-        "",
-        PASSED_BY_MANY_ONCE,
-        "S10 LEAK",
-    ),
-    Mutant(
-        "an adopted lease has the fence it had",
-        "core/hand_off.py",
-        '"fence": hold.fence,',
-        '"fence": hold.fence - 1,',
-        PASSED_BY_MANY,
-        "S8",
-    ),
 ]
 """Of leases that are handed from one client to another."""
 

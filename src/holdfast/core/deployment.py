@@ -58,9 +58,6 @@ class Deployment(Protocol):
     def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
         """Return the settings of a lock as the scripts read them (`core.spec.settings_of`)."""
 
-    def hand_off(self, token: str) -> None:
-        """Leave a token to the client that adopts it."""
-
     def forget(self, token: str) -> None:
         """Forget a token: it has been removed, or will expire."""
 
@@ -103,9 +100,6 @@ class OneServer:
     def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
         """Return the settings of a lock as the scripts read them."""
         return settings_of(delay_ms, group, fair=fair, guarded=self.longest_ttl < math.inf)
-
-    def hand_off(self, token: str) -> None:
-        """Do nothing: the server knows the token, and nothing else does."""
 
     def forget(self, token: str) -> None:
         """Do nothing."""

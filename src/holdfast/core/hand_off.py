@@ -51,6 +51,7 @@ async def export(session: Session, grip: Grip) -> str:
         ConfigurationError: it is held at several levels, or by an owner.
         OutcomeUnknown, NodeUnavailable: the server was not heard; the lease is still ours.
     """
+    _check_deployment(session)
     hold = check(session, grip)
     spec = hold.spec
     if spec.owner is not None:
@@ -67,11 +68,18 @@ async def export(session: Session, grip: Grip) -> str:
     await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
-    session.deployment.hand_off(hold.token)
     if hold.waiter is not None:
         hold.waiter.outlive(session.port.now())
     hold.state = RELEASED
     return text
+
+
+def _check_deployment(session: Session) -> None:
+    if session.deployment.is_quorum:
+        raise ConfigurationError(
+            "a lease that several servers keep cannot be exported or adopted: release it, and "
+            "acquire the lock in the other process"
+        )
 
 
 def _write(hold: Hold, now: float) -> str:
@@ -114,7 +122,6 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
             owner=None,
             command_timeout=command_timeout,
             longest_ttl=session.deployment.longest_ttl,
-            quorum=session.deployment.is_quorum,
         )
     return token, fence, longest, spec
 
@@ -146,6 +153,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         ConfigurationError: `text` was not made by `export`.
         NotHeld: this process was forked meanwhile, and is the child.
     """
+    _check_deployment(session)
     exported, fence, longest, spec = _read(text, session, command_timeout)
     port, process = session.port, session.process
     actor = port.actor()
@@ -182,7 +190,6 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         if isinstance(error, GeneratorExit):
             session.cleanups.schedule(spec, token, longest=longest)
             raise
-        maybe_adopted = maybe_adopted or not session.deployment.refusal_is_final
         if maybe_adopted or not isinstance(error, HoldfastError):
             await port.shielded(cancel_token(session, spec, token, longest=longest))
         raise

@@ -32,7 +32,7 @@ from holdfast.core.token_locations import PRESENT, UNSURE, TokenLocations
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined, Unconnected
-from holdfast.scripts import ADOPT, CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
+from holdfast.scripts import CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,8 +99,7 @@ class Quorum:
         clean_up: Callable[[Request], None],
         later: Callable[[float, Callable[[], None]], Errand | None],
     ) -> TokenLocations:
-        mutex, longest = self._nodes.new_mutex(), to_ms(self.longest_ttl)
-        return TokenLocations(self._all, clean_up, later, longest, mutex)
+        return TokenLocations(self._all, clean_up, later, self._nodes.new_mutex())
 
     def close(self) -> None:
         """Care no more for what nodes do, or fail to do."""
@@ -132,10 +131,6 @@ class Quorum:
     def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:  # noqa: ARG002
         """Return the settings of a lock as the scripts read them: no node hands a lock over."""
         return settings_of(delay_ms, group, fair=False)
-
-    def hand_off(self, token: str) -> None:
-        """Leave a token to the client that adopts it."""
-        self.locations.hand_off(token)
 
     def forget(self, token: str) -> None:
         """Forget a token: it has been removed, or will expire."""
@@ -216,8 +211,6 @@ class Quorum:
     ) -> Reply:
         """Run a script on the nodes that matter, and answer for them; as `Port.call`."""
         request, locations = (script, keys, args), self.locations
-        if script is ADOPT:
-            return await self._adopt(request, timeout)
         posts, tally = self._question(request, None if script is RELEASE else is_complete)
         await self._nodes.ask(posts, timeout, tally.heard)
         answer = self._answer(script, tally)
@@ -300,21 +293,6 @@ class Quorum:
         posts, tally = self._question(request, lambda each: all(map(each.has_heard, awaited)))
         await self._nodes.ask(posts, timeout, tally.heard)
         return tally
-
-    async def _adopt(self, request: Request, timeout: float) -> Reply:
-        """Take an exported lease over on a majority; asked again, it goes on where it was.
-
-        What it got stays until its token is released: it is the only copy of the lease. The lease
-        has its fence, which stood at a majority once: the nodes need not agree about it again.
-        """
-        locations = self.locations
-        votes = (await self.elect(request, timeout, lambda: 0.0)).votes
-        if len(votes.given) >= self.majority:
-            locations.end_export(request, votes)
-            return 1
-        if votes.refused <= self._spare:
-            raise self._unheard(votes)
-        return 0
 
     # Whom to ask, and what to make of it
 

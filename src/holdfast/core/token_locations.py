@@ -15,30 +15,29 @@ from typing import TYPE_CHECKING
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.tally import is_no, is_yes, nothing
 from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.scripts import ADOPT, RELEASE
+from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from holdfast.core.renewer import Errand
-    from holdfast.core.tally import Note, Tally, Yes
+    from holdfast.core.tally import Note, Tally
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
 """Seconds between two sweeps. A node that has not replied to a release after one is retried."""
 
-ASKED, PRESENT, UNSURE, HANDED_OFF = "asked", "present", "unsure", "handed off"
+ASKED, PRESENT, UNSURE = "asked", "present", "unsure"
 """Of a token on a node: a request is under way; it is there; it may be there, or arrive later on
-another connection; it belongs to the client that adopts it."""
+another connection."""
 
 
 class TokenLocations:
     """Where the tokens of one client are.
 
     `clean_up` has the background carry out a request, until it is done or too late to matter.
-    `later` has it do something after that many seconds. `longest` is the longest ttl of any lock,
-    in milliseconds.
+    `later` has it do something after that many seconds.
     """
 
     def __init__(
@@ -46,13 +45,11 @@ class TokenLocations:
         nodes: Sequence[int],
         clean_up: Callable[[Request], None],
         later: Callable[[float, Callable[[], None]], Errand | None],
-        longest: str,
         mutex: AbstractContextManager[object],
     ) -> None:
         self._all = nodes
         self._clean_up = clean_up
         self._later = later
-        self._longest = longest
         self._mutex = mutex
         self._tokens: dict[str, dict[int, str]] = {}
         self._missing: set[tuple[str, int]] = set()
@@ -115,32 +112,19 @@ class TokenLocations:
             self._released.pop(token, None)
             self._missing.difference_update((token, node) for node in self._all)
 
-    def hand_off(self, token: str) -> None:
-        """Leave a token to the client that adopts it, even where it arrives later."""
-        with self._mutex:
-            there = self._tokens.get(token, {})
-            there.update(dict.fromkeys(self._all, HANDED_OFF))
-            self.forget(token)
-
     # What to note of replies, also of late ones
 
     def asking(self, request: Request) -> tuple[Callable[[int], None], Note]:
         """Note that all nodes are asked for a token; return what notes a yes, and what the rest."""
         _, keys, args = request
         token, waiter = args[0], "".join(args[4:])
+        mine = dict.fromkeys(self._all, ASKED)
         with self._mutex:
-            there = self._tokens.get(token)
-            if there is None:
-                there = self._tokens[token] = dict.fromkeys(self._all, ASKED)
-            else:  # an adoption that is tried again: the first try may still arrive
-                there.update({node: UNSURE for node in self._all if there.get(node) != PRESENT})
-        mine = there
+            self._tokens[token] = mine
 
         def is_there(node: int, state: str = PRESENT) -> None:
             with self._mutex:
                 known = mine.get(node)
-                if known == HANDED_OFF:
-                    return
                 if known != UNSURE:  # as when it is being given again
                     mine[node] = state
                 if self._tokens.get(token) is not mine or known is None:
@@ -240,9 +224,7 @@ class TokenLocations:
 
     def retry_release(self, node: int, request: Request) -> None:
         """Have the background release the token of a request on a node."""
-        script, keys, (token, ttl, _, settings, *_) = request
-        if script is ADOPT:  # it is there for as long as what was exported, which may be extended
-            ttl = self._longest
+        _, keys, (token, ttl, _, settings, *_) = request
         with self._mutex:
             self._note_unsure(token, [node])
             self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
@@ -281,32 +263,3 @@ class TokenLocations:
             self._released_before, self._released = self._released, {}
             if self._released_before:
                 self._sweep_later()
-
-    def end_export(self, request: Request, votes: Yes) -> None:
-        """Release what was exported on the nodes that the adopter did not get, now or later.
-
-        It may be there, or arrive later. A node that has not replied is cleaned up soon.
-        """
-        _, keys, (_, _, exported, settings) = request
-        its_end = RELEASE, keys, (exported, self._longest, TOMBSTONE_MS, settings)
-        noted, note = votes.noted, votes.note
-
-        def adopted(node: int) -> None:
-            noted(node)
-            self.note_gone(exported, node)
-
-        def also(node: int, answer: Reply | HoldfastError) -> None:
-            note(node, answer)
-            if is_yes(answer):
-                self.note_gone(exported, node)
-            else:
-                self.retry_release(node, its_end)
-
-        with self._mutex:
-            votes.noted, votes.note = adopted, also
-            self._note_unsure(exported, self._all)
-            for node in list(votes.given):
-                self.note_gone(exported, node)
-            for node in list(votes.answers):
-                self.retry_release(node, its_end)
-            self.leave(its_end, votes)

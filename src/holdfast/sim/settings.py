@@ -129,8 +129,8 @@ class Settings:
             raise ValueError(f"drop: 0 to {HAND_OFF_MOST}, so that it ends some time")
         if self.drop and self.reentrant:
             raise ValueError("a dropped lease would be taken again: no drop with reentrant")
-        if self.owner and self.hand_off:
-            raise ValueError("what has an owner is not exported: no hand_off")
+        if self.hand_off and (self.owner or self.nodes > 1):
+            raise ValueError("with an owner or several nodes nothing is exported: no hand_off")
         if self.owner and self.reentrant:
             raise ValueError("an owner may take it again anyway: not reentrant too")
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.hold import HELD
 from holdfast.sim.checks.eviction import is_shown
-from holdfast.sim.checks.ownership import may_adopt
 from holdfast.sim.checks.record import SLACK
 from holdfast.sim.checks.restore import RestoreCheck
 from holdfast.sim.checks.server import NOT_SEEN, READING, Checks
@@ -55,10 +54,6 @@ class QuorumChecks(Checks):
         self._renewed: set[str] = set()
         self._votes: Counter[str] = Counter()
         """How many nodes voted for each token."""
-        self._passed_at: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(
-            lambda: defaultdict(set)
-        )
-        """Of what was exported, which nodes each adopter ever had."""
         self._restores = RestoreCheck(world, key, nodes, self.fail)
         self._rounds: dict[str, Request] = {}
         """The request by which each token was first asked for."""
@@ -102,36 +97,25 @@ class QuorumChecks(Checks):
         self._majorities_keep()
 
     def _gave_up(self, run: ScriptRun) -> None:
-        """Only its holder's release takes a node from a token, or an adoption, or an eviction."""
+        """Only its holder's release takes a node from a token, or an eviction."""
         record, token, earlier = self.record, run.args[0], run.before.holder
-        if earlier is None or may_adopt(record, run) or is_shown(earlier, token):
+        if earlier is None or is_shown(earlier, token):
             return
         node = run.server.name
         if not run.by_holder or run.script != "release":
             self.fail("S4", f"{run.script} of {token.encode()!r} took {node} from {earlier!r}")
-        if token in record.exported and not record.untrusted:
-            most = max(map(len, self._passed_at[token].values()), default=0)
-            if most < self._majority:
-                self.fail("S4", f"{earlier!r} was exported, and {node} gave it up")
         if "lost" not in "".join(run.args[2:3]):
             self._returned[token].add(node)
             if len(self._returned[token]) >= self._majority:
                 record.given_back.add(token)
 
     def _took(self, run: ScriptRun, token: str) -> None:
-        """Only a vote takes a node, and it raises the node's number; an adoption keeps it."""
-        record, node, adopts = self.record, run.server.name, run.script == "adopt"
+        """Only a vote takes a node, and it raises the node's number."""
+        record, node = self.record, run.server.name
         fence, last = int(run.after.fence or 0), int(run.before.fence or 0)
-        if (run.script != "vote" and not adopts) or (adopts and run.before.holder is None):
+        if run.script != "vote":
             self.fail("S5", f"{run.script} made a lock that was not there")
-        if adopts:
-            if fence != last and not record.untrusted:
-                self.fail("S8", f"{node} numbered {fence} what was adopted as {last}")
-            exported = run.args[2]
-            record.passed[exported].add(token)
-            self._passed_at[exported][token].add(node)
-            self._through.add(record.exported[exported].hold)
-        elif fence <= last:
+        if fence <= last:
             self.fail("S6", f"{node} numbered it {fence} after {last}")
         self._denied[token].discard(node)
         # A node that loses its data loses the tombstones too: a late or doubled vote counts there.
@@ -232,11 +216,8 @@ class QuorumChecks(Checks):
         self._highest_by_then.append(self.fences.highest_held)
 
     def _stood_at(self, hold: Hold) -> set[str]:
-        """Where it had its fence; what was adopted had it before, and need only be there."""
-        exported = self.record.adopted.get(hold.token)
-        if exported is None:
-            return self._stood.get((hold.token, hold.fence), set())
-        return self._passed_at[exported][hold.token]
+        """Where it had its fence."""
+        return self._stood.get((hold.token, hold.fence), set())
 
     def _in_real_time(self, client: SimClient, hold: Hold) -> None:
         """Whatever happens: who asked after somebody believed has the greater fence."""
@@ -353,8 +334,8 @@ class QuorumChecks(Checks):
     def _patience(self) -> int:
         settings = self.settings
         left_over = 0.0
-        # What a crashed holder had, nobody adopts or ran out, for as long as it was extended to.
+        # What a crashed holder had, or ran out, for as long as it was extended to.
         runs_out = settings.max_hold or settings.drop or not settings.renew
-        if settings.hand_off or runs_out or not settings.calm:
+        if runs_out or not settings.calm:
             left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
         return int((5.0 + left_over) * SECOND)

@@ -1,0 +1,306 @@
+"""The states of an attempt to acquire a lock: one table, without a server."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core.attempt import (
+    LATE_GRANTS,
+    PAUSE_FIRST,
+    PAUSE_LONGEST,
+    Acquired,
+    Attempt,
+    Confirming,
+    Evicted,
+    Failed,
+    Moment,
+    NotNeeded,
+    Paused,
+    Queued,
+    Ready,
+    Requesting,
+    begin,
+    on_confirmation,
+    on_error,
+    on_grant,
+    on_reply,
+    on_timeout,
+)
+from holdfast.core.line import Grant
+from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
+from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown
+from holdfast.port import Quarantined, Uncopied
+from kit.lock_settings import PLAIN
+
+if TYPE_CHECKING:
+    from holdfast.core.spec import LockSpec
+
+TTL, START = 10.0, 100.0
+OURS, FOREIGN = b"hf1:x:1:ann@web:9:job:", b"somebody"
+LOST, AWAY = OutcomeUnknown("no reply", node="n"), NodeUnavailable("it is away", node="n")
+YOUNG = Grant(7, 1.0, START)
+"""A pushed grant."""
+
+
+def spec(**settings: Any) -> LockSpec:
+    return describe("a", **{**PLAIN, "ttl": TTL, "command_timeout": 1.0, **settings})
+
+
+def at(now: float, **changes: Any) -> Moment:
+    return Moment(**{"now": now, "jitter": 0.5, "closed": False, "can_queue": False, **changes})
+
+
+def waiting(timeout: float | None = None, **changes: Any) -> Attempt:
+    return begin(spec(), timeout, START)._replace(**changes)
+
+
+def held(token: bytes = OURS, left_ms: int = 4000, ticket: int = 0, *, lost: int = 0) -> list[Any]:
+    return [token, left_ms, b"%d" % ticket, lost, b""]
+
+
+def seconds_of(attempt: Attempt) -> float:
+    assert isinstance(attempt.state, Paused)
+    return attempt.state.seconds
+
+
+# Replies
+
+
+@pytest.mark.parametrize(
+    ("reply", "moment", "state", "leftover"),
+    [
+        (7, at(START + 1), Acquired(Grant(7, TTL, START)), "0"),
+        (7, at(START + validity_of(TTL)), Ready(), TOMBSTONE_MS),
+        (0, at(START + 1), Evicted(), ""),
+        (held(), at(START + 1), Paused(0.75 * PAUSE_FIRST), ""),
+        (held(), at(START + 1, can_queue=True), Ready(), ""),
+        (held(ticket=3), at(START + 1), Queued(4.002, was_lost=False), "0"),
+        (held(ticket=3, lost=1), at(START + 1), Queued(4.002, was_lost=True), "0"),
+        (held(ticket=3, left_ms=-1), at(START + 1), Queued(30.0, was_lost=False), "0"),
+        (held(FOREIGN, ticket=3), at(START + 1), Queued(0.75 * PAUSE_FIRST, was_lost=False), "0"),
+    ],
+)
+def test_a_reply_decides_the_state(reply: Any, moment: Moment, state: Any, leftover: str) -> None:
+    attempt = on_reply(waiting(), spec(), reply, moment)
+    assert (attempt.state, attempt.leftover) == (state, leftover)
+
+
+def test_a_lock_that_is_not_needed_ends_the_attempt() -> None:
+    attempt = on_reply(waiting(on_server=True), spec(), [b"value", 5], at(START + 1))
+    assert isinstance(attempt.state, Failed)
+    assert isinstance(attempt.state.error, NotNeeded)
+    assert attempt.state.error.reply == [b"value", 5]
+    assert attempt.leftover == ""
+
+
+def test_pauses_between_polls_double_up_to_the_longest() -> None:
+    attempt, pauses = waiting(), list[float]()
+    for _ in range(9):
+        attempt = on_reply(attempt, spec(), held(), at(START + 1))
+        pauses.append(seconds_of(attempt))
+    assert pauses[:3] == [0.75 * PAUSE_FIRST * times for times in (1, 2, 4)]
+    assert pauses[-1] == 0.75 * PAUSE_LONGEST
+
+
+def test_a_pause_ends_with_the_timeout_and_with_the_lease_of_the_holder() -> None:
+    late = waiting(timeout=1.001, pause=PAUSE_LONGEST)
+    assert seconds_of(on_reply(late, spec(), held(), at(START + 1))) == pytest.approx(0.001)
+    short = on_reply(waiting(pause=PAUSE_LONGEST), spec(), held(left_ms=3), at(START + 1))
+    assert seconds_of(short) == pytest.approx(0.005)
+
+
+def test_a_held_lock_is_not_waited_for_beyond_the_timeout() -> None:
+    attempt = on_reply(waiting(timeout=1.0), spec(), held(ticket=3), at(START + 1))
+    assert isinstance(attempt.state, Failed)
+    error = attempt.state.error
+    assert isinstance(error, AcquireTimeout)
+    assert str(error).startswith("'a' was not acquired within 1.0 s: held by ")
+    assert error.holder is not None
+    assert attempt.leftover == "0", "its place in the queue"
+
+
+def test_a_reply_leaves_time_for_cleaning_up_after_the_timeout() -> None:
+    attempt = on_reply(waiting(timeout=1.0), spec(), held(), at(START + 0.4))
+    assert attempt.budget.end == pytest.approx(START + 1.0 + 0.8)
+
+
+def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> None:
+    attempt, late = waiting(), at(START + TTL)
+    for _ in range(LATE_GRANTS - 1):
+        attempt = on_reply(attempt, spec(), 7, late)
+        assert attempt.state == Ready()
+    attempt = on_reply(attempt, spec(), 7, late)
+    assert isinstance(attempt.state, Failed)
+    assert "give it a longer ttl" in str(attempt.state.error)
+    in_time = on_reply(waiting(timeout=1.0), spec(), 7, late)
+    assert isinstance(in_time.state, Failed), "the timeout is over"
+
+
+# No reply
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "state", "leftover"),
+    [
+        (AWAY, 0, Paused(0.0, "it is away"), ""),
+        (LOST, 0, Paused(0.0, "no reply"), TOMBSTONE_MS),
+        (LOST, 1, Paused(0.0, "no reply"), TOMBSTONE_MS),
+        (Quarantined("wait", seconds=0.5), 2, Paused(0.502, "wait"), ""),
+        (Quarantined("wait", seconds=60), 2, Paused(0.75, "wait"), ""),
+    ],
+)
+def test_a_request_without_a_reply_is_repeated(
+    error: Any, failures: int, state: Paused, leftover: str
+) -> None:
+    attempt = on_error(waiting(failures=failures), spec(), error, at(START + 1))
+    assert (attempt.state, attempt.leftover) == (state, leftover)
+    is_reply = isinstance(error, Quarantined)
+    assert attempt.failures == (0 if is_reply else failures + 1)
+
+
+@pytest.mark.parametrize("error", [AWAY, LOST])
+def test_a_server_that_does_not_reply_three_times_is_unavailable(error: Any) -> None:
+    attempt = on_error(waiting(failures=2), spec(), error, at(START + 1))
+    assert isinstance(attempt.state, Failed)
+    failure = attempt.state.error
+    assert isinstance(failure, NodeUnavailable)
+    assert (str(failure), failure.node) == (f"'a' was not acquired: {error}", "n")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "settings", "waits"),
+    [
+        (waiting(failures=2, replied_at=START), {}, True),
+        (waiting(failures=2, replied_at=START - 10), {}, False),
+        (waiting(failures=2), {"longest_ttl": 60.0}, True),
+        (waiting(failures=2, uncopied=Uncopied("missing")), {"longest_ttl": 60.0}, False),
+        (waiting(0, failures=2), {"longest_ttl": 60.0}, False),
+    ],
+)
+def test_an_outage_is_waited_through_by_those_who_wait_already_and_behind_sentinels(
+    attempt: Attempt, settings: dict[str, Any], waits: bool
+) -> None:
+    after = on_error(attempt, spec(**settings), AWAY, at(START + 0.5))
+    assert isinstance(after.state, Paused if waits else Failed)
+    if waits:
+        assert after.state == Paused(PAUSE_LONGEST / 2, "it is away")
+
+
+@pytest.mark.parametrize("error", [AWAY, Quarantined("wait", seconds=9)])
+def test_a_closed_client_and_a_timeout_end_the_attempt(error: Any) -> None:
+    for attempt, moment, why in (
+        (waiting(), at(START, closed=True), "this client was closed"),
+        (waiting(timeout=1.0), at(START + 2), str(error)),
+    ):
+        after = on_error(attempt, spec(), error, moment)
+        assert isinstance(after.state, Failed)
+        assert str(after.state.error).startswith(f"'a' was not acquired: {why}")
+
+
+def test_missing_replicas_explain_a_failure() -> None:
+    uncopied = Uncopied("only 1 of 2 replicas have it", node="n")
+    attempt = on_error(waiting(), spec(), uncopied, at(START + 1))
+    attempt = on_error(attempt._replace(failures=2), spec(), LOST, at(START + 2))
+    assert isinstance(attempt.state, Failed)
+    assert "only 1 of 2 replicas" in str(attempt.state.error)
+
+
+@pytest.mark.parametrize("lock", ["", "a"])
+def test_a_refusal_ends_the_attempt_and_leaves_nothing(lock: str) -> None:
+    refusal = ConfigurationError("no such command", lock=lock)
+    attempt = on_error(waiting(), spec(), refusal, at(START + 1))
+    assert isinstance(attempt.state, Failed)
+    expected = "no such command" if lock else "'a' was not acquired: no such command"
+    assert (str(attempt.state.error), attempt.leftover) == (expected, "")
+    earlier = on_error(waiting(uncertain=True), spec(), refusal, at(START + 1))
+    assert earlier.leftover == TOMBSTONE_MS, "of an earlier request"
+
+
+# From when a grant counts
+
+
+def test_a_grant_counts_from_the_first_request_since_the_last_reply() -> None:
+    attempt = on_error(waiting(), spec(), LOST, at(START + 1)).sending(START + 2)
+    assert attempt.sent_at == START
+    assert (attempt.state, attempt.leftover) == (Requesting(), TOMBSTONE_MS)
+    after = on_reply(attempt, spec(), held(), at(START + 3)).sending(START + 4)
+    assert after.sent_at == START + 4
+    late = on_reply(after, spec(), 7, at(START + 4 + TTL)).sending(START + 20)
+    assert late.sent_at == START + 20
+    quarantined = Quarantined("wait", seconds=9)
+    young = on_error(waiting(), spec(), quarantined, at(START + 1)).sending(START + 2)
+    assert young.sent_at == START + 2
+
+
+# Pushed grants
+
+
+@pytest.mark.parametrize(
+    ("settings", "now", "state"),
+    [
+        ({}, START + 0.4, Acquired(YOUNG)),
+        ({}, START + 0.5, Confirming()),
+        ({"renew": False}, START + 0.1, Confirming()),
+        ({"replicas": 1}, START + 0.1, Confirming()),
+        ({"min_validity": 0.8}, START + 0.1, Acquired(YOUNG)),
+        ({"min_validity": 0.8}, START + 0.2, Confirming()),
+    ],
+)
+def test_a_grant_that_may_be_old_is_confirmed(
+    settings: dict[str, Any], now: float, state: Any
+) -> None:
+    attempt = on_grant(waiting(state=Queued(1.0, was_lost=False)), spec(**settings), YOUNG, now)
+    assert (attempt.state, attempt.leftover) == (state, "0")
+
+
+@pytest.mark.parametrize(
+    ("state", "counts"),
+    [
+        (Paused(1.0), True),
+        (Failed(AcquireTimeout("too late")), True),
+        (Failed(AWAY), True),
+        (Failed(NotNeeded([b"value", 1])), False),
+        (Failed(ConfigurationError("no")), False),
+        (Evicted(), False),
+        (Acquired(Grant(9, TTL, START)), False),
+    ],
+)
+def test_a_grant_counts_more_than_a_timeout_or_a_lost_server(state: Any, counts: bool) -> None:
+    after = on_grant(waiting(state=state), spec(), YOUNG, START + 0.1).state
+    assert after == (Acquired(YOUNG) if counts else state)
+
+
+def test_a_confirmed_grant_has_the_fence_and_the_time_of_the_confirmation() -> None:
+    attempt, sent_at = waiting(state=Confirming(), on_server=True), START + 5
+    confirmed = on_confirmation(attempt, spec(), 9, sent_at, sent_at + 1)
+    assert confirmed.state == Acquired(Grant(9, TTL, sent_at))
+    for fence, now in ((0, sent_at + 1), (9, sent_at + validity_of(TTL))):
+        refused = on_confirmation(attempt, spec(), fence, sent_at, now)
+        assert (refused.state, refused.leftover) == (Ready(), "0")
+
+
+# Waiting
+
+
+def test_the_timeout_of_a_waiter_names_the_holder() -> None:
+    attempt = on_timeout(waiting(timeout=2.0, holder=(OURS, 3000)), spec())
+    assert isinstance(attempt.state, Failed)
+    assert str(attempt.state.error).startswith("'a' was not acquired within 2.0 s: held by ")
+
+
+def test_why_a_lock_is_not_acquired_is_known() -> None:
+    assert waiting().why() == "not granted yet"
+    assert waiting(holder=(FOREIGN, -1)).why().startswith("held by ")
+    assert waiting(state=Paused(0.0, "it is away"), holder=(OURS, 1)).why() == "it is away"
+
+
+def test_an_attempt_begins_with_a_request_under_way() -> None:
+    attempt = waiting(timeout=5.0)
+    assert (attempt.state, attempt.leftover) == (Requesting(), TOMBSTONE_MS)
+    assert (attempt.budget.give_up, attempt.replied_at) == (START + 5, -math.inf)
+    behind_sentinels = spec(longest_ttl=60.0)
+    assert begin(behind_sentinels, 5.0, START).replied_at == START
+    assert begin(behind_sentinels, 0, START).replied_at == -math.inf
