@@ -15,15 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hiredis
 import pytest
 from redis.crc import key_slot
 
 import holdfast
 from holdfast.core.atomic import LEAST, MOST
-from holdfast.keys import Keys, siblings_of
-from holdfast.scripts import COMPARE_AND_DELETE, COMPARE_AND_SET
-from holdfast.wire import sealed
+from holdfast.keys import siblings_of
 from kit.faces import Tasks
 from kit.processes import Process
 from kit.servers import ONE_KIND, Server, commands_processed, programs
@@ -39,15 +36,6 @@ HOUR_MS = 3_600_000
 def atomic(client: Any) -> Any:
     """The atomic operations of a client of the face under test."""
     return client.atomic
-
-
-@pytest.fixture(params=[True, False], ids=["native", "script"])
-def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the server's own commands where it has them, and by scripts."""
-    monkeypatch.setattr(sealed, "NATIVE", request.param)
-
-
-either_way = pytest.mark.usefixtures("_either_way")
 
 
 def records(server: Server) -> list[bytes]:
@@ -177,7 +165,6 @@ async def refuse_all(atomic: Any) -> None:
         assert caught.value.lock == "word"
 
 
-@either_way
 async def test_a_key_of_another_type_is_refused_and_left(atomic: Any, server: Server) -> None:
     server.command("RPUSH", "list", "a")
     for refused in (
@@ -200,7 +187,6 @@ async def test_a_key_of_another_type_is_refused_and_left(atomic: Any, server: Se
 # Comparing
 
 
-@either_way
 async def test_a_value_is_set_only_where_the_old_one_is(atomic: Any, server: Server) -> None:
     assert not await atomic.compare_and_set("v", "old", "new")
     assert server.command("EXISTS", "v") == 0
@@ -213,7 +199,6 @@ async def test_a_value_is_set_only_where_the_old_one_is(atomic: Any, server: Ser
     assert server.command("GET", "v") == b"last"
 
 
-@either_way
 async def test_setting_leaves_sets_or_takes_away_the_expiry(atomic: Any, server: Server) -> None:
     assert await atomic.compare_and_set("v", None, "1", ttl=50)
     assert 49_000 < server.command("PTTL", "v") <= 50_000
@@ -229,7 +214,6 @@ async def test_setting_leaves_sets_or_takes_away_the_expiry(atomic: Any, server:
     assert server.command("PTTL", "w") == -1
 
 
-@either_way
 async def test_a_key_is_deleted_only_where_the_old_value_is(atomic: Any, server: Server) -> None:
     assert not await atomic.compare_and_delete("v", "")
     server.command("SET", "v", "mine")
@@ -240,28 +224,7 @@ async def test_a_key_is_deleted_only_where_the_old_value_is(atomic: Any, server:
     assert not await atomic.compare_and_delete("v", "mine")
 
 
-async def test_the_servers_own_commands_are_found_once_a_connection(
-    face: Face, server: Server
-) -> None:
-    has_them = b"valkey" in server.command("INFO", "server")
-    atomic = face.connect(server.url).atomic
-    server.reset_stats()
-    for _ in range(10):
-        await atomic.compare_and_set("v", "1", "2")
-        await atomic.compare_and_delete("v", "2")
-    seen = commands_processed(server)
-    scripts = seen.get("evalsha", 0)
-    if has_them:
-        assert (seen["set"], seen["delifeq"], scripts) == (11, 11, 0)
-    else:
-        assert scripts == 20
-        assert seen["set"] == 1
-    assert server.command("DBSIZE") == 0
-
-
-async def test_a_user_who_may_not_use_them_is_served_by_scripts(
-    face: Face, own_server: Server
-) -> None:
+async def test_a_right_that_is_missing_is_named(face: Face, own_server: Server) -> None:
     rules = "on", ">pw", "~*", "&*", "+@all", "-set"
     own_server.command("ACL", "SETUSER", "ann", *rules)
     url = own_server.url.replace("//", "//ann:pw@")
@@ -270,8 +233,6 @@ async def test_a_user_who_may_not_use_them_is_served_by_scripts(
     with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+set"):
         await atomic.compare_and_set("v", "1", "2")
     own_server.command("ACL", "SETUSER", "ann", "+set")
-    if b"valkey" in own_server.command("INFO", "server"):
-        own_server.command("ACL", "SETUSER", "ann", "-delifeq")
     assert await atomic.compare_and_set("v", "1", "2")
     assert await atomic.compare_and_delete("v", "2")
     own_server.command("ACL", "SETUSER", "ann", "-ping")
@@ -301,34 +262,9 @@ async def test_the_rights_that_the_guarantees_name_are_enough(
         await atomic.incr("other")
 
 
-@pytest.mark.parametrize("name", ["DELIFEQ", "DELEX"])
-def test_whichever_command_a_server_has_its_answer_is_understood(name: str) -> None:
-    wrong = hiredis.ReplyError("WRONGTYPE Operation against a key")
-    unknown = hiredis.ReplyError(f"ERR unknown command, not {name}")
-    for answer, meant in ((1, [1, b""]), (0, [0, b""]), (wrong, [b"wrong", str(wrong).encode()])):
-        found: dict[str, bool] = {}
-        for first_time in (True, False):
-            talk = sealed.Talk((COMPARE_AND_DELETE, Keys((b"k",)), (b"old",)), found, set())
-            sent = talk.begin()
-            while sent[0] != name or sent[1] == b"":  # until it is meant in earnest
-                sent = talk.go_on(0 if sent[0] == name else unknown)
-                assert first_time
-            assert sent in ((name, b"k", b"old"), (name, b"k", "IFEQ", b"old"))
-            with pytest.raises(StopIteration) as done:
-                talk.go_on(answer)
-            assert done.value.value == meant
-
-
-def test_a_server_that_takes_conditions_for_nothing_is_not_believed() -> None:
-    talk = sealed.Talk((COMPARE_AND_SET, Keys((b"k",)), (b"=old", b"new", "", "always")), {}, set())
-    assert talk.begin()[:2] == ("SET", b"")
-    assert talk.go_on(b"OK")[0] == "EVALSHA"
-
-
 # Updating
 
 
-@either_way
 async def test_an_update_writes_what_was_made_of_the_value(atomic: Any, server: Server) -> None:
     def add(cart: Any) -> Any:
         cart = cart or {"items": []}
@@ -343,7 +279,6 @@ async def test_an_update_writes_what_was_made_of_the_value(atomic: Any, server: 
     assert server.command("PTTL", "cart") == -1
 
 
-@either_way
 async def test_an_error_in_the_function_changes_nothing(atomic: Any, server: Server) -> None:
     await atomic.update("v", lambda _: {"a": 1})
     before = server.command("GET", "v")
@@ -362,7 +297,6 @@ async def test_an_error_in_the_function_changes_nothing(atomic: Any, server: Ser
     assert await atomic.update("v", lambda value: {"a": value["a"] + 1}, once="id") == {"a": 2}
 
 
-@either_way
 async def test_no_update_is_lost(face: Face, atomic: Any, server: Server) -> None:
     async def add() -> None:
         for _ in range(20):
@@ -372,7 +306,6 @@ async def test_no_update_is_lost(face: Face, atomic: Any, server: Server) -> Non
     assert server.command("GET", "count") == b"120"
 
 
-@either_way
 async def test_an_update_that_never_gets_through_ends_with_its_timeout(
     atomic: Any, server: Server
 ) -> None:
@@ -540,7 +473,6 @@ async def test_a_script_with_an_id_runs_once_whatever_it_answers(
 # An id: done once
 
 
-@either_way
 async def test_what_has_an_id_is_done_once_and_answered_the_same(
     atomic: Any, server: Server
 ) -> None:
@@ -608,7 +540,6 @@ async def test_an_id_that_cannot_be_kept_changes_nothing(face: Face, own_server:
     assert await atomic.take("n", once="id") == (True, 3)
 
 
-@either_way
 async def test_keys_are_used_exactly_as_they_are_given(atomic: Any, server: Server) -> None:
     odd: list[str | bytes] = [b"\xff\xfe", "ä{", "}", "a}b", "{}x", "{tag}x", "holdfast:{x}"]
     for key in (*odd, "a\r\nb", "x" * 5000):

@@ -12,7 +12,6 @@ import pytest
 import holdfast
 from holdfast import scripts
 from holdfast.core.atomic import own_script
-from holdfast.wire import sealed
 from kit.faces import Tasks
 from kit.faults import says
 from kit.matrix import with_one_client_each
@@ -79,11 +78,6 @@ def far(face: Face, proxy: Proxy, server: Server) -> Any:
         if story.before is not None:
             server.command("SET", story.key, story.before)
     return face.connect(proxy.url, command_timeout=1).atomic
-
-
-@pytest.fixture(params=[True, False], ids=["native", "script"])
-def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "NATIVE", request.param)
 
 
 def value_of(server: Server, key: str) -> str | None:
@@ -156,7 +150,7 @@ async def test_whichever_answer_comes_twice_nobody_believes_anothers(
     assert await tell_all(atomic, server, ids=False) <= 1
 
 
-@pytest.mark.usefixtures("_either_way", "far")
+@pytest.mark.usefixtures("far")
 async def test_without_an_id_an_answer_that_never_comes_is_said_to_be_unknown(
     face: Face, proxy: Proxy, server: Server
 ) -> None:
@@ -257,23 +251,11 @@ async def test_a_server_out_of_memory_refuses_and_changes_nothing(
     assert await atomic.take("n", once="id") == (True, 3)
 
 
-async def test_who_is_hung_up_on_for_a_command_goes_by_the_script(
-    far: Any, proxy: Proxy, server: Server
-) -> None:
-    for command in ("DELIFEQ", "DELEX"):
-        proxy.swallow_reply(1, close=True, matching=says(command))
-    assert await far.compare_and_delete("del", "1")
-    sent = [args[0] for args in proxy.log]
-    assert b"EVALSHA" in sent
-    server.command("SET", "del", "1")
-    assert await far.compare_and_delete("del", "1")
-
-
 @pytest.mark.parametrize("face", [Tasks()], ids=["asyncio"])
 async def test_a_cancelled_task_leaves_the_connection_to_the_others(
     face: Face, far: Any, proxy: Proxy, server: Server
 ) -> None:
-    held = proxy.hold_reply(1, matching=says("SET"))
+    held = proxy.hold_reply(1, matching=says("EVALSHA"))
     cancelled = asyncio.ensure_future(far.compare_and_set("set", "1", "2"))
     await face.eventually(_arrived(held))
     cancelled.cancel()

@@ -30,7 +30,7 @@ from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
-from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
+from holdfast.wire.sealed import check_seal, run_script, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
-    from holdfast.wire.sealed import Step
+    from holdfast.wire.sealed import Dialogue, Step
     from holdfast.wire.target import Seat, Target
 
 SPIN = 0.0001
@@ -76,8 +76,6 @@ class Link:
         """When the request under way is given up, by `time.perf_counter`."""
         self._reader = hiredis.Reader()
         self.serials = serials()
-        self.commands: dict[str, bool] = {}
-        """Which of its own the server was found to have."""
         self._buffer = bytearray(_BUFFER)
         self._quick = False
         if HAS_POLL:
@@ -160,12 +158,12 @@ class Link:
         """Whether there is something to read although nothing was asked: mostly, the end."""
         return bool(self._poll.poll(0)) if HAS_POLL else _wait(self._sock, 0.0)
 
-    def converse(self, talk: Talk, end: float, before: bytes, asking: Sequence[None]) -> Any:  # noqa: ANN401 - any answer
-        """Send what `talk` says, each command with a seal behind it; return what it makes of that.
+    def converse(self, said: Dialogue, end: float, before: bytes, asking: Sequence[None]) -> Any:  # noqa: ANN401 - any answer
+        """Carry out a dialogue, each command with a seal behind it; return its result.
 
         `before` is sent before each, and its answer passed over.
         """
-        command = talk.begin()
+        command = next(said)
         while True:
             serial = next(self.serials)
             packed = before + pack(command) + seal(serial)
@@ -174,7 +172,7 @@ class Link:
                 answer = self.next_answer()
             check_seal(self.next_answer(), serial)
             try:
-                command = talk.go_on(answer)
+                command = said.send(answer)
             except StopIteration as done:
                 return done.value
 
@@ -297,7 +295,6 @@ class BlockingWire:
         self._moves = target.longest_ttl < math.inf
         self.closed = False
         target.followed_by(self)
-        self._shunned: set[str] = set()
         """Commands for which a connection was ended."""
         self._begin()
         reset_after_fork(self._begin)
@@ -406,11 +403,11 @@ class BlockingWire:
     def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Reply:
-        """Run a script, or the server's own command for it; as `StepPort.step`, blocking."""
+        """Run a script; as `StepPort.step`, blocking."""
         link: Link | None = self._thread.__dict__.get("link")
         if link is not None and link.has_ended():
             self.drop()
-        if needs_seal(script, keys):
+        if not script.serial:
             return self._sealed((script, keys, args), timeout)
         return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
@@ -418,12 +415,11 @@ class BlockingWire:
         link, end = self.borrow(), now() + timeout
         if link is None:
             link, end = self._fresh(timeout, None)
-        talk = Talk(step, link.commands, self._shunned)
         asking = self._asking
         try:
             asking.append(None)
             try:
-                reply = link.converse(talk, end, before, asking)
+                reply = link.converse(run_script(step), end, before, asking)
             finally:
                 asking.pop()
             if isinstance(reply, hiredis.ReplyError):
@@ -431,10 +427,6 @@ class BlockingWire:
                 reply = self._refused(link, str(reply), request, end)
         except (OSError, hiredis.HiredisError, StrayAnswer) as error:
             link.close()
-            if talk.broken_off():
-                node = self._target.node
-                message = f"{node} does not say which commands it has: {error}"
-                raise NodeUnavailable(message, node=node) from None
             raise self._unknown(error) from None
         except BaseException:
             link.close()

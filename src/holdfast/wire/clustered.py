@@ -36,7 +36,6 @@ from holdfast.wire.cluster import (
 from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
 from holdfast.wire.process import Worker, reset_after_fork
-from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,7 +119,7 @@ class NodeWire(BlockingWire):
 
     def step_asking(self, step: Step, timeout: float) -> Reply:
         """Do what `step` does with keys that have moved here ahead of their slot."""
-        if needs_seal(*step[:2]):
+        if not step[0].serial:
             return self._sealed(step, timeout, before=ASKS)
         return self.call_asking(cast("Request", step), timeout)
 

@@ -12,7 +12,6 @@ from holdfast.wire.clustered import ASKS, Detours
 from holdfast.wire.copies import confirmed, needed, wait_for
 from holdfast.wire.multiplexed import Future, Multiplexer, seen
 from holdfast.wire.packing import by_text
-from holdfast.wire.sealed import needs_seal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,7 +49,7 @@ class NodeMultiplexer(Multiplexer):
 
     async def step_asking(self, step: Step, timeout: float) -> Reply:
         """Do what `step` does with keys that have moved here ahead of their slot."""
-        if needs_seal(*step[:2]):
+        if not step[0].serial:
             return await self._sealed(step, timeout, before=ASKS)
         return await self.call_asking(cast("Request", step), timeout)
 

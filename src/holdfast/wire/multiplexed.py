@@ -33,7 +33,7 @@ from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
-from holdfast.wire.sealed import Talk, check_seal, needs_seal, seal
+from holdfast.wire.sealed import check_seal, run_script, seal
 from holdfast.wire.target import seat_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ class Multiplexer(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._explaining: set[asyncio.Task[None]] = set()
         self._moves = target.longest_ttl < math.inf
-        self._shunned: set[str] = set()
         """Commands for which the connection was ended."""
         self._begin()
         target.followed_by(self)
@@ -85,7 +84,6 @@ class Multiplexer(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._unsent: list[bytes] = []
         self._serials = serials()
-        self._commands: dict[str, bool] = {}
         self.unanswered: deque[Place] = deque()
         """Whose answers are to come, in order."""
         self._timer: asyncio.TimerHandle | None = None
@@ -246,10 +244,10 @@ class Multiplexer(asyncio.Protocol):
     def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Awaitable[Reply]:
-        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        """Run a script; as `StepPort.step`."""
         if self._poll is not None and not self.unanswered and self._poll.poll(0):
             return self._step_anew((script, keys, args), timeout)
-        if needs_seal(script, keys):
+        if not script.serial:
             return self._sealed((script, keys, args), timeout)
         return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
@@ -260,25 +258,22 @@ class Multiplexer(asyncio.Protocol):
             if self._transport is not transport:
                 break
             await asyncio.sleep(0)
-        if needs_seal(*step[:2]):
+        if not step[0].serial:
             return await self._sealed(step, max(0.0, end - now()))
         return await self.call(*cast("Request", step), max(0.0, end - now()))
 
     async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
         give_up, node = now() + timeout, self._target.node
-        talk = Talk(step, self._commands, self._shunned)
-        command = talk.begin()
+        said = run_script(step)
+        command = next(said)
         try:
             while True:
-                command = talk.go_on(await self._ask_sealed(command, give_up, before))
+                command = said.send(await self._ask_sealed(command, give_up, before))
         except StopIteration as done:
             reply = done.value
         except (OutcomeUnknown, StrayAnswer) as error:
             if isinstance(error, StrayAnswer):
                 self._give_up(error)
-            if talk.broken_off():
-                message = f"{node} does not say which commands it has: {error}"
-                raise NodeUnavailable(message, node=node) from None
             raise OutcomeUnknown(str(error), node=node) from None
         if isinstance(reply, hiredis.ReplyError):
             refused: Future[Reply] = Future(loop=self.loop)
