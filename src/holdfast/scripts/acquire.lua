@@ -25,9 +25,10 @@ if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
+--:include _fence
+
 if settings == '' and call('EXISTS', lock, queue) == 0 then
-  local fence
-  --:include _fence
+  local fence = new_fence()
   call('SET', lock, token, 'PX', ARGV[2])
   return fence .. serial
 end
@@ -40,7 +41,6 @@ if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 
---:include _new_fence
 --:include _hand_over
 --:include _owner
 

@@ -23,7 +23,7 @@ if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 
---:include _new_fence
+--:include _fence
 --:include _tombstone
 
 local holder, left = call('GET', lock), call('PTTL', lock)

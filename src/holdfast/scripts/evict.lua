@@ -24,7 +24,7 @@ end
 local quiet = true
 --:include _settings
 --:include _quarantine
---:include _new_fence
+--:include _fence
 --:include _hand_over
 --:include _tombstone
 

@@ -9,7 +9,7 @@
 -- that it may not store (see store), also when the counter has expired by then.
 
 local call, ttl = redis.call, tonumber(ARGV[1])
---:include _new_fence
+--:include _fence
 new_fence()
 call('PEXPIRE', KEYS[2], 60000)
 call('DEL', KEYS[4])

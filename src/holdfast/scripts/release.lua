@@ -36,7 +36,7 @@ local quiet = tombstone ~= '0'
 local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
 --:include _quarantine
---:include _new_fence
+--:include _fence
 --:include _hand_over
 --:include _owner
 --:include _tombstone

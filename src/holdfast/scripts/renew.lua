@@ -28,7 +28,7 @@ end
 --:include _settings
 --:include _quarantine
 --:include _owner
---:include _new_fence
+--:include _fence
 
 local holder, left = call('GET', lock), call('PTTL', lock)
 if not holder or is_over(left) or not has_hold(holder, token) then
