@@ -851,7 +851,7 @@ def test_l3_a_process_that_dies_at_any_step_of_waiting_blocks_nobody(
     step: str, server: Server, proxy: Proxy, busy: Busyness
 ) -> None:
     with holdfast.Client(server.url) as near, holdfast.Client(server.url) as other:
-        lease = near.lock("a", ttl=1).acquire()
+        lease = near.lock("a").acquire()
         held: Held | None = None
         if DIES_AT.index(step) < 3:
             held = proxy.hold_reply(DIES_AT.index(step) + 1)

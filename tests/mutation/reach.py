@@ -69,23 +69,30 @@ class Reach:
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
         """The tests that reach it, and their seconds.
 
-        First come those of files that use the module, or send the script, themselves: some of them
-        trace what they run, so that it is not recorded. One of each file comes before the second of
-        any, as the tests of one file are much alike: of a file the quickest first, and one variant
-        of each before the second of any.
+        First come those of files that import the module and name the function, or send the script:
+        some of them trace what they run, so that it is not recorded. Then come those that are
+        recorded to reach it, first of files that import the module. One of each file comes before
+        the second of any, as the tests of one file are much alike: of a file the quickest first,
+        and one variant of each before the second of any.
         """
-        binds = mutant.change.place.binds
+        binds, function = mutant.change.place.binds, mutant.change.place.function
         if mutant.file.endswith(".lua"):
             scripts = scripts_with(Path(mutant.file).stem)
             names = ["own_once" if script == "own" else script.upper() for script in scripts]
             lines = [line for name in names for line in uses(name)]
-            direct = [test for test in self._tests if sends(_file_of(test), names)]
+            named = [test for test in self._tests if sends(_file_of(test), names)]
         else:
             lines = uses(binds) if binds else _lines(mutant)
             direct = [test for test in self._tests if imports(_file_of(test), mutant.file)]
+            name = function.rpartition(".")[2]
+            named = [test for test in direct if name in _named_in(_file_of(test))]
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
-        rest = [self._tests[number] for number in found if self._tests[number] not in direct]
-        return [*_dealt(direct), *_dealt(rest)]
+        first = {test[0] for test in named}
+        reached = [self._tests[number] for number in found]
+        others = [test for test in reached if test[0] not in first]
+        near = [test for test in others if imports(_file_of(test), mutant.file)]
+        far = [test for test in others if not imports(_file_of(test), mutant.file)]
+        return [*_dealt(named), *_dealt(near), *_dealt(far)]
 
 
 def _file_of(test: tuple[str, float]) -> str:
