@@ -315,32 +315,18 @@ def test_every_setting_of_a_client_reaches_the_lock() -> None:
     for settings, several in ((given, False), ({**given, **quorum}, True)):
         specs = SpecCache(**of_client, quorum=several)
         described = describe("a", **settings, **of_client, quorum=several)
-        arguments = "a", *(settings[each] for each in IN_ORDER), float
-        assert vars(specs.describe(arguments)) == vars(described)
-        assert not specs
-        assert vars(specs[arguments]) == vars(described)
-        assert specs[arguments] is specs[arguments]
+        arguments = "a", *(settings[each] for each in IN_ORDER)
+        assert vars(specs.describe_uncached(*arguments)) == vars(described)
+        assert vars(specs.describe(*arguments)) == vars(described)
+        assert specs.describe(*arguments) is specs.describe(*arguments)
 
 
-def test_a_full_cache_of_specs_is_emptied_and_filled_again() -> None:
-    specs = SpecCache(
-        command_timeout=1.0, longest_ttl=math.inf, min_validity=0.0, quorum=False, namespace=""
-    )
-
-    def described(name: str, label: str | None, key: str | None = None) -> None:
-        settings = {**PLAIN, "replicas": 0, "label": label, "key": key}
-        given = name, *(settings[each] for each in IN_ORDER)
-        assert specs[given].name == name
-
-    for number in range(1000):
-        described(f"a{number}", None)
-    assert (len(specs), len(specs._by_settings)) == (1000, 1)
-    described("another", None)
-    assert (len(specs), len(specs._by_settings)) == (1, 1)
-    for number in range(99):
-        described("a", f"label {number}")
-    assert (len(specs), len(specs._by_settings)) == (100, 100)
-    described("a", "keyed", "k")
-    assert len(specs._by_settings) == 100  # a key does not follow from the name
-    described("a", "another")
-    assert len(specs._by_settings) == 1
+def test_a_new_name_with_known_settings_needs_no_description() -> None:
+    client = holdfast.Client("redis://127.0.0.1:1")
+    specs = client._specs
+    for number in range(5):
+        assert client.lock(f"a{number}", ttl=7).ttl == 7
+    assert specs._template.cache_info().misses == 1
+    assert client.lock("b", ttl=7, key="k")._spec.keys[0] == b"k"
+    assert specs._template.cache_info().misses == 1, "a key does not follow from the name"
+    assert client.lock("a1", ttl=7)._spec is client.lock("a1", ttl=7)._spec

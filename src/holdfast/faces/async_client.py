@@ -180,16 +180,11 @@ class AsyncClient:
             replicas,
             key,
             label,
-            type(ttl),
-            type(timeout),
-            type(max_hold),
-            type(lock_delay),
-            type(replicas),
         )
         try:
-            spec = self._specs[given]
+            spec = self._specs.describe(*given)
         except TypeError:  # a setting cannot be hashed
-            spec = self._specs.describe(given)
+            spec = self._specs.describe_uncached(*given)
         return AsyncLock(self, spec)
 
     @functools.cached_property

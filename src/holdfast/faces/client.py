@@ -179,16 +179,11 @@ class Client:
             replicas,
             key,
             label,
-            type(ttl),
-            type(timeout),
-            type(max_hold),
-            type(lock_delay),
-            type(replicas),
         )
         try:
-            spec = self._specs[given]
+            spec = self._specs.describe(*given)
         except TypeError:  # a setting cannot be hashed
-            spec = self._specs.describe(given)
+            spec = self._specs.describe_uncached(*given)
         return Lock(self, spec)
 
     @functools.cached_property
