@@ -128,18 +128,22 @@ def test_an_export_tells_all_that_is_known_of_the_lease(client: Any, port: Faili
     assert facts_in(lease.export())["max_hold"] is None
 
 
-def test_a_waiter_stays_known_until_all_that_was_pushed_to_it_has_arrived(
-    client: Any, port: FailingPort
+def test_a_waiter_stays_known_until_what_it_exported_has_been_adopted_or_has_expired(
+    client: Any,
 ) -> None:
     lease = client.lock("a").acquire()
     hold = lease._hold
     line = client._session.waiters.line(hold.spec.keys)
     line.ear = Ear()
     hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
+    later: list[tuple[float, Any]] = []
+    client._session.renewer.later = lambda seconds, action: later.append((seconds, action))
     lease.export()
-    assert list(line._outlived) == [(hold.token, port.time)]
     assert hold.token in line._known
-    line.ear = None
+    ((seconds, forget),) = later
+    assert seconds == hold.spec.ttl
+    forget()
+    assert hold.token not in line._known
 
 
 # Adopting

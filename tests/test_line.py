@@ -443,7 +443,6 @@ def test_a_lost_connection_makes_everybody_ask_and_ends_what_waits_for_it() -> N
     ear.heard_itself, curious = Bell(), Bell()
     ear.curious.append(curious)
     pushes.line.rally_soon(OTHER_KEY)
-    pushes.line.outlive("gone", 1.0)
     before = pushes.roused
     pushes.line.cut(2.0)
     assert asked(*waiters) == [True, True]
@@ -452,7 +451,6 @@ def test_a_lost_connection_makes_everybody_ask_and_ends_what_waits_for_it() -> N
     assert isinstance(ear.heard_itself, Bell)
     assert (ear.heard_itself.rung, curious.rung) == (1, 1)
     assert not pushes.line._to_rally
-    assert not pushes.line._outlived
     waiters[0].queued(2.0, 0.1)
     assert pushes.roused == before  # there is nobody
     pushes.line.places_lost(1.5, 2.5)
@@ -554,47 +552,6 @@ def test_waiters_are_woken_for_their_report_with_a_ping() -> None:
     assert not waiter.ask
     pushes.pinged(2.0)
     assert rung(waiter) == 1
-
-
-# Tokens that another process goes on with
-
-
-def test_a_token_that_was_handed_on_is_forgotten_when_all_that_was_pushed_has_arrived() -> None:
-    pushes = Pushes(0.0)
-    waiter, early = pushes.enter("mine"), pushes.enter("early")
-    pushes.line.tick(0.0)
-    before = pushes.roused
-    early.outlive(0.5)
-    assert pushes.roused == before + 1
-    (payload,) = pushes.pinged(1.5)
-    waiter.outlive(1.5)
-    pushes.hear("G", "mine", 1.6, time="250")
-    pushes.hear("G", "early", 1.6, time="250")
-    assert not pushes.handed_back
-    pushes.pong(payload, 1.7)
-    pushes.hear("G", "early", 1.8, time="250")
-    pushes.hear("G", "mine", 1.8, time="250")
-    assert pushes.handed_back == [(KEY, "early", 0)]
-    (payload,) = pushes.pinged(2.5)
-    pushes.pong(payload, 2.6)
-    pushes.hear("G", "mine", 2.7, time="250")
-    assert pushes.handed_back == [(KEY, "early", 0), (KEY, "mine", 0)]
-    pushes.line.tick(3.0)
-    assert pushes.line.idle
-
-
-def test_a_token_that_was_handed_on_is_forgotten_at_once_without_a_connection() -> None:
-    pushes = Pushes(None)
-    pushes.queue("early", 0.0, 0.5).forget()
-    pushes.line._inbox.clear()
-    pushes.enter("mine").outlive(0.5)
-    assert pushes.line.idle
-    pushes.open(1.0)
-    pushes.line.wake_at = 5.0
-    pushes.enter("other").outlive(5.0)
-    assert pushes.roused == 0
-    pushes.line.cut(6.0)
-    assert pushes.line.idle
 
 
 def test_a_line_is_idle_when_nobody_waits_and_all_was_looked_at() -> None:

@@ -93,9 +93,6 @@ KEPT = {
         "what a node refused before it was asked no more is not said to be missing"
     ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
-    "an_exported_token_kept_without_a_connection": (
-        "an exported token is forgotten at once where no push can arrive"
-    ),
     "a_waiter_that_asked_for_its_place_and_ignored_a_release": (
         "a waiter that asks for its place does not ignore messages for long"
     ),

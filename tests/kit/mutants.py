@@ -588,18 +588,10 @@ HAND_OFF = [
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
-        "        hold.waiter.outlive(session.port.now())\n    hold.state = RELEASED\n",
-        "        hold.waiter.outlive(session.port.now())\n",
+        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n    hold.state = RELEASED\n",
+        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n",
         PASSED_CALM,
         "S12",
-    ),
-    Mutant(
-        "an exported token is forgotten at once where no push can arrive",
-        "core/line.py",
-        "        if self.ear is None:\n            self.forget(token)\n        elif now",
-        "        if now",
-        {**PASSED_CALM, "restart": 0.3, "hold": 1.0},
-        "LEAK",
     ),
     Mutant(
         "what is exported is kept from now on",
@@ -612,8 +604,8 @@ HAND_OFF = [
     Mutant(
         "what was exported is not handed back by a late push",
         "core/hand_off.py",
-        "hold.waiter.outlive(session.port.now())",
-        "hold.waiter.forget()",
+        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n",
+        "        hold.waiter.forget()\n",
         PASSED_SLOW,
         "S4",
     ),

@@ -69,7 +69,9 @@ async def export(session: Session, grip: Grip) -> str:
     text = _write(hold, session.port.now())
     session.forget(hold)
     if hold.waiter is not None:
-        hold.waiter.outlive(session.port.now())
+        # A grant that is still on its way must not count as one that no attempt here waits for:
+        # it would be returned, and the exported lease with it, until that has been adopted.
+        session.renewer.later(spec.ttl, hold.waiter.forget)
     hold.state = RELEASED
     return text
 

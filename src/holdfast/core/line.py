@@ -103,10 +103,6 @@ class Waiter:
         """Let the token be unknown: it is over, and a grant for it is handed back."""
         self.line.forget(self.token)
 
-    def outlive(self, now: float) -> None:
-        """Let the token be unknown soon: it is somebody else's, who must not lose it to a push."""
-        self.line.outlive(self.token, now)
-
 
 class _Timer:
     """The waiters for one lock, in order, and when one of them has to ask."""
@@ -169,7 +165,6 @@ class Line:
         self._paused = False
         self._heard_since: float  # while there is a connection
         self._pings: deque[tuple[bytes, float]] = deque()
-        self._outlived: deque[tuple[str, float]] = deque()
         self._rallied_at = -NEVER
         self._to_rally: deque[bytes] = deque()
 
@@ -189,15 +184,6 @@ class Line:
     def forget(self, token: str) -> None:
         """Know the token no more."""
         self._known.pop(token, None)
-
-    def outlive(self, token: str, now: float) -> None:
-        """Forget the token when all that was pushed before now has arrived."""
-        self._outlived.append((token, now))
-        # Noted first, looked at second: a connection that is lost does these two the other way.
-        if self.ear is None:
-            self.forget(token)
-        elif now < self.wake_at:
-            self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:
         """Have everybody ask again: who asked at `asked_at` learnt that places were lost."""
@@ -239,8 +225,6 @@ class Line:
         self._rouse = _nobody
         self.wake_at = NEVER
         self._to_rally.clear()
-        while self._outlived:
-            self.forget(self._outlived.popleft()[0])
         self._rallied_at = now
         self.rally()
         if ear is not None:
@@ -284,8 +268,6 @@ class Line:
             ping, sent_at = self._pings.popleft()
             if ping == payload:
                 self._heard_since = sent_at
-                while self._outlived and self._outlived[0][1] < sent_at:
-                    self.forget(self._outlived.popleft()[0])
                 return
         raise ValueError("an answer to a PING that was not sent")
 
@@ -319,7 +301,7 @@ class Line:
                     waiter.tell_to_ask()
         ping: list[Command] = []
         wake_at = NEVER
-        if self._waiting or self._outlived:
+        if self._waiting:
             oldest = self._pings[0][1] if self._pings else NEVER
             if now >= oldest + PATIENCE and not paused:
                 raise TimeoutError("PINGs are not answered")

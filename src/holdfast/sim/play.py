@@ -175,7 +175,8 @@ class Play:
         # What a failover undid, a release say, is over with its ttl.
         undone = LONGER * settings.ttl if settings.failover else 0.0
         silent = settings.quarantine if settings.wipe or settings.restart else 0.0
-        self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
+        exported = LONGER * settings.ttl if settings.hand_off else 0.0  # its waiter is known
+        self._let_pass(CLEAN_UP + int((silent + undone + exported) * SECOND))
         for server in self.deployment.servers:
             self.checks.leftovers.is_cleaned_up(server)
         self._has_cleaned_up()
