@@ -409,7 +409,8 @@ class _Attempt:
                 line.deaf_until = port.now() + DEAF_FOR
                 return
             heard = count > 0 or await port.wait(ear.heard_itself, self._limit())
-            ear.counted = count > 0
+            if heard:  # else it is probed again later
+                ear.counted = count > 0
         finally:
             ear.heard_itself = None
             for signal in ear.curious:
