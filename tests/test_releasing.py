@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +29,7 @@ from kit.failing_port import (
     wait_for,
 )
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
+from kit.interrupts import AtLine
 from kit.lock_settings import PLAIN
 from kit.sessions import FakeQuorum
 
@@ -325,3 +328,37 @@ def test_the_answer_to_a_release_may_grant_the_lock_to_another_waiter_here() -> 
     with pytest.raises(holdfast.NotHeld):
         _released(session, second, [1, message], 100.0)
     assert waiter.grant is None
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_two_threads_that_release_the_last_levels_at_once_one_sends_the_release(
+    client: Any, port: FailingPort, swapped: bool
+) -> None:
+    lock = client.lock("a", reentrant=True)
+    for at in itertools.count(1):
+        outer, inner = lock.acquire(), lock.acquire()
+        first, second = (inner, outer) if swapped else (outer, inner)
+        with AtLine(at, (f"core{os.sep}release", f"core{os.sep}hold"), second.release) as line:
+            first.release()
+        if line.struck is None:
+            second.release()
+        assert len(port.sent("release")) == 1, line.struck
+        assert not client.lock("a").locked()
+        assert not client._session.held.newest
+        if line.struck is None:
+            assert at > 5
+            return
+
+
+def test_of_two_threads_that_release_one_lease_at_once_one_sends_the_release(
+    client: Any, port: FailingPort
+) -> None:
+    for at in itertools.count(1):
+        lease = client.lock("a").acquire()
+        with AtLine(at, (f"core{os.sep}release", f"core{os.sep}hold"), lease.release) as line:
+            lease.release()
+        assert port.sent("release"), line.struck
+        assert not client.lock("a").locked()
+        if line.struck is None:
+            assert at > 5
+            return

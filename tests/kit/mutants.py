@@ -1205,8 +1205,8 @@ MUTANTS = [
     Mutant(
         "each level is released by itself",
         "core/release.py",
-        "    if hold.grips:\n        return False\n    hold.state = RELEASING",
-        "    hold.state = RELEASING",
+        "    if hold.grips or not hold.claim_release():\n",
+        "    if not hold.claim_release():\n",
         NESTED,
         "S12",
     ),

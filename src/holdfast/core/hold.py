@@ -14,8 +14,8 @@ The rules, which everything else relies on:
 
 Several threads touch a hold: its users, and the renewer. No lock guards it. Every deadline ever
 written was confirmed by the server, so they may be written in any order. A grip is taken out before
-one looks whether it was the last, so that of two at once at least one sees that it was, and it does
-no harm if both do. Watchers are taken off a list by `pop`, which gives each to exactly one thread.
+one looks whether it was the last, so that of two at once at least one sees that it was. The right
+to send the release, and each watcher, is taken off a list by `pop`: one thread gets it.
 
 A loss is reported in this order: the state; `lease.lost` and the cancellation of an async body; the
 event and the clean-up on the server; and only then the callbacks of the user. An exception in one
@@ -133,10 +133,23 @@ class Hold:
         self.longest_ttl = spec.ttl
         """The most that was ever asked for: so long the server may keep it at worst."""
         self._watchers: list[Callable[[Hold], object]] = [session.lost]
+        self._release_claims = [None]
 
     def alive(self, now: float, process: int) -> bool:
         """Whether its holder may believe in it at this moment."""
         return self.state is HELD and now < self.deadline and self.process == process
+
+    def claim_release(self) -> bool:
+        """Return True to the first caller only: to the thread that sends the release.
+
+        Two threads that release the last two levels at the same moment may both find no level left.
+        The reply to a second release would be taken for a loss.
+        """
+        try:
+            self._release_claims.pop()
+        except IndexError:
+            return False
+        return True
 
     @property
     def is_dropped(self) -> bool:

@@ -107,12 +107,10 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
             hold.unsure = True
         return True
     current = port.now() < hold.deadline and hold.process == port.process()
-    # Looked at again, last: another thread may be releasing this lease, and only one of them may
-    # send the request. The reply to a second one would be taken for a loss.
-    if not (current and hold.state is HELD and mine in hold.grips):
+    if hold.state is LOST or not current:
         check(session, grip)
     hold.grips.discard(mine)
-    if hold.grips:
+    if hold.grips or not hold.claim_release():
         return False
     hold.state = RELEASING
     if hold.reason is not None:  # lost in the same instant: lost is final

@@ -77,7 +77,8 @@ async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
             line.deaf_until = port.now() + RETRY_AFTER
             return
         arrived = count > 0 or await port.wait(ear.heard_itself, time_left())
-        ear.counted = count > 0
+        if arrived:  # else it is probed again later
+            ear.counted = count > 0
     finally:
         ear.heard_itself = None
         for signal in ear.curious:
