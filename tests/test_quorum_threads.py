@@ -459,8 +459,12 @@ def test_a_reader_that_fails_leaves_the_others_without_replies_and_connected(
         held = [proxy.hold_reply(matching=asks_for("reader")) for proxy in proxies]
         told: list[object] = []
 
+        failures = [MemoryError()]
+
         def fail(*_: object) -> bool:
-            raise MemoryError
+            if failures:
+                raise failures.pop()
+            return True
 
         def ask(name: str, heard: Callable[..., bool]) -> None:
             keys = keys_of(b"holdfast:{%b}" % name.encode())

@@ -15,16 +15,21 @@ import math
 import select
 import socket
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING
 
+from holdfast.port import Interrupted
 from holdfast.wire.clock import now
-from holdfast.wire.table import Question, Table
+from holdfast.wire.table import GRACE, Question, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.port import Heard, Post
     from holdfast.wire.target import Target
+
+_MOMENT = 0.001  # seconds
 
 
 class _Pending(Question):
@@ -40,10 +45,6 @@ class _Pending(Question):
         self._woken = threading.Lock()
         self._woken.acquire()
 
-    def ignore(self) -> None:
-        """Tell its thread nothing more: it has failed."""
-        self._heard = _ignore
-
     def end(self) -> None:
         """Wake the thread: enough is known."""
         self.over = True
@@ -57,6 +58,13 @@ class _Pending(Question):
     def sleep(self) -> None:
         """Wait until it is woken."""
         self._woken.acquire()
+
+    def interrupt(self) -> None:
+        """Tell that its replies are not read."""
+        for number, (nodes, _) in enumerate(self.posts):
+            for node in nodes:
+                if (number, node) not in self.given_up:
+                    self.give_up(number, node, Interrupted("the reply was not read"))
 
 
 class WakePipe:
@@ -90,7 +98,7 @@ class SharedPool(Table):
         self._pipe = pipe
         super().__init__(targets, timeout)
         self._mutex = threading.Lock()
-        self._queue: list[_Pending] = []
+        self._queue: deque[_Pending] = deque()
         """What is to be sent."""
         self._waiting: dict[_Pending, None] = {}
         """Those whose threads sleep. The first of them reads next."""
@@ -111,42 +119,62 @@ class SharedPool(Table):
         mine = _Pending(posts, heard, now() + timeout)
         if mine.over:
             return
+        if self.empty:
+            self._connect(mine.end_at, None)
+        try:
+            if self._queue_up(mine, waits=bool(timeout)):
+                self._read_for_all(mine, wait=bool(timeout))
+            elif timeout:
+                mine.sleep()
+                if self._reader is mine:
+                    self._read_for_all(mine, wait=True)
+        except BaseException:
+            self._leave(mine)
+            raise
+
+    def _queue_up(self, mine: _Pending, *, waits: bool) -> bool:
+        """Queue the requests of a thread; say whether the thread is to read."""
         with self._mutex:
             self._queue.append(mine)
-            reads = self._reader is None
-            if reads:
+            if self._reader is None:
                 self._reader = mine
-            elif timeout:
+                return True
+            if waits:
                 self._waiting[mine] = None
-            wakes, self._sleeps = self._sleeps and not reads, False
+            wakes, self._sleeps = self._sleeps, False
             self._spin_until = 0.0
         if wakes:
             self._pipe.wake()
-        if timeout and not reads:
-            mine.sleep()
-            reads = self._reader is mine
-        if reads:
-            self._read_for_all(mine, wait=bool(timeout))
+        return False
 
     def _read_for_all(self, mine: _Pending, *, wait: bool) -> None:
-        try:
-            self._send_queued()
-            if wait:
-                self._read(mine, mine.end_at, self._look, spin=not self._waiting)
-        except BaseException:
-            mine.ignore()
-            self.interrupt()
-            raise
-        finally:
-            self._pass_on()
+        self._send_queued()
+        if wait:
+            self._read(mine, mine.end_at, self._look, spin=not self._waiting)
+        self._pass_on()
+
+    def _leave(self, mine: _Pending) -> None:
+        """Leave in the middle of something; a reader takes what others were to receive with it."""
+        with self._mutex:
+            self._waiting.pop(mine, None)
+            if mine in self._queue:
+                self._queue.remove(mine)
+            reads = self._reader is mine
+        if reads:
+            try:
+                self.interrupt()
+            finally:
+                self._pass_on()
 
     def _send_queued(self) -> None:
-        with self._mutex:
-            queued, self._queue = self._queue, []
-        if queued and self.empty:
-            self._connect(max(each.end_at for each in queued), None)
-        for each in queued:
-            self._post(each, each.posts, now())
+        while self._queue:
+            with self._mutex:
+                each = self._queue.popleft()
+            try:
+                self._post(each, each.posts, now())
+            except BaseException:
+                each.interrupt()
+                raise
         self._flush()
 
     def _look(self) -> float:
@@ -185,15 +213,38 @@ class SharedPool(Table):
             return
 
     def drain(self) -> None:
-        """Take in what is owed, unless another thread reads it."""
-        with self._mutex:
-            if self._reader is not None:
-                return
-            self._reader = _Pending((), _ignore, 0.0)
+        """Take in what is owed, unless another thread still reads after a moment."""
+        me, end = _Pending((), _ignore, 0.0), now() + GRACE
         try:
+            while not self._become_reader(me):
+                if now() >= end:
+                    return
+                time.sleep(_MOMENT)
             super().drain()
         finally:
+            if self._reader is me:
+                self._pass_on()
+
+    def close(self) -> None:
+        """Hang up everywhere, from any thread."""
+        super().close()
+        me = _Pending((), _ignore, 0.0)
+        if self._become_reader(me):  # else the pipe is closed when no thread has the pool any more
+            if self.seated.pop(self._pipe.number, None) is not None:
+                self.poll.unregister(self._pipe.number)
+                self._pipe.close()
             self._pass_on()
+
+    def _become_reader(self, me: _Pending) -> bool:
+        # A finalizer may call this while its thread has the mutex.
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            if self._reader is None:
+                self._reader = me
+            return self._reader is me
+        finally:
+            self._mutex.release()
 
     def __del__(self) -> None:
         # No thread is left that could read or wait.
