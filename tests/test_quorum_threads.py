@@ -269,7 +269,10 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
         gc.disable()
         try:
             work.begin(cycles, 50).join()
-            left = turns() - others
+            port: Any = client._session.port
+            seats = port._crowd._shared["table"].seats
+            owed = {question for seat in seats for question, *_ in seat.owed}  # by a slow node
+            left = turns() - others - owed
         finally:
             gc.enable()
         assert work.end() == []

@@ -38,8 +38,8 @@ OTHER_THREADS = """
             print("held", flush=True)
             stop.wait(60)
 
-    threading.Thread(target=work).start()
     try:
+        threading.Thread(target=work).start()
         time.sleep(60)
     finally:
         stop.set()
