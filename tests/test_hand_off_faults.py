@@ -136,8 +136,13 @@ def test_a_waiter_stays_known_until_what_it_exported_has_been_adopted_or_has_exp
     line = client._session.waiters.line(hold.spec.keys)
     line.ear = Ear()
     hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
-    later: list[tuple[float, Any]] = []
-    client._session.renewer.later = lambda seconds, action: later.append((seconds, action))
+    later: list[Any] = []
+
+    def note(*given: Any) -> bool:
+        later.append(given)
+        return True
+
+    client._session.renewer.later = note
     lease.export()
     assert hold.token in line._known
     ((seconds, forget),) = later

@@ -270,7 +270,7 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
         try:
             work.begin(cycles, 50).join()
             port: Any = client._session.port
-            seats = port._crowd._shared["table"].seats
+            seats = port._crowd._shared.seats
             owed = {question for seat in seats for question, *_ in seat.owed}  # by a slow node
             left = turns() - others - owed
         finally:

@@ -99,7 +99,7 @@ class GivenAgain(Story):
 
     def other(self) -> None:
         there = self.where.of("t") or {}
-        self.where.note_leaving("t")
+        self.where.leaving("t")
         self.asked = list(there)
         self.buried = [node for node in self.asked if there.get(node) is UNSURE]
         if self.at_once:
@@ -253,7 +253,8 @@ def test_of_a_token_that_is_forgotten_while_it_is_seen_to_nothing_is_remembered(
             self.ask_for("t")
 
         def one(self) -> None:
-            self.where.retry_release(2, releasing("t"))
+            self.where._retry_release(2, releasing("t"))
+            self.where._flush()
 
         def other(self) -> None:
             self.where.forget("t")
@@ -353,7 +354,7 @@ def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it()
     note = story.ask_for("t")
     for node in NODES:
         note(node, 1)
-    story.where.note_leaving("t")
+    story.where.leaving("t")
     story.where.note_gone("t", 0)
     for node in NODES:
         story.where.renewing("t")(node, 0)
@@ -395,6 +396,6 @@ def test_a_token_that_was_forgotten_before_it_is_noted_as_leaving_is_not_remembe
     note = story.ask_for("t")
     for node in NODES:
         note(node, 0)
-    story.where.note_leaving("t")  # whoever releases it looked before that
+    story.where.leaving("t")  # whoever releases it looked before that
     story.where.leave(releasing("t"), Tally((), is_complete, nothing))
     assert not story.where._leaving

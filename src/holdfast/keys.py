@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 NAME_MAX_BYTES, NAMESPACE_MAX = 1024, 100
 SLOTS = 16_384  # of every cluster
@@ -29,6 +31,22 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
     )
 )
 _NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
+
+
+class lazy(Generic[T]):  # noqa: N801 - as property
+    """A property that is computed once per object, without a lock.
+
+    `functools.cached_property` of Python 3.11 has one. It would stay locked in a child that is
+    forked while another thread computes.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: object, _: type) -> T:
+        value = instance.__dict__[self._compute.__name__] = self._compute(instance)
+        return value
 
 
 @dataclass(frozen=True)
@@ -62,13 +80,13 @@ class Keys:
         """Return the same keys, on one node."""
         return replace(self, node=node)
 
-    @cached_property
+    @lazy
     def packed(self) -> bytes:
         """Their number and names, as a request of the Redis protocol has them."""
         words = b"%d" % len(self.names), *self.names
         return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
-    @cached_property
+    @lazy
     def slot(self) -> int:
         """The slot of the first one in a cluster."""
         return slot_of(self.names[0])

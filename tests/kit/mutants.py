@@ -272,8 +272,9 @@ QUORUM = [
     Mutant(
         "a token is released on nodes that did not answer",
         "core/token_locations.py",
-        "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
-        "        pass",
+        "        self._due.append((RELEASE, keys.at(node), "
+        "(token, ttl, TOMBSTONE_MS, settings)))\n",
+        "",
         MANY_LATE,
         "S10 S16",
     ),
@@ -588,8 +589,8 @@ HAND_OFF = [
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
-        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n    hold.state = RELEASED\n",
-        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n",
+        "        waiter.forget()\n    hold.state = RELEASED\n",
+        "        waiter.forget()\n",
         PASSED_CALM,
         "S12",
     ),
@@ -604,8 +605,8 @@ HAND_OFF = [
     Mutant(
         "what was exported is not handed back by a late push",
         "core/hand_off.py",
-        "        session.renewer.later(spec.ttl, hold.waiter.forget)\n",
-        "        hold.waiter.forget()\n",
+        "session.renewer.later(hold.longest_ttl, waiter.forget) is None:\n",
+        "True:\n",
         PASSED_SLOW,
         "S4",
     ),

@@ -28,8 +28,7 @@ class ThreadNodes(Threads):
         self._crowd = crowd
         self._ears = ears
         self.names = crowd.names
-
-    new_mutex = staticmethod(RLock)
+        self.new_mutex = crowd.new_mutex
 
     async def ask(
         self,

@@ -68,10 +68,11 @@ async def export(session: Session, grip: Grip) -> str:
     await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
-    if hold.waiter is not None:
-        # A grant that is still on its way must not count as one that no attempt here waits for:
-        # it would be returned, and the exported lease with it, until that has been adopted.
-        session.renewer.later(spec.ttl, hold.waiter.forget)
+    waiter = hold.waiter
+    # A grant that is still on its way must not count as one that no attempt here waits for. It
+    # would be returned, and the exported lease with it, until that has been adopted.
+    if waiter is not None and session.renewer.later(hold.longest_ttl, waiter.forget) is None:
+        waiter.forget()
     hold.state = RELEASED
     return text
 

@@ -303,9 +303,8 @@ class Quorum:
         script, keys, args = request
         if script is INSPECT:
             return [(self._all, request)], Tally(self._all, self._is_known, self.watch)
-        there = self.locations.of(args[0])
-        if script is RELEASE and there is not None:
-            self.locations.note_leaving(args[0])
+        locations = self.locations
+        there = locations.leaving(args[0]) if script is RELEASE else locations.of(args[0])
         if keys.node is None:
             nodes = list(self._all if there is None else there)
         else:

@@ -133,7 +133,11 @@ class _Acquiring:
                 case Acquired(grant):
                     return grant
                 case Failed(error):
-                    raise error from None
+                    self.attempt = self.attempt.ready()  # else it would refer to this frame
+                    try:
+                        raise error from None
+                    finally:
+                        del error
                 case Ready():
                     await self._request()
                 case Queued():
@@ -180,6 +184,7 @@ class _Acquiring:
         except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
             reply = error
         self.handle(reply)
+        del reply  # an error refers to this frame
 
     def handle(self, reply: Reply | HoldfastError) -> None:
         """Handle the reply to a request, or that there is none."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
-from holdfast.keys import Keys, encoded_name, keys_of, lock_key_of, prefix_of, to_bytes
+from holdfast.keys import Keys, encoded_name, keys_of, lazy, lock_key_of, prefix_of, to_bytes
 from holdfast.scripts import ACQUIRE, Script
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class LockSpec:
         object.__setattr__(spec, "__dict__", fields)
         return spec
 
-    @cached_property
+    @lazy
     def kept_keys(self) -> Keys:
         """The keys of renewing: without an owner, just those that exist while it is held."""
         if self.owner is not None:

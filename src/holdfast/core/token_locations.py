@@ -5,11 +5,14 @@ them. Replies are noted here whenever they arrive, even if no caller waits for t
 background cleans up a node that fails to reply, until it replies or the token has expired there. A
 node that is only slow has a second or two first.
 
-Several threads note replies. `mutex` guards everything here; nothing is awaited while it is held.
+Several threads note replies. `mutex`, which is reentrant, guards all changes. Nothing is awaited
+while it is held. What the background has to do is handed to it afterwards (`_flush`): that takes
+another mutex, and a signal handler may strike there that releases a lease.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast.core.spec import TOMBSTONE_MS
@@ -18,7 +21,7 @@ from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from holdfast.core.renewer import Errand
@@ -50,7 +53,7 @@ class TokenLocations:
         self._all = nodes
         self._clean_up = clean_up
         self._later = later
-        self._mutex = mutex
+        self._mutex: AbstractContextManager[object] = mutex
         self._tokens: dict[str, dict[int, str]] = {}
         self._missing: set[tuple[str, int]] = set()
         """Tokens, and nodes on which a renewal did not find them. The thread that acquired a lock
@@ -64,6 +67,8 @@ class TokenLocations:
         """Those of before the last sweep."""
         self._next_sweep: Errand | None = None
         self._closed = False
+        self._due: list[Request] = []
+        """Releases that the background has to carry out."""
 
     def close(self) -> None:
         """Stop retrying releases to which a slow node has not replied: most are carried out."""
@@ -72,23 +77,24 @@ class TokenLocations:
     def disconnect(self) -> None:
         """Send nothing from now on: in a forked child, all these tokens are the parent's."""
         self._clean_up, self._later = nothing, nothing
+        self._mutex = nullcontext()  # another thread of the parent may have held it
 
     def of(self, token: str) -> dict[int, str] | None:
         """Return the nodes where a token is, or may be, and how sure that is; None if unknown."""
-        with self._mutex:
-            there = self._tokens.get(token)
-            return None if there is None else dict(there)
+        there = self._tokens.get(token)
+        return None if there is None else dict(there)  # to copy a dict is one step
 
     def expect(self, token: str) -> None:
         """Note that a token will be in the queues of all nodes."""
         with self._mutex:
             self._tokens[token] = dict.fromkeys(self._all, PRESENT)
 
-    def note_leaving(self, token: str) -> None:
-        """Note that a token is being released."""
+    def leaving(self, token: str) -> dict[int, str] | None:
+        """Note that a token is being released; as `of`. It is given to no more nodes."""
         with self._mutex:
             if token in self._tokens:
                 self._leaving.add(token)
+            return self.of(token)
 
     def note_gone(self, token: str, node: int) -> None:
         """Note that a token is no longer on a node."""
@@ -122,13 +128,17 @@ class TokenLocations:
         with self._mutex:
             self._tokens[token] = mine
 
-        def is_there(node: int, state: str = PRESENT) -> None:
+        def arrived(node: int, state: str) -> None:
+            known = mine.get(node)
+            if known != UNSURE:  # as when it is being given again
+                mine[node] = state
+            if self._tokens.get(token) is not mine or known is None:
+                self._retry_release(node, request)  # it was given up before this came
+
+        def is_there(node: int) -> None:
             with self._mutex:
-                known = mine.get(node)
-                if known != UNSURE:  # as when it is being given again
-                    mine[node] = state
-                if self._tokens.get(token) is not mine or known is None:
-                    self.retry_release(node, request)  # it was given up before this came
+                arrived(node, PRESENT)
+            self._flush()
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             unknown = isinstance(answer, OutcomeUnknown)
@@ -136,9 +146,10 @@ class TokenLocations:
                 if waiter and (unknown or isinstance(answer, list)):
                     self._note_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
                 if unknown or is_yes(answer):
-                    is_there(node, UNSURE if unknown else PRESENT)
+                    arrived(node, UNSURE if unknown else PRESENT)
                 elif mine.get(node) == ASKED:
                     self.note_gone(token, node)
+            self._flush()
 
         return is_there, note
 
@@ -146,7 +157,7 @@ class TokenLocations:
         """Note that a token is in a node's queue, or may yet be put there."""
         stands = self._tokens.get(request[2][0], {})
         if node not in stands:  # it has left meanwhile, and this came after that
-            self.retry_release(node, request)
+            self._retry_release(node, request)
         elif unsure:
             stands[node] = UNSURE
 
@@ -210,9 +221,10 @@ class TokenLocations:
             with self._mutex:
                 unsure = self._tokens.get(token, {}).get(node) == UNSURE
                 if unsure and tombstone == "0" and node not in buried:
-                    self.retry_release(node, request)
+                    self._retry_release(node, request)
                 else:
                     self.note_gone(token, node)
+            self._flush()
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             if not isinstance(answer, HoldfastError):
@@ -222,20 +234,26 @@ class TokenLocations:
 
     # Until it is gone
 
-    def retry_release(self, node: int, request: Request) -> None:
-        """Have the background release the token of a request on a node."""
+    def _retry_release(self, node: int, request: Request) -> None:
+        """Have the background release the token of a request on a node; needs `_flush`."""
         _, keys, (token, ttl, _, settings, *_) = request
-        with self._mutex:
-            self._note_unsure(token, [node])
-            self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
+        self._tokens.setdefault(token, {})[node] = UNSURE
+        self._due.append((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
 
-    def _note_unsure(self, token: str, nodes: Iterable[int]) -> None:
-        self._tokens.setdefault(token, {}).update(dict.fromkeys(nodes, UNSURE))
+    def _flush(self) -> None:
+        """Hand over to the background what it has to do."""
+        while self._due:
+            with self._mutex:
+                request = self._due.pop(0) if self._due else None
+            if request is not None:
+                self._clean_up(request)
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request released wherever it may be, in the background."""
-        for node in self.of(request[2][0]) or ():
-            self.retry_release(node, request)
+        with self._mutex:
+            for node in list(self._tokens.get(request[2][0], ())):
+                self._retry_release(node, request)
+        self._flush()
 
     def leave(self, request: Request, tally: Tally) -> None:
         """Clean up the nodes that failed to release a token, and soon those that are slow."""
@@ -243,11 +261,14 @@ class TokenLocations:
         is_complete = tally.complete  # first: a failure that comes after this is cleaned up later
         with self._mutex:
             for node in list(tally.failed):
-                self.retry_release(node, request)
+                self._retry_release(node, request)
             self.forget_if_nowhere(token)
-            if token in self._tokens and not is_complete:
+            is_slow = token in self._tokens and not is_complete
+            if is_slow:
                 self._released[token] = request
-                self._sweep_later()
+        self._flush()
+        if is_slow:
+            self._sweep_later()
 
     def _sweep_later(self) -> None:
         if self._next_sweep is None or not self._next_sweep.live:
@@ -255,11 +276,12 @@ class TokenLocations:
 
     def _sweep(self) -> None:
         """Clean up what was released before the last sweep, and is still on some node."""
+        if self._closed:
+            return
         with self._mutex:
-            if self._closed:
-                return
-            for request in list(self._released_before.values()):
-                self.abandon(request)
-            self._released_before, self._released = self._released, {}
-            if self._released_before:
-                self._sweep_later()
+            late, self._released_before = self._released_before, self._released
+            self._released = {}
+        for request in late.values():
+            self.abandon(request)
+        if self._released_before:
+            self._sweep_later()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NodeUnavailable
 from holdfast.wire.process import reset_after_fork
@@ -37,6 +37,7 @@ class BlockingCrowd:
     def _begin(self) -> None:
         self._thread = threading.local()
         self._mutex = threading.Lock()
+        self._known = threading.RLock()
         self._shared: SharedPool | None = None
         self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
@@ -57,7 +58,7 @@ class BlockingCrowd:
             return
         mine = self._thread.__dict__
         shares = meanwhile is None and threading.current_thread() is not threading.main_thread()
-        if shares and "asking" not in mine:
+        if shares and "asking" not in mine and not _has(self._known):
             mine["asking"] = True
             try:
                 shared = self._shared_pool()
@@ -73,6 +74,14 @@ class BlockingCrowd:
         table.ask(posts, timeout, heard, meanwhile)
         if mine.setdefault("table", table) is not table:
             table.interrupt()  # a signal handler asked meanwhile
+
+    def new_mutex(self) -> threading.RLock:
+        """Make the mutex that guards what is known of the nodes.
+
+        A thread that has it does not share connections: the reader may need it to go on.
+        """
+        self._known = threading.RLock()
+        return self._known
 
     def new_table(self) -> Table:
         """Make a table that is closed with the client."""
@@ -109,3 +118,8 @@ class BlockingCrowd:
             each = reference()
             if each is not None:
                 each.close()
+
+
+def _has(mutex: Any) -> bool:  # noqa: ANN401 - the types of RLock leave this out
+    """Whether this thread has the mutex; `threading.Condition` asks in the same way."""
+    return bool(mutex._is_owned())  # noqa: SLF001 - as above
