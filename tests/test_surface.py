@@ -193,3 +193,8 @@ def test_things_show_what_they_are() -> None:
     lock = holdfast.Client("redis://127.0.0.1:1").lock("a", ttl=5)
     assert repr(lock) == "<Lock 'a', ttl 5.0 s>"
     assert lock.name == "a"
+
+
+def test_an_event_that_is_about_no_lease_has_no_fence() -> None:
+    event = holdfast.Event("node_back", detail="it answers again")
+    assert (event.lock, event.fence) == ("", 0)
