@@ -391,4 +391,11 @@ ACCEPTED = [
         "if false then",
         "performance only: the rest of the script grants a free lock too",
     ),
+    Accepted(
+        "scripts/vote.lua",
+        "",
+        "if settings == '0 barge ' and call('EXISTS', lock, queue) == 0 then",
+        "if settings == '0 barge ' and call('EXISTS', lock, queue) == -1 then",
+        "performance only: the rest of the script grants a free lock too",
+    ),
 ]
