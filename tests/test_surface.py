@@ -244,3 +244,8 @@ def test_a_target_of_another_kind_fails_in_type_checkers() -> None:
     for kind in (holdfast.Client, holdfast.AsyncClient):
         with pytest.raises(holdfast.ConfigurationError):
             kind(42)  # type: ignore[arg-type]  # that it is flagged is the test
+
+
+def test_an_event_that_is_about_no_lease_has_no_fence() -> None:
+    event = holdfast.Event("node_back", detail="it answers again")
+    assert (event.lock, event.fence) == ("", 0)

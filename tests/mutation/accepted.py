@@ -301,20 +301,6 @@ ACCEPTED = [
         "performance only: the general way accepts 1 too",
     ),
     Accepted(
-        "core/release.py",
-        "_begin",
-        "current = port.now() < hold.deadline and hold.process == port.process()",
-        "current = None",
-        "performance only: check() compares again",
-    ),
-    Accepted(
-        "core/release.py",
-        "_begin",
-        "if not (current and hold.state is HELD and mine in hold.grips):",
-        "if True:",
-        "performance only: check() returns for a valid lease",
-    ),
-    Accepted(
         "core/hand_off.py",
         "",
         'G = TypeVar("G", bound=Grip)',
@@ -403,6 +389,13 @@ ACCEPTED = [
         "",
         "if settings == '' and call('EXISTS', lock, queue) == 0 then",
         "if false then",
+        "performance only: the rest of the script grants a free lock too",
+    ),
+    Accepted(
+        "scripts/vote.lua",
+        "",
+        "if settings == '0 barge ' and call('EXISTS', lock, queue) == 0 then",
+        "if settings == '0 barge ' and call('EXISTS', lock, queue) == -1 then",
         "performance only: the rest of the script grants a free lock too",
     ),
 ]
