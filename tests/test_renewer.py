@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from holdfast.adapters.threads import run
 from holdfast.core.hold import LOST, RELEASED, Grip, Hold
-from holdfast.core.renewer import Renewer, taking_back_blindly
+from holdfast.core.renewer import Renewer
 from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.keys import keys_of
@@ -489,12 +488,3 @@ def test_one_of_several_nodes_does_not_delay_renewals() -> None:
     assert [len(batch) for _, _, batch in led.sent] == [2, 1]
     assert set(led.tokens[0]) == {hold.token, "a token"}
     assert led.sent[1] == (DUE, 0.2, [AT_NODE])
-
-
-def test_a_token_of_which_only_the_key_is_known_is_taken_back() -> None:
-    script, keys, args = taking_back_blindly(b"holdfast:{a}", "hf1:me:1:x:1:t:", 0)
-    assert (script, keys) == (RELEASE, keys_of(b"holdfast:{a}", holds=True))
-    assert args == ("hf1:me:1:x:1:t:", "1000", "60000", "")
-    owned = taking_back_blindly(b"a", "hf1:me:1:x:1:t::&us", 50, "0 leave", guarded=True)
-    assert owned[2] == ("hf1:me:1:x:1:t::&us", "1000", "0 leave", "50 fair+guard &us")
-    assert math.isfinite(float(owned[2][1]))

@@ -185,3 +185,9 @@ def test_a_token_on_one_of_several_nodes_is_taken_back_until_it_expires_there() 
     assert cleanup.forget is not None
     cleanup.forget()
     assert quorum.forgotten == [TOKEN]
+
+
+def test_a_grant_to_an_owner_that_is_not_known_here_is_returned_with_its_settings() -> None:
+    led = Led()
+    led.session.cleanups.return_grant(b"a", f"{TOKEN}:&us", 50)
+    assert led.requests == [(f"{TOKEN}:&us", "1000", TOMBSTONE_MS, "50 fair+guard &us")]

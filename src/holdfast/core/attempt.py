@@ -1,14 +1,16 @@
 """The states of one attempt to acquire a lock on one server. No I/O: `core.server_acquire` does it.
 
     Ready ──▶ Requesting ──▶ Acquired
-      ▲           ├──▶ Queued    the lock is held, and the token has a place in the server's queue
-      │           ├──▶ Paused    held without a place; no reply; or a server in quarantine
-      │           ├──▶ Evicted   the lock was granted, and an operator evicted the token
-      │           └──▶ Failed
-      ├── after the pause ──── Paused
-      ├── "request again" ──── Queued        (a message of the server)
-      ├── with a new token ─── Evicted
-      └── not confirmed ────── Confirming    (entered by a pushed grant, from Queued or Paused)
+      ▲           ├──▶ Queued ──┐    the lock is held, and the token has a place in the queue
+      │           ├──▶ Paused ──┤    held without a place; no reply; or a server in quarantine
+      │           ├──▶ Ready    │    the grant came too late, or a place can be requested now
+      │           ├──▶ Evicted  │    the lock was granted, and an operator evicted the token
+      │           └──▶ Failed ──┤
+      │                         └── a grant is pushed ──▶ Acquired, or Confirming ──▶ Acquired
+      ├── after the pause ────── Paused
+      ├── "request again" ────── Queued        (a message of the server)
+      ├── with another token ─── Evicted
+      └── not confirmed ──────── Confirming
 
 A state says what `server_acquire` does next. Each function below takes one kind of input (a reply,
 an error, a pushed grant, …) and returns the attempt as it is afterwards.
@@ -17,7 +19,7 @@ Rules:
 
 1. A grant counts from the first request since the last reply (`sent_at`), never from a retry: the
    server may have carried out the first one.
-2. A token whose request got no reply is `uncertain` for good: the request may still arrive. So its
+2. A token whose request got no reply stays `uncertain`: the request may still arrive. So its
    release leaves a tombstone.
 3. What is to be removed from the server when the attempt ends follows from the attempt
    (`leftover`). So it does not matter between which two lines an attempt is interrupted.
@@ -258,9 +260,9 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
         uncopied = error if isinstance(error, Uncopied) else attempt.uncopied
         attempt = attempt._replace(uncertain=True, uncopied=uncopied)
     attempt = attempt._replace(failures=attempt.failures + 1)
-    # A waiter in the queue waits through an outage for up to its ttl after the last reply. Behind
-    # Sentinels every caller does, until its timeout; but not while replicas are missing: its token
-    # may have the lock then, and prevents others from acquiring it.
+    # A caller that has had a reply waits through an outage for up to its ttl after the last one.
+    # Behind Sentinels every caller does, until its timeout; but not while replicas are missing: its
+    # token may have the lock then, and prevents others from acquiring it.
     now, budget = moment.now, attempt.budget
     waits = now <= attempt.replied_at + spec.ttl or (
         _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
@@ -306,7 +308,8 @@ def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Atte
     """Return the attempt after a pushed grant, which counts more than a failure.
 
     A grant that may be old is to be confirmed. So is every grant of a lock that must be on
-    replicas: another client's connection wrote it.
+    replicas, because another client's connection wrote it, or that is not renewed, because it was
+    granted for a short window only.
     """
     match attempt.state:
         case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):

@@ -28,8 +28,9 @@ class Deployment(Protocol):
     is_quorum: bool
     """Several servers vote about each lock. Some settings of a lock need a single server."""
     has_queue: bool
-    """Waiters are granted the lock in order. A message for a token that no attempt has means that
-    the token must leave the queue. On a quorum it may be of one server, after others granted it."""
+    """Waiters are granted the lock in order. If a message names a token that no attempt here has,
+    the token must leave the queue. Not on a quorum: one server may send it after others have
+    granted the lock."""
     refusal_is_final: bool
     """A token that was refused is on no server. On a quorum a minority may still have it."""
     longest_ttl: float
@@ -37,7 +38,7 @@ class Deployment(Protocol):
     no other one can replace."""
 
     def begin(self, session: Session) -> None:
-        """Know of no token: for a new client, and in each forked child of its process."""
+        """Begin without tokens: for a new client, and in each forked child of its process."""
 
     def close(self) -> None:
         """Stop waiting for servers that have not replied."""

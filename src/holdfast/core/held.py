@@ -38,9 +38,9 @@ class HeldLeases:
             self.newest.pop(hold.spec.keys[0], None)
 
     def _remove_shared(self, hold: Hold) -> None:
-        # If another thread releases the actor's only lease at the moment when the actor acquires
-        # the next, that one may be removed too. It stays held, but no WouldDeadlock is raised if
-        # the actor then waits for itself.
+        # Race: this thread finds the list empty, the actor appends its next lease to it, and this
+        # thread removes the list. Then that lease is missing here: it stays held, but no
+        # WouldDeadlock is raised if the actor waits for itself.
         place = hold.spec.keys[0], hold.actor
         holds = self.shared.get(place, [])
         if hold in holds:

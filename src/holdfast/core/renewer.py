@@ -26,23 +26,19 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.hold import Hold
-from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, settings_of, to_ms, ttl_of
+from holdfast.core.spec import TOMBSTONE_MS, ttl_of
 from holdfast.core.token import read_party
 from holdfast.errors import HoldfastError, NodeUnavailable
-from holdfast.keys import keys_of
-from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.keys import Keys
     from holdfast.port import Background, Reply, Request
-
-_Same: TypeAlias = "tuple[int | None, Keys, tuple[str, ...]]"
 
 WINDOW = 0.05
 """Seconds by which a renewal may come early, to share a pipeline with others."""
@@ -90,7 +86,7 @@ class Cleanup:
         self.again = False
         """It was asked for since it was sent."""
         self.forget = forget
-        """Called when nothing more is done about it."""
+        """Called if it is given up: the token expires by itself. A reply is noted elsewhere."""
         # Renewals wait behind it: one node of several is not worth much of their time.
         self.patience = 1.0 if request[1].node is None else 0.2
         self.fence = fence
@@ -129,7 +125,7 @@ class Renewer:
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
-        self._cleanups: dict[_Same, Cleanup] = {}
+        self._cleanups: dict[tuple[Keys, tuple[str, ...]], Cleanup] = {}
         """Those that are not over."""
         self._wake_at = math.inf
         self._closed = False
@@ -158,13 +154,13 @@ class Renewer:
         """
         now = self._background.now()
         deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
-        cleanup = self._cleanups.get(_same(request))
+        cleanup = self._cleanups.get(request[1:])
         if cleanup is not None:
             cleanup.deadline = max(cleanup.deadline, deadline)
             cleanup.again = True
         # Noted first, looked at second: when it is over these two are done the other way.
         if cleanup is None or not cleanup.live:
-            cleanup = self._cleanups[_same(request)] = Cleanup(
+            cleanup = self._cleanups[request[1:]] = Cleanup(
                 name, request, now=now, deadline=deadline, fence=fence, forget=forget
             )
         self.handed_in[cleanup] = None
@@ -285,8 +281,8 @@ class Renewer:
     def _begins_anew(self, cleanup: Cleanup) -> bool:
         """End it; say whether another begins, because it was asked for since it was sent."""
         cleanup.live = False
-        if self._cleanups.get(_same(cleanup.request)) is cleanup:
-            del self._cleanups[_same(cleanup.request)]
+        if self._cleanups.get(cleanup.request[1:]) is cleanup:
+            del self._cleanups[cleanup.request[1:]]
         left = cleanup.deadline - self._background.now()
         if not cleanup.again or left <= 0:
             return False
@@ -373,12 +369,6 @@ def _dropped(hold: Hold) -> str:
     )
 
 
-def _same(request: Request) -> _Same:
-    """What tells it from all others."""
-    _, keys, args = request
-    return keys.node, keys, args
-
-
 def _early(item: Hold | Cleanup | Errand, due: float) -> float:
     """By how much this may be done before it is due: less than the pause after a failure."""
     if due >= item.deadline:
@@ -393,13 +383,3 @@ def _request(item: Hold | Cleanup, now: float) -> Request:
         return item.request
     # As long as the holder believes in it, if it was extended: a node may be given it anew.
     return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))
-
-
-def taking_back_blindly(
-    key: bytes, token: str, delay_ms: int, tombstone: str = TOMBSTONE_MS, *, guarded: bool = False
-) -> Request:
-    """Make the request that ends a token of which only the lock's key and delay are known."""
-    owner = token.rpartition(":")[2]
-    group = owner if owner.startswith("&") else ""
-    settings = settings_of(delay_ms, group, guarded=guarded)
-    return RELEASE, keys_of(key, holds=True), (token, to_ms(WINDOW_LONGEST), tombstone, settings)

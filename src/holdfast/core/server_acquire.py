@@ -173,7 +173,9 @@ class _Acquiring:
             place = self.attempt.ticket if ear.counted else f"!{self.attempt.ticket}"
         self.attempt = self.attempt.sending(port.now())
         if self.waiter is not None:
-            # Told first, looked at second: a connection that is lost does these two the other way.
+            # No lost connection goes unnoticed. Here: clear `ask`, then look at the connection. A
+            # connection that is lost: takes itself away, then sets `ask`. In another order the
+            # line below could clear what that has set.
             self.waiter.grant, self.waiter.ask = None, False
             if self.waiter.line.ear is not ear:
                 self.waiter.ask = True
@@ -198,7 +200,7 @@ class _Acquiring:
                 session.waiters.recheck_all(self._spec)
         else:
             message = message_in(reply)
-            if message:  # first: if this is interrupted, the request counts as without a reply
+            if message:  # before `on_reply`: if this is interrupted, the state is still Requesting
                 session.waiters.on_grant(message, self.attempt.sent_at)
             self.attempt = on_reply(self.attempt, self._spec, reply, moment)
         self._handle_grant()
@@ -300,7 +302,7 @@ class _Acquiring:
             self.waiter.leave()
         if not tombstone:
             self._forget_waiter()
-        elif tombstone != "0" and self.attempt.failures:  # to wait for this server again is in vain
+        elif tombstone != "0" and self.attempt.failures:  # it has just failed to reply
             self._abandon()
         else:
             if tombstone != "0":

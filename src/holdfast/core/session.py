@@ -59,7 +59,7 @@ class Session:
         self.deployment.begin(self)
 
     def close(self) -> None:
-        """Renew nothing from now on, notify waiters to stop, and report what is still held."""
+        """Renew nothing from now on, and report what is still held; attempts end soon."""
         if not self.closed:
             self._report_held()
         self.closed = True

@@ -1,4 +1,4 @@
-"""How long one acquire may take: when it gives up, and how long it pauses between two requests."""
+"""How long one acquire, and each of its requests, may take."""
 
 from __future__ import annotations
 

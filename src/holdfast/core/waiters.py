@@ -1,4 +1,4 @@
-"""Who waits in one process: the queues of all its event loops, by their pub/sub channel."""
+"""The waiters of one process: the queues of all its event loops, by their pub/sub channel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Waiters:
         if ear is None or not ear.counted:
             return None
         waiter = line.enter(token, spec.keys[0], self._port.signal(), now)
-        # Known first, looked at second: a connection that is lost does these two the other way.
+        # No lost connection goes unnoticed. Here: enter, then look at the connection. A connection
+        # that is lost: takes itself away, then notifies all that have entered.
         if line.ear is ear:
             return waiter
         waiter.forget()

@@ -4,8 +4,8 @@ One of the waiting threads is the reader. It sends the requests of all threads, 
 and wakes each thread whose request is settled. When its own request is settled, another waiting
 thread becomes the reader. So the requests of many threads travel together.
 
-`_mutex` guards `_queue`, `_waiting`, `_reader` and `_sleeps`. Everything else, and above all the
-connections, belongs to the reader. The main thread does not share: a signal may interrupt it.
+`_mutex` guards changes of `_queue`, `_waiting` and `_reader`, and setting `_sleeps`. Only the reader
+touches the connections. The main thread does not share (see `wire.crowd`): signals interrupt it.
 """
 
 from __future__ import annotations
