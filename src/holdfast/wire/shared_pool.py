@@ -4,7 +4,7 @@ One of the waiting threads is the reader. It sends the requests of all threads, 
 and wakes each thread whose request is settled. When its own request is settled, another waiting
 thread becomes the reader. So the requests of many threads travel together.
 
-`_mutex` guards changes of `_queue`, `_waiting` and `_reader`, and setting `_sleeps`. Only the reader
+`_mutex` guards changes of `_queue`, `_waiting`, `_reader`, and setting `_sleeps`. Only the reader
 touches the connections. The main thread does not share (see `wire.crowd`): signals interrupt it.
 """
 
