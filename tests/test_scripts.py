@@ -19,6 +19,7 @@ from holdfast.scripts import (
     PROBE,
     RELEASE,
     RENEW,
+    VOTE,
 )
 from kit.scripted import Listening, ScriptedLock, is_about, token
 
@@ -457,3 +458,25 @@ def test_where_publishing_is_not_allowed_no_waiter_is_dropped(lock: ScriptedLock
         assert ME not in dict(after.queue)
     assert re.search(REFUSED, lock.run(PROBE, "me").reply)
     lock.server.command("ACL", "DELUSER", "mute")
+
+
+# Voting
+
+
+@pytest.mark.parametrize("settings", ["0 barge ", "5 barge "])
+def test_a_vote_keeps_the_counter_of_fences_for_an_hour_at_least(
+    lock: ScriptedLock, settings: str
+) -> None:
+    for ttl, kept in ((1, HOUR), (1_800_000, HOUR), (1_800_001, 3_600_002), (4_000_000, 8_000_000)):
+        lock.put()
+        after = lock.run(VOTE, ME, ttl, 0, settings, "")
+        assert after.reply == after.fence > 7
+        assert is_about(after.fence_left, kept)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.5, "soon"])
+def test_a_vote_for_no_time_is_refused(lock: ScriptedLock, ttl: object) -> None:
+    lock.put()
+    after = lock.run(VOTE, ME, ttl, 0, "0 barge ", "")
+    assert "at least 1 ms" in after.reply
+    assert (after.holder, after.fence) == (None, 7)
