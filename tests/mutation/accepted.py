@@ -440,4 +440,11 @@ ACCEPTED = [
         "local last = tonumber(call('ZRANGE', queue, 0, 1, 'REV', 'WITHSCORES')[2])",
         "performance only: the first of several is read",
     ),
+    Accepted(
+        "scripts/_integer.lua",
+        "",
+        "if #one < 16 and #other < 16 then",
+        "if #one < 160 and #other < 16 then",
+        "equivalent: of a long and a short number the long one is the greater in either way",
+    ),
 ]
