@@ -16,6 +16,7 @@ from holdfast.core.hand_off import _MARK, adopt, export
 from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.line import Ear
 from holdfast.core.spec import TOMBSTONE_MS, describe
+from holdfast.port import Uncopied
 from holdfast.scripts import ADOPT, RELEASE
 from kit.failing_port import LATE, LOST, UNSENT, FailingPort, note_cleanups, strike
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
@@ -347,3 +348,22 @@ def test_on_several_nodes_what_was_exported_is_left_to_its_adopter() -> None:
     assert adoption[2] == (adoption[2][0], "30000", "token", "0 barge ")
     assert ending[0] is RELEASE
     assert ending[2][0] == adoption[2][0]
+
+
+def test_missing_replicas_explain_an_adoption_that_failed() -> None:
+    port = ClockedPort()
+    session = session_of(port)
+    spec, grip = describe("a", **PLAIN, longest_ttl=60.0), Grip()
+    grip._hold = Hold(spec, "token", 7, 100.0, "main", 1, session, grip)
+    text = run(export(session, grip))
+    errors = [Uncopied("only 1 of 2 replicas have it"), *[holdfast.OutcomeUnknown("no reply")] * 2]
+
+    def answer(request: Any) -> Any:
+        if request[0] is ADOPT:
+            raise errors.pop(0)
+        return 1
+
+    port.answer = answer
+    with pytest.raises(holdfast.NodeUnavailable, match="not adopted: only 1 of 2 replicas"):
+        run(adopt(session, text, Grip(), math.inf))
+    assert not errors

@@ -26,6 +26,7 @@ from holdfast.errors import (
     NodeUnavailable,
     OutcomeUnknown,
 )
+from holdfast.port import Uncopied
 from holdfast.scripts import ADOPT
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     args = token, spec.ttl_ms, exported, spec.settings
     asked_at, abandoned = port.now(), False
     given: Reply = 0
+    uncopied: Uncopied | None = None
     try:
         for left in reversed(range(TRIES)):
             try:
@@ -163,8 +165,10 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
                 if process != port.process():
                     raise forked(spec.name) from None
                 abandoned = abandoned or isinstance(error, OutcomeUnknown)
+                uncopied = error if isinstance(error, Uncopied) else uncopied
                 if not left:
-                    message = f"{spec.name!r} was not adopted: {error}"
+                    # Missing replicas explain more than a last try without a reply.
+                    message = f"{spec.name!r} was not adopted: {uncopied or error}"
                     raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
