@@ -119,5 +119,5 @@ def test_a_key_is_read_as_it_was_named() -> None:
     ("key", "tag"),
     [(b"a{b}c", b"b"), (b"a}b", b""), (b"a}{b}", b"b"), (b"{}a{b}", b""), (b"a{b", b"")],
 )
-def test_the_tag_of_a_key_is_what_stands_in_its_first_braces(key: bytes, tag: bytes) -> None:
+def test_the_tag_of_a_key_is_the_text_in_its_first_braces(key: bytes, tag: bytes) -> None:
     assert tag_of(key) == tag

@@ -12,6 +12,7 @@ import pytest
 from holdfast.scripts import (
     ACQUIRE,
     ADOPT,
+    CONFIRM,
     EVICT,
     INSPECT,
     OVERVIEW,
@@ -20,6 +21,7 @@ from holdfast.scripts import (
     RELEASE,
     RENEW,
     VOTE,
+    Script,
 )
 from kit.scripted import Listening, ScriptedLock, is_about, token
 
@@ -475,8 +477,28 @@ def test_a_vote_keeps_the_counter_of_fences_for_an_hour_at_least(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.5, "soon"])
-def test_a_vote_for_no_time_is_refused(lock: ScriptedLock, ttl: object) -> None:
+@pytest.mark.parametrize("script", [VOTE, CONFIRM])
+def test_a_vote_and_its_confirmation_need_a_ttl(
+    lock: ScriptedLock, script: Script, ttl: object
+) -> None:
     lock.put()
-    after = lock.run(VOTE, ME, ttl, 0, "0 barge ", "")
+    after = lock.run(script, ME, ttl, 0, "0 barge ", "")
     assert "at least 1 ms" in after.reply
     assert (after.holder, after.fence) == (None, 7)
+
+
+def test_a_token_that_was_given_up_gets_no_vote_and_its_tombstone_stays(lock: ScriptedLock) -> None:
+    for waiter in ("", OTHER):
+        lock.put(queue=[(f"+{ME}", BURIED)])
+        after = lock.run(VOTE, ME, TTL, 0, "0 barge ", waiter)
+        assert (after.reply, after.holder, after.queue) == (0, None, [(f"+{ME}", BURIED)])
+
+
+def test_a_confirmation_keeps_the_counter_of_fences_for_an_hour_at_least(
+    lock: ScriptedLock,
+) -> None:
+    for ttl, kept in ((1, HOUR), (1_800_000, HOUR), (1_800_001, 3_600_002)):
+        lock.put(ME)
+        after = lock.run(CONFIRM, ME, ttl, 9, "0 barge ")
+        assert after.reply == after.fence == 9
+        assert is_about(after.fence_left, kept)

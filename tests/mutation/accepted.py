@@ -382,7 +382,7 @@ ACCEPTED = [
         "",
         "return left and left > 0 and left or nil",
         "return left and left >= 0 and left or nil",
-        "equivalent: with 0 ms left the quarantine is over, whoever looks at it",
+        "equivalent: with 0 ms left the quarantine is over",
     ),
     Accepted(
         "scripts/acquire.lua",

@@ -40,9 +40,9 @@ def quietly() -> None:
 def end_on_ctrl_c() -> None:
     """Have Ctrl-C raise `Interrupted`, unless the process ignores it, as a script's `command &`.
 
-    Python discards an exception that is raised in a finalizer, in the callback of a weak reference,
-    as every import has them, or in the hook that is called for these. Then it is raised a moment
-    later: a timer sends SIGALRM.
+    Python discards an exception that is raised in a finalizer, in the callback of a weak reference
+    (every import has some), or in the hook that is called for these. Then `Interrupted` is raised
+    again a moment later: a timer sends SIGALRM.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
