@@ -74,11 +74,18 @@ def test_the_reference_page_lists_every_environment_variable() -> None:
     assert named == {*re.findall(r"HOLDFAST_[A-Z_]+", sources)}
 
 
-def test_ctrl_c_ends_the_program_even_where_python_discards_exceptions() -> None:
+STALLS = """
+stalls, set_timer = [0.1], signal.setitimer
+signal.setitimer = lambda *given: (set_timer(*given), time.sleep(stalls.pop() if stalls else 0))
+"""
+
+
+@pytest.mark.parametrize("stalls", ["", STALLS], ids=["quick", "stalls"])
+def test_ctrl_c_ends_the_program_even_where_python_discards_exceptions(stalls: str) -> None:
     code = (
         "import os, signal, time, weakref\n"
         "from holdfast.cli import end_on_ctrl_c\n"
-        "end_on_ctrl_c()\n"
+        f"{stalls}end_on_ctrl_c()\n"
         "class Thing: pass\n"
         "thing = Thing()\n"
         "reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
 from holdfast.adapters.threads import run
-from holdfast.core.hand_off import _MARK, adopt
-from holdfast.core.hold import RELEASED
+from holdfast.core.hand_off import _MARK, adopt, export
+from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.line import Ear
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import TOMBSTONE_MS, describe
+from holdfast.port import Uncopied
+from holdfast.scripts import ADOPT
 from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install, note_cleanups, strike
-from kit.fake_nodes import CountedSignal
+from kit.fake_nodes import ClockedPort, CountedSignal, session_of
+from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -333,3 +337,22 @@ def test_a_text_that_is_none_of_ours_is_refused(client: Any) -> None:
             client.adopt(wrong)
         if wrong in begins:
             assert "(it does not begin like one)" in str(error.value)
+
+
+def test_missing_replicas_explain_an_adoption_that_failed() -> None:
+    port = ClockedPort()
+    session = session_of(port)
+    spec, grip = describe("a", **PLAIN, longest_ttl=60.0), Grip()
+    grip._hold = Hold(spec, "token", 7, 100.0, "main", 1, session, grip)
+    text = run(export(session, grip))
+    errors = [Uncopied("only 1 of 2 replicas have it"), *[holdfast.OutcomeUnknown("no reply")] * 2]
+
+    def answer(request: Any) -> Any:
+        if request[0] is ADOPT:
+            raise errors.pop(0)
+        return 1
+
+    port.answer = answer
+    with pytest.raises(holdfast.NodeUnavailable, match="not adopted: only 1 of 2 replicas"):
+        run(adopt(session, text, Grip(), math.inf))
+    assert not errors

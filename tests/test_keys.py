@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from holdfast.core.line import channel_of
 from holdfast.core.spec import LockSpec, describe
-from holdfast.keys import is_named, lock_key_in, name_in, namespace_in
+from holdfast.keys import is_named, lock_key_in, name_in, namespace_in, tag_of
 
 TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
 ODD = ["}", "}a", "a}b", "{}", "{}a", "{}{a}", "a{", "{", "{{a}}", "{a}{b}", "a{b}c", "}{", "}{a}"]
@@ -106,3 +106,11 @@ def test_a_key_is_read_as_it_was_named() -> None:
     ):
         assert (name_in(key), namespace_in(key)) == (name, namespace)
         assert is_named(key) is key.startswith((b"holdfast:{", b"holdfast:in:"))
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [(b"a{b}c", b"b"), (b"a}b", b""), (b"a}{b}", b"b"), (b"{}a{b}", b""), (b"a{b", b"")],
+)
+def test_the_tag_of_a_key_is_the_text_in_its_first_braces(key: bytes, tag: bytes) -> None:
+    assert tag_of(key) == tag

@@ -190,6 +190,6 @@ def planted(file: str, function: str, line: str) -> Mutant:
 )
 def test_the_simulator_notices_a_planted_mutant(file: str, function: str, line: str) -> None:
     mutant = planted(file, function, line)
-    work = {"file": file, "old": mutant.old, "seeds": list(range(300)), "kept": False}
+    work = {"file": file, "old": mutant.old, "seeds": list(range(300))}
     assert simulate({**work, "new": mutant.new})["check"]
     assert not simulate({**work, "new": mutant.old, "seeds": [0, 1]})["check"]

@@ -12,6 +12,7 @@ import pytest
 from holdfast.scripts import (
     ACQUIRE,
     ADOPT,
+    CONFIRM,
     EVICT,
     INSPECT,
     OVERVIEW,
@@ -19,6 +20,8 @@ from holdfast.scripts import (
     PROBE,
     RELEASE,
     RENEW,
+    VOTE,
+    Script,
 )
 from kit.scripted import Listening, ScriptedLock, is_about, token
 
@@ -457,3 +460,45 @@ def test_where_publishing_is_not_allowed_no_waiter_is_dropped(lock: ScriptedLock
         assert ME not in dict(after.queue)
     assert re.search(REFUSED, lock.run(PROBE, "me").reply)
     lock.server.command("ACL", "DELUSER", "mute")
+
+
+# Voting
+
+
+@pytest.mark.parametrize("settings", ["0 barge ", "5 barge "])
+def test_a_vote_keeps_the_counter_of_fences_for_an_hour_at_least(
+    lock: ScriptedLock, settings: str
+) -> None:
+    for ttl, kept in ((1, HOUR), (1_800_000, HOUR), (1_800_001, 3_600_002), (4_000_000, 8_000_000)):
+        lock.put()
+        after = lock.run(VOTE, ME, ttl, 0, settings, "")
+        assert after.reply == after.fence > 7
+        assert is_about(after.fence_left, kept)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.5, "soon"])
+@pytest.mark.parametrize("script", [VOTE, CONFIRM])
+def test_a_vote_and_its_confirmation_need_a_ttl(
+    lock: ScriptedLock, script: Script, ttl: object
+) -> None:
+    lock.put()
+    after = lock.run(script, ME, ttl, 0, "0 barge ", "")
+    assert "at least 1 ms" in after.reply
+    assert (after.holder, after.fence) == (None, 7)
+
+
+def test_a_token_that_was_given_up_gets_no_vote_and_its_tombstone_stays(lock: ScriptedLock) -> None:
+    for waiter in ("", OTHER):
+        lock.put(queue=[(f"+{ME}", BURIED)])
+        after = lock.run(VOTE, ME, TTL, 0, "0 barge ", waiter)
+        assert (after.reply, after.holder, after.queue) == (0, None, [(f"+{ME}", BURIED)])
+
+
+def test_a_confirmation_keeps_the_counter_of_fences_for_an_hour_at_least(
+    lock: ScriptedLock,
+) -> None:
+    for ttl, kept in ((1, HOUR), (1_800_000, HOUR), (1_800_001, 3_600_002)):
+        lock.put(ME)
+        after = lock.run(CONFIRM, ME, ttl, 9, "0 barge ")
+        assert after.reply == after.fence == 9
+        assert is_about(after.fence_left, kept)

@@ -233,7 +233,7 @@ async def test_s11_a_lease_goes_from_process_to_process_with_its_replicas(
     replica = service.replicas[0]
     replica.freeze()
     try:
-        with pytest.raises(holdfast.NodeUnavailable, match="'a' was not adopted"):
+        with pytest.raises(holdfast.NodeUnavailable, match="only 1 of 2 replicas"):
             await other.adopt(text)
     finally:
         replica.thaw()
@@ -615,6 +615,7 @@ async def test_atomic_steps_follow_the_primary(face: Face, own_service: Sentinel
         return answers[0]
 
     assert await answered(lambda: atomic.take("stock", once="b")) == (True, 7)
+    own_service.settle()  # a busy machine may fail over once more, and lose what no replica has
     assert await answered(lambda: atomic.take("stock", once="a")) == (True, 8)
     assert await answered(lambda: atomic.take("stock", once="b")) == (True, 7)
     assert await answered(lambda: atomic.compare_and_set("v", "1", "2", once="c"))

@@ -67,7 +67,7 @@ def kept_runs() -> list[Callable[[], Outcome]]:
 
 
 def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
-    """Do the runs with these seeds, then the kept ones if they are wanted; stop at a failure."""
+    """Do the runs with these seeds, then the kept ones; stop at a failure."""
     path = PACKAGE / work["file"]
     assert path.read_text() == work["old"], "the source was changed meanwhile"
     mutate(path, work["old"].encode(), work["new"].encode())
@@ -82,7 +82,7 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
             if check := run(seed).check:
                 return {"check": check, "runs": seed + 1}
         seed = -1
-        for again in kept_runs() if work["kept"] else ():
+        for again in kept_runs():
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)
             if check := again().check:
                 return {"check": check, "runs": 0}

@@ -54,27 +54,18 @@ class Result(NamedTuple):
 
 
 def try_out(mutant: Mutant, reach: Reach, copy: Copy) -> Result:
-    """Try everything until something fails.
-
-    The shorter half of the simulation runs comes first, with the kept runs. Then come the tests,
-    and last the longer half, which takes most of the time and kills few mutants that are left.
-    """
+    """Try the simulation runs that reach it, then the kept runs, then tests; stop at a failure."""
     began = time.monotonic()
     seeds, tests = reach.seeds(mutant), reach.tests(mutant)
-    shorter, longer = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
-    result = _simulated(mutant, shorter, kept=True)
+    result = _simulated(mutant, seeds)
     if result.how == "survived":
         result = _tested(mutant, tests, copy)
-    if result.how == "survived":
-        result = _simulated(mutant, longer, kept=False)
     seconds = time.monotonic() - began
     return result._replace(reached=len(seeds), tests=len(tests), seconds=round(seconds, 1))
 
 
-def _simulated(mutant: Mutant, seeds: list[int], *, kept: bool) -> Result:
-    if not seeds and not kept:
-        return Result("survived")
-    work = {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds, "kept": kept}
+def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
+    work = {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds}
     try:
         found = simulate(work)
     except subprocess.CalledProcessError as error:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import sys
 import warnings
-from threading import Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +16,9 @@ __all__ = ["Interrupted", "end_on_ctrl_c", "main", "quietly"]
 
 NEEDED = {"click", "lupa", "rich", "typer"}
 """What the extra `cli` installs, by the names under which it is imported."""
+
+AGAIN = 0.01
+"""Seconds after which an interruption that Python discarded is raised again."""
 
 UNWRITTEN = 74
 """The status when there is no room for the output: no command has it as an answer."""
@@ -39,24 +40,33 @@ def quietly() -> None:
 def end_on_ctrl_c() -> None:
     """Have Ctrl-C raise `Interrupted`, unless the process ignores it, as a script's `command &`.
 
-    Python discards an exception that is raised in a finalizer or in the callback of a weak
-    reference, as every import has them. Then Ctrl-C is sent again, a moment later.
+    Python discards an exception that is raised in a finalizer, in the callback of a weak reference
+    (every import has some), or in the hook that is called for these. Then `Interrupted` is raised
+    again a moment later: a timer sends SIGALRM.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
+    in_hook = False
 
     def interrupt(*_: object) -> None:
-        raise Interrupted
+        if in_hook:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            raise Interrupted
 
     def on_discarded(discarded: UnraisableHookArgs) -> None:
-        if isinstance(discarded.exc_value, Interrupted):
-            again = Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            again.start()
-        else:
-            sys.__unraisablehook__(discarded)
+        nonlocal in_hook
+        in_hook = True
+        try:
+            if isinstance(discarded.exc_value, Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            else:
+                sys.__unraisablehook__(discarded)
+        finally:
+            in_hook = False
 
     signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
     sys.unraisablehook = on_discarded
 
 

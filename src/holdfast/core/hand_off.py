@@ -27,6 +27,7 @@ from holdfast.errors import (
     NodeUnavailable,
     OutcomeUnknown,
 )
+from holdfast.port import Uncopied
 from holdfast.scripts import ADOPT
 
 if TYPE_CHECKING:
@@ -164,12 +165,14 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     args = token, spec.ttl_ms, exported, spec.settings
     asked_at = port.now()
     maybe_adopted = False
+    uncopied: Uncopied | None = None
 
     def on_failure(error: HoldfastError) -> None:
-        nonlocal maybe_adopted
+        nonlocal maybe_adopted, uncopied
         if process != port.process():
             raise forked(spec.name) from None
         maybe_adopted = maybe_adopted or isinstance(error, OutcomeUnknown)
+        uncopied = error if isinstance(error, Uncopied) else uncopied
 
     try:
         try:
@@ -178,7 +181,8 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
                 on_failure,
             )
         except (OutcomeUnknown, NodeUnavailable) as error:
-            message = f"{spec.name!r} was not adopted: {error}"
+            # Missing replicas explain more than a last try without a reply.
+            message = f"{spec.name!r} was not adopted: {uncopied or error}"
             raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
         maybe_adopted = uncertain or bool(given)
         _check(spec, bool(given) and port.now() < asked_at + spec.validity)

@@ -162,7 +162,7 @@ class Line:
         self._heap: list[tuple[float, int, bytes]] = []
         self._order = count()
         self._waiting = 0
-        self._paused = False
+        self._paused: bool
         self._heard_since: float  # while there is a connection
         self._pings: deque[tuple[bytes, float]] = deque()
         self._rallied_at = -NEVER

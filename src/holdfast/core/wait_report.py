@@ -13,8 +13,8 @@ REPORT_AFTER = 10.0
 """Seconds of waiting after which the first event is reported; the next ones at 20 s, 40 s, …"""
 
 LOOK_TIMEOUT = 0.25
-"""Seconds for which a waiter waits for its place in the queue: meanwhile it handles no message, and
-a grant is lost if it is not confirmed within a second."""
+"""Seconds to wait for the reply that gives a waiter its place in the queue. Meanwhile the waiter
+handles no message, and a grant expires if it is not confirmed within a second."""
 
 AHEAD_MOST = 100  # as in position.lua
 """How many waiters the server counts, at most."""
