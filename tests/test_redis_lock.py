@@ -27,7 +27,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
 from holdfast.core import renewer
-from holdfast.faces import redis_home, redis_lock
+from holdfast.faces import redis_lock, redis_lock_runtime
 from kit.contention import waiters
 from kit.faces import Tasks
 from kit.matrix import with_one_client_each
@@ -799,8 +799,8 @@ def test_what_holdfast_keeps_for_a_client_ends_with_it(server: Server) -> None:
     lock = client.lock("foo", lock_class=holdfast.RedisLock)
     with lock:
         pass
-    behind = weakref.ref(lock._home.client)
-    session = lock._home.client._session
+    behind = weakref.ref(lock._runtime.client)
+    session = lock._runtime.client._session
     client.close()
     del lock, client
     gc.collect()  # the pool, and with it what keeps ours alive
@@ -826,7 +826,9 @@ def test_what_holdfast_keeps_for_an_asyncio_client_ends_with_its_loop(proxy: Pro
 
     for _ in range(2):
         asyncio.run(story())
-    assert len(redis_home.homes_by_loop[client.connection_pool]) == 1  # that of the last loop
+    assert (
+        len(redis_lock_runtime.runtimes_by_loop[client.connection_pool]) == 1
+    )  # that of the last loop
     eventually(lambda: all(link.ended for link in proxy._links), what="the end of connections")
 
 

@@ -14,7 +14,7 @@ import redis.asyncio
 import holdfast
 from holdfast.adapters import tasks
 from holdfast.core import waiters
-from holdfast.faces import redis_home
+from holdfast.faces import redis_lock_runtime
 from holdfast.keys import keys_of
 from holdfast.wire import cluster, target
 from holdfast.wire.crowd import BlockingCrowd
@@ -119,8 +119,8 @@ def test_event_loops_share_the_locks_of_a_redis_py_pool() -> None:
     pool = redis.asyncio.ConnectionPool()
 
     async def use() -> None:
-        await redis_home.home_on_this_loop(pool)
+        await redis_lock_runtime.runtime_on_this_loop(pool)
 
     begin: Callable[[], None] = lambda: asyncio.run(use())  # noqa: E731 - an action
     begin()
-    interleaved(begin, begin, within=redis_home)
+    interleaved(begin, begin, within=redis_lock_runtime)

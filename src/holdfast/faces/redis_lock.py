@@ -1,20 +1,11 @@
-"""redis-py's own Lock, waiting in holdfast's line: a `lock_class` for `client.lock(...)`.
+"""redis-py's Lock with holdfast's queue: a `lock_class` for `client.lock(...)`.
 
-What is redis-py's stays as it is: the constructor, `local.token`, `owned`, `locked`, `extend`,
-`reacquire`, the context manager, the errors, and that a lock is never renewed. Only taking, waiting
-and releasing are holdfast's. They use connections of holdfast's own, made with the settings of the
+The constructor, `local.token`, `owned`, `locked`, `extend`, `reacquire`, the context manager and
+the errors are those of redis-py, and a lock is never renewed. Acquiring, waiting and releasing are
+holdfast's (`core.token_lock`). They use their own connections, made with the settings of the
 redis-py client, and so none of its hidden retries. `extend` and `reacquire` differ in two points:
-they raise if the reply arrives after the lock's time is over; and they refuse to leave a lock no
-time, where redis-py deletes the lock and returns True.
-
-Who takes a lock here is known by the token in its key, as in redis-py, and by nothing else: it may
-be released by another lock object, in another thread, in another process. So the core's hold is let
-go of as soon as it was granted. What must be kept of it, and for how long, `redis_home` says.
-
-**A token that the user gives** may be given twice. redis-py takes the lock only if the key is not
-there, and so two who give the same token still exclude one another; for holdfast the same token
-means the same holder. So a lock is always taken under a token drawn for it, and is then renamed.
-Nothing in the background ever touches a given token: it may be somebody else's by then.
+they raise if the reply arrives after the lock has expired; and they refuse to leave a lock no time,
+where redis-py deletes the lock and returns True.
 """
 
 from __future__ import annotations
@@ -32,6 +23,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from holdfast.adapters.threads import run
 from holdfast.core.spec import LockSpec, describe
+from holdfast.core.token_lock import Acquisition
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -41,13 +33,12 @@ from holdfast.errors import (
 )
 from holdfast.faces.async_client import AsyncClient
 from holdfast.faces.client import Client
-from holdfast.faces.redis_home import (
+from holdfast.faces.redis_lock_runtime import (
     COMMAND_TIMEOUT,
-    Taking,
     client_of,
-    home_of,
-    home_on_this_loop,
-    homes_by_loop,
+    runtime_of,
+    runtime_on_this_loop,
+    runtimes_by_loop,
 )
 from holdfast.keys import keys_of
 from holdfast.wire.clock import now
@@ -127,7 +118,7 @@ class _Shared:
     def fence(self) -> int | None:
         """The fencing number of what this lock took last; None before it did.
 
-        It is greater than that of every taking before, by this class or by `holdfast.Client`.
+        It is greater than every earlier one, by this class or by `holdfast.Client`.
         """
         fence: int | None = self.local.fence
         return fence
@@ -191,12 +182,12 @@ class _Shared:
         early = min(float(self.sleep if sleep is None else sleep), LEAVE_EARLY, longest / 10)
         return max(0.0, longest - max(0.0, early))
 
-    def _took(self, taking: Taking) -> None:
-        self._unsure.discard(taking.token)
-        self.local.token, self.local.fence = taking.token, taking.hold.fence
+    def _took(self, acquisition: Acquisition) -> None:
+        self._unsure.discard(acquisition.token)
+        self.local.token, self.local.fence = acquisition.token, acquisition.hold.fence
 
-    def _gave_up(self, taking: Taking) -> None:
-        if taking._hold is not None and self.local.token == taking.token:  # noqa: SLF001 - its own
+    def _gave_up(self, acquisition: Acquisition) -> None:
+        if acquisition._hold is not None and self.local.token == acquisition.token:  # noqa: SLF001 - its own
             self.local.token = None
 
     def _token(self) -> bytes:
@@ -233,7 +224,7 @@ class RedisLock(_Shared, redis.lock.Lock):
     Arguments, methods and errors are those of `redis.lock.Lock`, and a plain one on the same name
     is excluded and excludes. What is different: who waits stands in line, and is woken when it is
     its turn (`sleep` has no use); releasing hands the lock over; a lost answer neither takes the
-    lock from everybody nor fails; and each taking has a `fence`.
+    lock from everybody nor fails; and each acquisition has a `fence`.
 
     As in redis-py, a lock with `timeout=None` or `timeout=0` never expires; a timeout below 0 is
     refused when the lock is acquired. `extend` and `reacquire` raise LockNotOwnedError if the reply
@@ -246,7 +237,7 @@ class RedisLock(_Shared, redis.lock.Lock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever redis-py's takes
         super().__init__(*args, **kwargs)
         self._begin()
-        self._home = home_of(self._pool)
+        self._runtime = runtime_of(self._pool)
 
     def acquire(
         self,
@@ -278,16 +269,16 @@ class RedisLock(_Shared, redis.lock.Lock):
         return self._take(self._encoded(token), 0.0)
 
     def _take(self, given: bytes | None, timeout: float | None) -> bool:
-        spec, taking = self._described(), Taking(given)
+        spec, acquisition = self._described(), Acquisition(given)
         try:
-            run(self._home.take(spec, timeout, taking))
-            self._took(taking)
+            run(self._runtime.locks.acquire(spec, timeout, acquisition))
+            self._took(acquisition)
             return True  # noqa: TRY300 - an interrupt may strike here
         except AcquireTimeout:
             return False
         except BaseException as error:
-            self._gave_up(taking)
-            run(self._home.undo(spec, taking))
+            self._gave_up(acquisition)
+            run(self._runtime.locks.undo(spec, acquisition))
             if isinstance(error, HoldfastError):
                 raise _translated(error) from None
             raise
@@ -332,7 +323,7 @@ class RedisLock(_Shared, redis.lock.Lock):
         """Give back a lock that was taken under this token; as `release`."""
         token = self._encoded(expected_token)
         try:
-            released = run(self._home.give_back(self._described(), token, self._unsure))
+            released = run(self._runtime.locks.release(self._described(), token, self._unsure))
         except HoldfastError as error:
             raise _translated(error) from None
         if not released:
@@ -345,7 +336,7 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
     Arguments, methods and errors are those of `redis.asyncio.lock.Lock`, and a plain one on the
     same name is excluded and excludes. What is different: who waits stands in line, and is woken
     when it is its turn (`sleep` has no use); releasing hands the lock over; a lost answer neither
-    takes the lock from everybody nor fails; and each taking has a `fence`.
+    takes the lock from everybody nor fails; and each acquisition has a `fence`.
 
     As in redis-py, a lock with `timeout=None` or `timeout=0` never expires; a timeout below 0 is
     refused when the lock is acquired. `extend` and `reacquire` raise LockNotOwnedError if the reply
@@ -358,7 +349,7 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever redis-py's takes
         super().__init__(*args, **kwargs)
         self._begin()
-        if self._pool not in homes_by_loop:
+        if self._pool not in runtimes_by_loop:
             client_of(AsyncClient, self._pool)  # or say at once that it cannot be had
 
     async def acquire(
@@ -389,19 +380,19 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
         return await self._take(self._encoded(token), 0.0)
 
     async def _take(self, given: bytes | None, timeout: float | None) -> bool:
-        home = await home_on_this_loop(self._pool)
-        spec, taking = self._described(), Taking(given)
+        runtime = await runtime_on_this_loop(self._pool)
+        spec, acquisition = self._described(), Acquisition(given)
         try:
-            await home.take(spec, timeout, taking)
-            self._took(taking)
+            await runtime.locks.acquire(spec, timeout, acquisition)
+            self._took(acquisition)
             return True  # noqa: TRY300 - symmetrical with its twin
         except AcquireTimeout:
             return False
         except GeneratorExit:
-            home.abandon(spec, taking)
+            runtime.locks.abandon(spec, acquisition)
             raise
         except BaseException as error:
-            await home.session.port.shielded(home.undo(spec, taking))
+            await runtime.port.shielded(runtime.locks.undo(spec, acquisition))
             if isinstance(error, HoldfastError):
                 raise _translated(error) from None
             raise
@@ -445,9 +436,9 @@ class AsyncRedisLock(_Shared, redis.asyncio.lock.Lock):
     async def do_release(self, expected_token: str | bytes) -> None:
         """Give back a lock that was taken under this token; as `release`."""
         token = self._encoded(expected_token)
-        home = await home_on_this_loop(self._pool)
+        runtime = await runtime_on_this_loop(self._pool)
         try:
-            released = await home.give_back(self._described(), token, self._unsure)
+            released = await runtime.locks.release(self._described(), token, self._unsure)
         except HoldfastError as error:
             raise _translated(error) from None
         if not released:
