@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from mutation.reach import Reach
 
 MOST_TESTS, MOST_SECONDS = 400, 40.0
-"""How many tests a mutant is tried with at most, and for how many seconds, as recorded."""
+"""Limits for the tests of one mutant: their number, and the sum of their recorded seconds."""
 
 MEMORY_BYTES = 4 << 30
-"""What a process of the tests may use: a mutant may collect without end."""
+"""The memory limit of a test process: a mutant may allocate without end."""
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".mutation", "__pycache__", ".*_cache")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+\[.*?\]|::\S+)?)(?: - |$)", re.MULTILINE)
@@ -103,7 +103,7 @@ def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Resul
 class Copy:
     """A copy of the tree, in which tests run with a mutant.
 
-    So the processes that tests start have the mutant too.
+    The processes that tests start import the mutant too.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Copy:
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:
-        """Have the mutant in the copy."""
+        """Write the mutant into the copy, and restore the file afterwards."""
         path = self._tree / "src" / "holdfast" / mutant.file
         try:
             self._write(path, mutant.new)
@@ -139,7 +139,7 @@ class Copy:
     @staticmethod
     def _write(path: Path, text: str) -> None:
         path.write_text(text)
-        if path.suffix == ".py":  # compiled files are told apart by the second, and the size
+        if path.suffix == ".py":  # its compiled file is matched by seconds and size
             Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
     def test(self, tests: list[str], limit: float) -> str | None:

@@ -174,7 +174,7 @@ class LockPlay:
             refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
             reached["an extension refused"] += refused
             unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
-            reached["an extension without an answer"] += unanswered
+            reached["an extension without a reply"] += unanswered
 
     def _fork(self, client: SimClient, grip: Grip) -> None:
         """A child of the process, which has a copy of everything, holds nothing."""
@@ -234,7 +234,7 @@ class LockPlay:
         except LeaseLost:
             self._checks.ended(client, hold, "loss")
         except (OutcomeUnknown, NodeUnavailable) as error:
-            self._checks.reached["a release that was not answered"] += 1
+            self._checks.reached["a release without a reply"] += 1
             if full and "OOM" in str(error):
                 self._checks.fail("L8", "a full server refused a release")
             self._checks.ended(client, hold, "release without an answer")

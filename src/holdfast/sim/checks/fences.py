@@ -31,7 +31,7 @@ class FenceCheck:
         record.fences[number] = holder.decode()
         record.reached["granted after a quarantine"] += record.failed_over
         if self.last_holder:
-            record.reached["a holder that never released, followed"] += (
+            record.reached["granted after a holder that never released"] += (
                 client_in(self.last_holder) in record.gone
             )
         self.last_holder = holder.decode()

@@ -134,7 +134,7 @@ class RetryCheck:
             self._due.pop(name, None)
             if self._due.pop(args[0], 0):
                 what = self._after[args[0]]
-                self._record.reached[f"a waiter that retried after {what} without an answer"] += 1
+                self._record.reached[f"a waiter that retried after {what} without a reply"] += 1
         elif script in {"position", "release"} and name in self._due:
             # The waiter that is due may leave instead. Then the next one retries a second later.
             left = (self._due[name] - self._record.world.now) / SECOND - RETRIES_WITHIN

@@ -53,7 +53,7 @@ class OrderCheck:
         token, reply = run.args[0], run.reply
         sent, ticket = self._with_ticket.get(token, ((), b""))
         if sent is run.args and isinstance(reply, list):
-            self._record.reached["a waiter that came back to its place"] += reply[3] == 1
+            self._record.reached["a waiter that got its place again"] += reply[3] == 1
             if reply[2] != b"0" and int(reply[2]) > int(ticket):
                 detail = f"{token} had ticket {ticket!r}, and has {reply[2]!r} now"
                 self._record.fail("FIFO", detail)

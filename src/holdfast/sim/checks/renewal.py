@@ -79,8 +79,8 @@ class RenewalCheck:
             return
         reached, late = self._record.reached, client.now() >= hold.deadline
         valid = hold.state is HELD and not late
-        reached["a renewal answered after the deadline"] += late
-        reached["a renewal answered after the loss"] += hold.state is LOST
+        reached["a reply to a renewal after the deadline"] += late
+        reached["a reply to a renewal after the loss"] += hold.state is LOST
         reached["a renewal refused while its lease was valid"] += valid and not reply
         reached["a renewal retried in time"] += valid and bool(reply) and hold.unanswered
 

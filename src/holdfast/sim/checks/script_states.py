@@ -26,10 +26,10 @@ class ScriptStates:
         reached, reply, waits = self._record.reached, run.reply, isinstance(run.reply, list)
         reached["a request that found its tombstone"] += reply == 0
         reached["a retry that found its own token"] += isinstance(reply, int) and run.by_holder
-        reached["stood in line"] += waits and reply[2] != b"0"
+        reached["queued"] += waits and reply[2] != b"0"
         ticket = run.args[TICKET].strip("!") if len(run.args) > TICKET else ""
         again = waits and ticket not in {"", "0"}
-        reached["a waiter that asked again with its ticket"] += again
+        reached["a waiter that requested again with its ticket"] += again
         self._note_late_grant(run)
 
     def _note_late_grant(self, run: ScriptRun) -> None:
@@ -37,7 +37,7 @@ class ScriptStates:
         token, now = run.args[0], self._record.world.now
         since = now - self._granted_at.get(token, now)
         late = since > self._record.settings.ttl * SECOND
-        self._record.reached["a grant that came too late, asked for again"] += late
+        self._record.reached["a grant that arrived too late, requested again"] += late
         if isinstance(run.reply, int) and run.reply > 0:
             self._granted_at[token] = now
 
@@ -49,7 +49,7 @@ class ScriptStates:
         record.reached["a lock delay begun by a loss"] += bool(delays)
         if run.by_holder and token not in record.kept:
             adopters = set().union(*record.passed.values())
-            record.reached["an adoption given back"] += token in adopters
+            record.reached["an adoption released"] += token in adopters
 
     def note_adopt(self, run: ScriptRun) -> None:
         """A client adopted the lock."""

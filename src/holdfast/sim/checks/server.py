@@ -317,7 +317,7 @@ class Checks:
             return
         self.abandoned.answered(script.name, args, server)
         if script.name == "release" and isinstance(reply, list):
-            self.reached["granted by another's answer"] += 1
+            self.reached["granted in the reply to another request of the client"] += 1
             self.retries.forget(client)
         elif script.name == "acquire":
             self.lease_start.answered(args[0], reply)
@@ -351,7 +351,7 @@ class Checks:
     def handed_back(self, client: SimClient, token: str) -> None:
         """A client was granted the lock, and no task of it wants it."""
         self.world.note("hands back", client.machine.name, token)
-        self.reached["a grant for nobody, handed back"] += 1
+        self.reached["a grant without a waiter, released"] += 1
 
     def pushed(self, client: SimClient, message: bytes) -> None:
         """A client received a message."""
