@@ -25,7 +25,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.line import Ear, Grant, Line, Waiter
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
-from holdfast.core.spec import TOMBSTONE_MS, validity_of
+from holdfast.core.spec import TOMBSTONE_MS, WINDOW_LONGEST, validity_of
 from holdfast.core.token import client_in, is_ours, read_holder
 from holdfast.core.wait_report import LOOK_TIMEOUT, WaitReport, place_in_queue
 from holdfast.errors import (
@@ -432,7 +432,11 @@ class _Attempt:
     # Waiting
 
     async def _wait_in_line(self, waiter: Waiter) -> None:
-        """Wait until the line tells something, or until it is no longer worth it."""
+        """Wait until the line tells something, or until it is no longer worth it.
+
+        A request without a reply may still arrive and be granted, and nobody is notified of that.
+        So after one, this returns from time to time, to ask again.
+        """
         port = self._session.port
         while waiter.grant is None and not waiter.ask:
             now = port.now()
@@ -443,7 +447,9 @@ class _Attempt:
                 self._report.send(now, await self._look_at_queue())
             else:
                 waiter.report_at = self._report.due
-                await port.wait(waiter.signal, left)
+                limit = min(left, WINDOW_LONGEST) if self._abandoned else left
+                if not await port.wait(waiter.signal, limit) and limit < left:
+                    return
 
     async def _look_at_queue(self) -> str:
         """Say who holds the lock now, and the place of this attempt in the queue."""
@@ -490,8 +496,11 @@ class _Attempt:
             self._late += 1
             self._abandoned = True  # the server may have it, whatever becomes of the next request
             return
-        # In this order: an interruption in between must not leave the token in the queue.
-        self._in_line = reply != 0 and len(reply) == _HELD and reply[2] != b"0"
+        # In this order: an interruption in between must not leave the token in the queue. A place
+        # that it got before is kept, even if this request did not ask for one.
+        held = reply != 0 and len(reply) == _HELD
+        placed = held and reply[2] != b"0"
+        self._in_line = placed or (held and self._ticket != "0")
         self._asking = False
         self._failures, self._answered_at = 0, now
         # Leaving the queue may take twice as long as this reply took.
@@ -504,7 +513,7 @@ class _Attempt:
             raise NotNeeded(reply)
         token, left_ms, ticket, _, message = reply
         self._held_by = token, left_ms
-        if self._in_line:
+        if placed:
             self._ticket = ticket.decode()
         if message:
             self._session.granted(message, self._asked_at)
@@ -533,13 +542,13 @@ class _Attempt:
             raise self._timed_out()
         if self._waiter is None and self.line is not None and now >= self.line.deaf_until:
             return 0.0  # it was not asked to put us in line yet
-        token, left_ms, _, put_back, _ = reply
+        token, left_ms, ticket, put_back, _ = reply
         pause = self._pause * (0.5 + 0.5 * jitter)
         self._pause = min(self._pause * 2, PAUSE_LONGEST)
         left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
         if not is_ours(token):
             left = min(left, pause)  # it will not hand over to us
-        if self._waiter is None or not self._in_line:
+        if self._waiter is None or ticket == b"0":
             return min(pause, left, self._give_up - now)
         self._waiter.queued(self._asked_at, left)
         if put_back:

@@ -295,8 +295,8 @@ class Session:
     def lost(self, hold: Hold) -> None:
         """See that a loss is reported, and that nothing of the lease stays on the server."""
         self.forget(hold)
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        if hold.waiter is not None:  # a late push for it must not end the lock delay
+            hold.waiter.outlive(self.port.now())
         reason = hold.reason or hold.overdue()
         self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension whose answer was lost may keep the key long beyond the deadline, and a
