@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
+    from holdfast.core.spec import LockSpec
     from holdfast.port import Keys, L, Listener, Reply, Signal
     from holdfast.scripts import Script
     from holdfast.sim.node import Server
@@ -139,6 +140,8 @@ class SimClient:
             self.quorum = Quorum(
                 here, self.background_nodes, lambda event: observer.told(self, event)
             )
+        self.spec: LockSpec
+        """The lock, as this client acquires it."""
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
@@ -179,7 +182,7 @@ class SimClient:
 
     def _fork(self, task: Task, *, told: bool) -> None:
         """Go on in a child, as `wire.process` has it: with no connection, and with other tokens."""
-        parent = self.machine
+        parent, waiting = self.machine, bool(self.waiting())
         self._hang_up_after(parent, told=told)
         self.generation += 1
         self.machine = parent.fork(task, f"{parent.name}+")
@@ -195,7 +198,7 @@ class SimClient:
         for begin in self.after_fork:
             begin()
         self.callers = {task}
-        self.observer.forked(self, before)
+        self.observer.forked(self, before, waiting=waiting)
 
     def close(self) -> None:
         """Do as a face does: end the session, then the push connections, then all others."""

@@ -333,7 +333,8 @@ def more_often(chance: float) -> float:
     """Raise the chance of a fault at a moment that is rare, and after which much can go wrong.
 
     A lease ends with one release, and a run has hundreds of messages: with the same chance for all
-    of them, hardly any run would lose the answer that grants the lock to another waiter.
+    of them, hardly any run would lose the reply that grants the lock to another waiter, or deliver
+    a pushed grant after its lease has ended.
     """
     return max(chance, min(MORE_OFTEN * chance, MOST_OFTEN))
 
@@ -365,8 +366,9 @@ class Connection:
         if settings.slow or settings.reset or settings.half_open:
             releases = what.startswith("answer to release")
             reset = more_often(settings.reset) if releases else settings.reset
-            usual = max(0.0, 1.0 - settings.slow - reset - settings.half_open)
-            fate = choices.pick("fault:message", (usual, settings.slow, reset, settings.half_open))
+            slow = more_often(settings.slow) if what in {"push", "pong"} else settings.slow
+            usual = max(0.0, 1.0 - slow - reset - settings.half_open)
+            fate = choices.pick("fault:message", (usual, slow, reset, settings.half_open))
             if fate == 1:
                 latency = SLOW[choices.pick("slow", (4, 3, 2, 1))]
                 world.note("slow", self.process.name, direction, latency)
@@ -411,7 +413,9 @@ class Connection:
         for direction, number, callback in held_up:
             self._arrive(direction, number, callback)
 
-    def ask(self, what: str, run: Callable[[], Any], *, once: bool = False) -> Future[Any]:
+    def ask(
+        self, what: str, run: Callable[[], Any], args: Sequence[str] = (), *, once: bool = False
+    ) -> Future[Any]:
         """Send a request; the future is its answer, an error reply, or ConnectionResetError.
 
         What `run` returns is the answer; a future is, when it is known. A request that may be
@@ -444,7 +448,7 @@ class Connection:
         doubled = 0.0 if once else self.server.settings.doubled
         if self.world.choices.chance("fault:doubled", doubled):
             self.world.note("doubled", self.process.name, what)
-            self.world.doubled = True
+            self.world.doubled.update(args)
             late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
             self.world.after(late, lambda: self._again(run))
         return answer

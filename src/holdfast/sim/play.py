@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from holdfast.sim.world import Task
 
 NAME = "it"
+OWNERS = ("us", "us2", None)
+"""Who a client acts for, if there are owners: most for the first, some for none."""
+
 TROUBLE = 15 * SECOND
 """True time for which things go wrong, at most."""
 
@@ -65,7 +68,7 @@ class Play:
     def __init__(self, settings: Settings, choices: Choices) -> None:
         self.settings = settings
         self.world = World(choices)
-        self.spec = _spec(settings)
+        self.spec = _spec(settings, OWNERS[0] if settings.owner else None)
         self.deployment = Deployment(self.world, settings)
         self.checks = self._checks()
         self.deployment.watch(self.checks)
@@ -113,6 +116,10 @@ class Play:
         machine = Process(self.world, name, rate=rate, offset=1000.0)
         servers, skew = lambda: self.deployment.servers, draw_skew(self.world, self.settings)
         client = SimClient(machine, servers, self.settings, self.checks, skew=skew)
+        client.spec = self.spec
+        if self.settings.owner:
+            owner = OWNERS[self.world.choices.pick("owner", (4, 1, 1))]
+            client.spec = _spec(self.settings, owner)
         machine.on_crash = lambda: self.ended(client)
         return client
 
@@ -284,7 +291,7 @@ class Play:
         self.checks.fail(check, f"{waiting} wait; the lock is {found!r}")
 
 
-def _spec(settings: Settings) -> LockSpec:
+def _spec(settings: Settings, owner: str | None) -> LockSpec:
     return describe(
         NAME,
         ttl=settings.ttl,
@@ -292,7 +299,7 @@ def _spec(settings: Settings) -> LockSpec:
         renew=settings.renew,
         max_hold=settings.max_hold or None,
         reentrant=settings.reentrant,
-        owner="us" if settings.owner else None,
+        owner=owner,
         fair=settings.fair,
         lock_delay=settings.lock_delay,
         key=None,

@@ -54,6 +54,11 @@ def _hold(random: Random, settings: Settings) -> float:
     return float(f"{min(ratio * settings.ttl, HOLD_MOST):.2g}")
 
 
+def _timeout(random: Random, settings: Settings) -> float:
+    """Draw a timeout; 0 means not to wait."""
+    return _from(0.1, 5.0)(random, settings) if random.random() < 0.7 else 0.0  # noqa: PLR2004
+
+
 def _tasks(random: Random, settings: Settings) -> int:
     most = TASKS_MOST if settings.nodes == 1 else TASKS_MOST_OF_MANY
     return min(random.choice((2, 2, 3)), max(1, most // settings.clients))
@@ -100,7 +105,7 @@ SIZES: Mapping[str, Draw] = {
 """Drawn in this order: some depend on those before them."""
 
 FEATURES: Mapping[str, Draw] = {
-    "timeout": Draw(0.2, _from(0.1, 5.0)),
+    "timeout": Draw(0.25, _timeout),
     "renew": Draw(0.15, _off),
     "min_validity": Draw(0.15, _min_validity),
     "max_hold": Draw(0.15, _from(0.1, 5.0)),

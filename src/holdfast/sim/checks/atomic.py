@@ -69,7 +69,7 @@ class AtomicCheck:
 
     def is_doubled(self) -> bool:
         """Whether some request was carried out a second time by itself."""
-        return self._world.doubled
+        return bool(self._world.doubled)
 
     def note(self, call: Call, what: str) -> None:
         """Write down what became of a call."""

@@ -139,7 +139,8 @@ class QuorumChecks(Checks):
         if node in self._evicted_from[token] and not forgets:
             self.fail("S10", f"{token} took {node} after it was evicted there")
         back = node in self._returned[token]
-        if back and not self.world.doubled and not record.untrusted and not self.settings.wipe:
+        doubled = token in self.world.doubled
+        if back and not doubled and not record.untrusted and not self.settings.wipe:
             self.fail("S10", f"{token} took {node} after it had given it back")
 
     def _renumbered(self, run: ScriptRun, holder: bytes) -> None:
@@ -191,7 +192,8 @@ class QuorumChecks(Checks):
             self._renewed.add(token)
         elif run.script == "confirm":
             repeated = mine and run.before.fence == run.args[2].encode()
-            reached["fences confirmed"] += run.reply != 0
+            first = token not in self._renewed  # else the lease is being restored
+            reached["fences confirmed"] += run.reply != 0 and first
             reached["a confirmation repeated"] += repeated
         elif run.script == "release" and mine:
             unheld = token not in self.record.kept
@@ -268,7 +270,8 @@ class QuorumChecks(Checks):
         super().ended(client, hold, how)
         token = hold.token.encode()
         have = sum(node.data.string(self.record.key) == token for node in self._nodes)
-        if how == "release" and have >= self._majority and not self.world.doubled:
+        doubled = hold.token in self.world.doubled
+        if how == "release" and have >= self._majority and not doubled:
             self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
 
     def told(self, client: SimClient, event: Event) -> None:
@@ -326,7 +329,8 @@ class QuorumChecks(Checks):
 
     def _believes_them(self, token: str) -> None:
         """Who was told by a majority that it is not theirs does not believe any more."""
-        if len(self._denied[token]) < self._majority:
+        # No client receives the reply to a request that was delivered a second time.
+        if len(self._denied[token]) < self._majority or self.record.is_doubled(token):
             return
         for client, hold in self.record.holds:
             if hold.token == token and self.alive(client, hold):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.sim.checks.record import is_joined
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -15,11 +16,14 @@ TICKET = 2
 
 
 class ScriptStates:
-    """When each token was last granted the lock by the answer to its request."""
+    """Counts the states that scripts reach."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._granted_at: dict[str, int] = {}
+        """When each token was last granted the lock by the reply to its request."""
+        self._refused: set[str] = set()
+        """Tokens that were refused the lock once."""
 
     def note_acquire(self, run: ScriptRun) -> None:
         """A client asked for the lock."""
@@ -31,6 +35,22 @@ class ScriptStates:
         again = waits and ticket not in {"", "0"}
         reached["a waiter that requested again with its ticket"] += again
         self._note_late_grant(run)
+        if waits:
+            self._refused.add(run.args[0])
+        elif reply:
+            self._note_grant(run)
+
+    def _note_grant(self, run: ScriptRun) -> None:
+        reached, settings = self._record.reached, self._record.settings
+        token, earlier = run.args[0].encode(), run.before.holder
+        shares = earlier is not None and earlier != token and is_joined(earlier, token)
+        reached["a second hold of an owner"] += shares
+        if earlier is not None and shares:
+            self._record.shared.add(earlier.decode())
+        reached["granted while polling"] += settings.polls and run.args[0] in self._refused
+        reached["granted out of order, without fairness"] += not settings.fair and bool(
+            run.before.queue
+        )
 
     def _note_late_grant(self, run: ScriptRun) -> None:
         """A client that was granted it asks again, because the answer came too late."""
@@ -47,6 +67,8 @@ class ScriptStates:
         lost = "lost" in "".join(run.args[2:3])
         delays = lost and record.settings.lock_delay and run.by_holder
         record.reached["a lock delay begun by a loss"] += bool(delays)
+        shared = run.reply == 1 and run.after.holder is not None and not run.changed_holder
+        record.reached["an owner's hold that ended before another"] += shared and not lost
         if run.by_holder and token not in record.kept:
             adopters = set().union(*record.passed.values())
             record.reached["an adoption released"] += token in adopters
