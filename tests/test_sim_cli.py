@@ -207,7 +207,7 @@ def test_a_sweep_reports_the_states_and_pairs_that_it_reached(tmp_path: Path) ->
 def test_a_large_sweep_fails_if_a_state_was_never_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("holdfast.cli.sim_run.ENOUGH", 3)
+    monkeypatch.setattr("holdfast.cli.sim_run.RUNS", 3)
     told = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1")
     assert told.status == 1, told.out
     assert "every promise was kept" in told.out

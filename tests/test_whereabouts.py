@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import os
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -213,6 +214,21 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
             return {(token, node) for token in ("t", "u") for node in NODES} <= self.seen_to
 
     tell_everywhere(Sweeps)
+
+
+def test_slow_releases_have_one_sweep_in_common() -> None:
+    story = Story()
+    scheduled: list[float] = []
+
+    def later(seconds: float, _: Callable[[], None]) -> Any:
+        scheduled.append(seconds)
+        return SimpleNamespace(live=True)
+
+    story.where = story.know_where(later)
+    for token in ("t", "u", "v"):
+        story.ask_for(token)(0, 1)
+        story.where.leave(releasing(token), Tally(NODES, is_complete, nothing))
+    assert len(scheduled) == 1
 
 
 class Late(Story):

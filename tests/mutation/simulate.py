@@ -20,6 +20,7 @@ from kit.mutants import SOURCE, mutate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from holdfast.sim.play import Outcome
 
@@ -59,15 +60,15 @@ def default_run() -> Callable[[int], Outcome]:
     return lambda seed: play(draw(seed), RandomChoices(seed))
 
 
-def kept_runs() -> list[Callable[[], Outcome]]:
-    """Return functions that replay the saved runs in which a bug was found."""
+def replayed(saved: Path) -> Outcome:
+    """Replay a saved run, in which a bug was found once."""
     from holdfast.sim.sweep import Found  # noqa: PLC0415 - after the change
 
-    return [Found.load(each.read_text()).run for each in sorted(WORLDS.glob("*.json"))]
+    return Found.load(saved.read_text()).run()
 
 
 def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
-    """Do the runs with these seeds, then the kept ones; stop at a failure."""
+    """Do the runs with these seeds, then the saved ones; stop at a failure."""
     path = PACKAGE / work["file"]
     assert path.read_text() == work["old"], "the source was changed meanwhile"
     mutate(path, work["old"].encode(), work["new"].encode())
@@ -82,10 +83,10 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
             if check := run(seed).check:
                 return {"check": check, "runs": seed + 1}
         seed = -1
-        for again in kept_runs():
+        for saved in sorted(WORLDS.glob("*.json")):
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)
-            if check := again().check:
-                return {"check": check, "runs": 0}
+            if check := replayed(saved).check:
+                return {"check": check, "runs": 0, "saved": saved.stem}
     except Exception as error:  # noqa: BLE001 - the mutant may raise anything
         return {"check": type(error).__name__, "runs": seed + 1}
     return {"check": "", "runs": 0}

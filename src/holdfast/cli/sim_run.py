@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
     from holdfast.sim.sweep import Found
 
-RUNS = 1000
-"""How many runs there are by default."""
-
-ENOUGH = 3000
-"""Runs that together reach every state: if so many never reached one, the sweep fails."""
+RUNS = 3000
+"""How many runs there are by default. That many reach every state, or the sweep fails."""
 
 WHO = "Who takes part, and with what lock"
 GOES_WRONG = "What goes wrong: probabilities"
@@ -184,7 +181,7 @@ def run(
         raise typer.Exit(1)
     never = f"; {len(report.missing)} states were never reached" if report.missing else ""
     print_line(console, f"{summary(report)}: every promise was kept{never}", "green")
-    if report.missing and not fixed and report.worlds >= ENOUGH:
+    if report.missing and not fixed and report.worlds >= RUNS:
         print_line(
             console, f"never reached, though it has to be: {', '.join(report.missing)}", "red"
         )
