@@ -248,7 +248,7 @@ class LockPlay:
         if self._settings.reentrant and again is hold:
             if not self._checks.alive(client, again):
                 self._checks.fail("S2", f"{again.token} was taken again when its time was up")
-            await self._release_level(client, grip, again)
+            await self._leave_level(client, grip, again)
             if again.state in {RELEASING, RELEASED}:
                 self._checks.fail("S12", "an inner level gave back what an outer one holds")
             alive = self._checks.alive(client, again)
@@ -263,9 +263,19 @@ class LockPlay:
         self._checks.granted(client, again)  # the first was lost meanwhile, or has an owner
         await self._release(client, grip)
 
+    async def _leave_level(self, client: SimClient, grip: Grip, hold: Hold) -> None:
+        """Work on in an inner level, perhaps until the lease has expired, and release it."""
+        try:
+            await client.stall()
+            if self._world.choices.pick("inner level", (3, 1)):
+                await client.sleep(max(0.0, hold.deadline - client.now()))
+        except Cancelled:
+            await self._release_level(client, grip, hold)
+            raise
+        await self._release_level(client, grip, hold)
+
     async def _release_level(self, client: SimClient, grip: Grip, hold: Hold) -> None:
         """Release an inner level: it reports the loss of the lease, and nothing else (S12)."""
-        await client.stall()
         alive = self._checks.alive(client, hold)
         self._checks.reached["a level released after the loss"] += not alive
         try:

@@ -366,11 +366,12 @@ class Connection:
         if settings.slow or settings.reset or settings.half_open:
             releases = what.startswith("answer to release")
             reset = more_often(settings.reset) if releases else settings.reset
-            slow = more_often(settings.slow) if what in {"push", "pong"} else settings.slow
+            pushes = what in {"push", "pong"}
+            slow = more_often(settings.slow) if pushes else settings.slow
             usual = max(0.0, 1.0 - slow - reset - settings.half_open)
             fate = choices.pick("fault:message", (usual, slow, reset, settings.half_open))
             if fate == 1:
-                latency = SLOW[choices.pick("slow", (4, 3, 2, 1))]
+                latency = SLOW[choices.pick("slow", (1, 1, 3, 2) if pushes else (4, 3, 2, 1))]
                 world.note("slow", self.process.name, direction, latency)
             elif fate == 2:  # noqa: PLR2004 - as listed above
                 world.note("reset", self.process.name, direction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.token import client_in
-from holdfast.sim.checks.record import queue_of
+from holdfast.sim.checks.record import channel_in, queue_of
 from holdfast.sim.node import SLOW
 from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND
@@ -34,13 +34,13 @@ class FreeLockCheck:
         record = self._record
         if record.settings.uncounted:
             record.reached["granted to a waiter that the server does not count"] += 1
-        elif not server.hears(_channel(token)):
+        elif not server.hears(channel_in(token)):
             record.fail("L3", f"{token} got the lock, and its client is gone")
 
     def is_handed_over(self, run: ScriptRun) -> None:
         """A lock that was released is not left free while a client waits for it (L2)."""
         for waiter in () if run.server.quarantined else run.after.queue:
-            if run.server.hears(_channel(waiter.decode())):
+            if run.server.hears(channel_in(waiter.decode())):
                 self._record.fail("L2", f"the lock was left free, and {waiter!r} waits")
 
     def is_taken(self, server: Server, tokens: set[str]) -> None:
@@ -93,7 +93,3 @@ class FreeLockCheck:
         longest = LONGER * settings.ttl if settings.extend else settings.ttl
         lasts = longest + settings.lock_delay
         return FREE_AT_MOST + int((deaf * lasts + told) * SECOND)
-
-
-def _channel(token: str) -> bytes:
-    return b"holdfast:push:" + client_in(token).encode()

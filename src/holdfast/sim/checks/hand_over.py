@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.line import PING_EVERY, read_message
 from holdfast.core.token import client_in
+from holdfast.sim.checks.record import channel_in
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -55,25 +56,38 @@ class WatchCheck:
         self._informed.update(read_message(message)[4] for message in run.messages)
         if isinstance(run.reply, list):  # it names the holder, and how long that has the lock
             self._informed.add(token)
-        waiter = self._uninformed(holder, run.after.queue, after_long_hold=after_long_hold)
+        waiter = self._first_uninformed(holder, run.after.queue)
+        if not waiter and after_long_hold:
+            waiter = self._last_uninformed(run)
         if waiter and settings.fair and not self._record.forgetful:
             detail = f"{waiter} does not know that the lock was handed to {holder!r}"
             self._record.fail("L3", detail)
 
-    def _uninformed(
-        self, holder: bytes | None, queue: Sequence[bytes], *, after_long_hold: bool
-    ) -> str:
-        """The waiter that should watch the holder and does not know of it; '' if there is none."""
+    def _first_uninformed(self, holder: bytes | None, queue: Sequence[bytes]) -> str:
+        """Return the first waiter if it should watch the holder and does not know of it."""
         if not self._handed_over or holder is None or not queue:
             return ""
         first = queue[0].decode()
-        clients = {client_in(first), client_in(holder.decode())}
-        if len(clients) > 1 and first not in self._informed:
-            return first
-        others = [waiter.decode() for waiter in queue[1:][-LAST:]]
-        others = [waiter for waiter in others if client_in(waiter) not in clients]
-        missing = after_long_hold and others and self._informed.isdisjoint(others)
-        return others[-1] if missing else ""
+        same_client = client_in(first) == client_in(holder.decode())
+        return "" if same_client or first in self._informed else first
+
+    def _last_uninformed(self, run: ScriptRun) -> str:
+        """Return one of the last waiters, of a third client, if none of them was notified.
+
+        Clients that are not subscribed are gone, as far as the server knows.
+        """
+        queue = [waiter.decode() for waiter in run.after.queue]
+        if not queue or run.after.holder is None:
+            return ""
+        clients = {client_in(queue[0]), client_in(run.after.holder.decode())}
+        counted = not self._record.settings.uncounted
+        others = [
+            waiter
+            for waiter in queue[1:][-LAST:]
+            if client_in(waiter) not in clients
+            and not (counted and not run.server.hears(channel_in(waiter)))
+        ]
+        return others[-1] if others and self._informed.isdisjoint(others) else ""
 
 
 class RetryCheck:
@@ -99,7 +113,7 @@ class RetryCheck:
         A message for a token that waits no more may be late: then it says nothing of the others.
         """
         _, _, left_ms, _, token, _ = read_message(message)
-        if token not in client.registered():
+        if token not in client.waiting():
             return
         seconds = 1.01 * left_ms / 1000
         self._expect(client, client.machine.name, seconds, "did not retry when due")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.hold import HELD
 from holdfast.core.spec import keys_of
+from holdfast.core.token import client_in
 from holdfast.sim.checks.eviction import Evictions
 from holdfast.sim.checks.promises import Violated
 
@@ -128,6 +129,11 @@ def is_joined(holder: bytes, token: bytes) -> bool:
     """Whether a token shares the lock with its holder, as the same owner."""
     owner = holder.rpartition(b":")[2]
     return owner.startswith(b"&") and token.endswith(owner)
+
+
+def channel_in(token: str) -> bytes:
+    """Return the channel of the client that drew a token."""
+    return b"holdfast:push:" + client_in(token).encode()
 
 
 def queue_of(server: Server, key: bytes) -> list[bytes]:
