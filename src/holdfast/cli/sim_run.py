@@ -131,6 +131,9 @@ def run(
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,
     doubled: Annotated[float | None, _chance("A request is carried out twice.")] = None,
+    server_crash: Annotated[
+        float | None, _chance("The server restarts between a request and its reply.")
+    ] = None,
     pause: Annotated[float | None, _chance("A client is paused.")] = None,
     crash: Annotated[float | None, _chance("A client dies.")] = None,
     cancel: Annotated[float | None, _chance("A task is cancelled.")] = None,

@@ -37,6 +37,9 @@ LATENCY_WEIGHTS = (60, 25, 12, 3)
 SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
 """Microseconds that a slow one takes."""
 
+DOWN = (300_000, 4_000_000)
+"""Microseconds until a server that crashed is back: shorter or longer than a client retries."""
+
 MORE_OFTEN, MOST_OFTEN = 10, 0.4
 """How many times as often something happens where it matters most, and the highest chance of it."""
 
@@ -433,6 +436,8 @@ class Connection:
                 result, error = run(), None
             except ServerError as refused:
                 result, error = None, refused
+            if self._server_crashes():
+                return
             if isinstance(result, Future):
                 result.waiting.append(lambda: reply(result.result(), None))
                 if result.done:
@@ -453,6 +458,14 @@ class Connection:
             late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
             self.world.after(late, lambda: self._again(run))
         return answer
+
+    def _server_crashes(self) -> bool:
+        """Decide whether the server crashes after it carried out a request, before it replies."""
+        server, choices = self.server, self.world.choices
+        if not choices.chance("fault:server_crash", server.settings.server_crash):
+            return False
+        server.restart(DOWN[choices.pick("down", (1, 1))])
+        return True
 
     def tell(self, what: str, run: Callable[[], object]) -> None:
         """Send something that has no answer of its own."""

@@ -181,7 +181,8 @@ class Play:
         settings = self.settings
         # What a failover undid, a release say, is over with its ttl.
         undone = LONGER * settings.ttl if settings.failover else 0.0
-        silent = settings.quarantine if settings.wipe or settings.restart else 0.0
+        restarts = settings.wipe or settings.restart or settings.server_crash
+        silent = settings.quarantine if restarts else 0.0
         self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
         for server in self.deployment.servers:
             self.checks.leftovers.is_cleaned_up(server)
@@ -313,7 +314,7 @@ def _spec(settings: Settings, owner: str | None) -> LockSpec:
 
 
 def _without_faults(settings: Settings) -> Settings:
-    return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0)
+    return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0, server_crash=0.0)
 
 
 def play(settings: Settings, choices: Choices) -> Outcome:

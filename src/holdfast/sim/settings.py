@@ -27,6 +27,7 @@ SLACK = 1.0  # as in the scripts
 TOGETHER = (
     ("slow", "reset", "half_open"),
     ("doubled",),
+    ("server_crash",),
     ("stall",),
     ("pause", "crash", "cancel", "fork"),
     (
@@ -74,6 +75,7 @@ class Settings:
     reset: float = 0.0
     half_open: float = 0.0
     doubled: float = 0.0
+    server_crash: float = 0.0  # a server restarts between a request and its reply
 
     # What may happen to a client, at each of its waits
     pause: float = 0.0
@@ -173,7 +175,8 @@ class Settings:
     def prompt(self) -> bool:
         """Whether every reply arrives, and without delay."""
         messages = "slow", "reset", "half_open"
-        delays = *messages, "pause", "stall", "stop", "partition", "freeze", "restart"
+        servers = "partition", "freeze", "restart", "server_crash"
+        delays = *messages, *servers, "pause", "stall", "stop"
         return not any(getattr(self, fault) for fault in delays)
 
     @property

@@ -9,8 +9,6 @@ STATES = (
     # Waiting for one server
     "queued",
     "granted by a push",
-    "a grant pushed after its lease was lost",
-    "a grant pushed after its lease was exported",
     "granted in the reply to another request of the client",
     "a grant confirmed by a renewal",
     "a grant without a waiter, released",

@@ -130,6 +130,7 @@ FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
     "reset": _from(0.003, 0.06),
     "half_open": _from(0.002, 0.04),
     "doubled": _from(0.03, 0.3),
+    "server_crash": _from(0.001, 0.02),
     "pause": _from(0.003, 0.1),
     "crash": _from(0.001, 0.03),
     "cancel": _from(0.003, 0.1),
