@@ -1389,6 +1389,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a waiter that polls may pause after a reply",
+        "sim/checks/hand_over.py",
+        "            busy = busy or world.now < self._requests.answered_at.get(which, -pause) + pause\n",
+        "",
+        {},
+        "L3",
+    ),
+    Mutant(
         "a node that always answers last is given the lease",
         "core/whereabouts.py",
         "            self._missing.add((token, node))\n",

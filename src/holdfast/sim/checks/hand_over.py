@@ -138,6 +138,9 @@ class RetryCheck:
             # A client that was paused, or that has to wait for the server first, retries after it.
             connects = client.connecting or client.now() < client.connected_at + RETRIES_WITHIN
             busy = connects or not client.listens() or self._requests.awaits_answer(name)
+            # A waiter that polls pauses after a reply.
+            pause = int(RETRIES_WITHIN * SECOND)
+            busy = busy or world.now < self._requests.answered_at.get(which, -pause) + pause
             if busy or client.was_stopped_since(since):
                 look_at(world.now + int(RETRIES_WITHIN * SECOND))
             else:
