@@ -1391,7 +1391,7 @@ RARE = [
     Mutant(
         "a waiter that polls may pause after a reply",
         "sim/checks/hand_over.py",
-        "            busy = busy or world.now < self._requests.answered_at.get(which, -pause) + pause\n",
+        "            busy = busy or world.now < answered_at + pause\n",
         "",
         {},
         "L3",

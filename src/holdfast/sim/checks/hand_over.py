@@ -140,7 +140,8 @@ class RetryCheck:
             busy = connects or not client.listens() or self._requests.awaits_answer(name)
             # A waiter that polls pauses after a reply.
             pause = int(RETRIES_WITHIN * SECOND)
-            busy = busy or world.now < self._requests.answered_at.get(which, -pause) + pause
+            answered_at = self._requests.answered_at.get(which, -pause)
+            busy = busy or world.now < answered_at + pause
             if busy or client.was_stopped_since(since):
                 look_at(world.now + int(RETRIES_WITHIN * SECOND))
             else:
