@@ -1700,9 +1700,10 @@ OPERATED = [
         "a renewal that failed is tried again before the deadline",
         "core/renewer.py",
         "                self._schedule(item, min(now + item.patience / 2, item.deadline))",
-        "                self._schedule(item, item.deadline)",
+        "                wait = math.inf if isinstance(item, Hold) else item.patience / 2\n"
+        "                self._schedule(item, min(now + wait, item.deadline))",
         RESET_LONG,
-        "RENEW S16",
+        "RENEW",
     ),
     Mutant(
         "a dropped lease is reported",
