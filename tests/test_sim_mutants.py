@@ -89,6 +89,9 @@ KEPT = {
     "a_released_token_remembered_after_a_late_renewal": (
         "a token that a renewal finds released is forgotten"
     ),
+    "a_waiter_that_waited_for_replicas": (
+        "a waiter may have to wait for replicas before it asks again"
+    ),
     "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
     "a_late_push_that_ended_a_lock_delay": (
         "a late push for a lost lease does not end its lock delay"

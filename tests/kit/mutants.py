@@ -1389,6 +1389,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a waiter may have to wait for replicas before it asks again",
+        "sim/checks/free_lock.py",
+        "        if settings.calm and not settings.drop and not settings.replicas:",
+        "        if settings.calm and not settings.drop:",
+        {},
+        "L1",
+    ),
+    Mutant(
         "a waiter that polls may pause after a reply",
         "sim/checks/hand_over.py",
         "            busy = busy or world.now < answered_at + pause\n",

@@ -80,7 +80,7 @@ class FreeLockCheck:
         over, and its lock delay. A message that a lock delay begins may arrive after the delay.
         """
         settings, gone = self._record.settings, self._record.gone
-        if settings.calm and not settings.drop:
+        if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
         deaf = 1 if settings.half_open or len(gone) > 1 else 0
         if settings.uncounted:
