@@ -89,6 +89,9 @@ KEPT = {
     "a_released_token_remembered_after_a_late_renewal": (
         "a token that a renewal finds released is forgotten"
     ),
+    "a_refusal_from_before_a_lease_was_given_again": (
+        "a node that is given a lease again stays unsure"
+    ),
     "a_waiter_that_waited_for_replicas": (
         "a waiter may have to wait for replicas before it asks again"
     ),

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.core.spec import keys_of
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
-from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
+from holdfast.core.whereabouts import UNSURE, Whereabouts
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE, VOTE
 from kit.interrupts import AtLine
@@ -420,29 +420,18 @@ def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
 
 
-def test_what_was_released_while_it_was_given_again_is_not_there_when_its_number_is_told() -> None:
+def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_there() -> None:
     story = Story()
     note = story.ask_for("t")
     for node in NODES:
-        note(node, int(node != 2))
-    nodes, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+        note(node, 1)
+    first, second = story.where.renewing("t"), story.where.renewing("t")
+    first(2, 0)
+    nodes, voted = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
     assert nodes == [2]
     voted(2, 1)
-    story.where.note_gone("t", 2)
-    confirmed(2, 1)
-    assert 2 not in (story.where.of("t") or {})
-
-
-def test_a_token_given_again_is_there_once_its_number_is_confirmed() -> None:
-    story = Story()
-    note = story.ask_for("t")
-    for node in NODES:
-        note(node, int(node != 2))
-    _, voted, confirmed = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
-    voted(2, 1)
+    second(2, 0)  # it was sent before the vote
     assert (story.where.of("t") or {})[2] is UNSURE
-    confirmed(2, 1)
-    assert (story.where.of("t") or {})[2] is THERE
 
 
 def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it() -> None:

@@ -1389,6 +1389,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a node that is given a lease again stays unsure",
+        "core/whereabouts.py",
+        "        there.update(dict.fromkeys(nodes, UNSURE))\n",
+        "        there.update(dict.fromkeys(nodes, THERE))\n",
+        {},
+        "S10",
+    ),
+    Mutant(
         "a waiter may have to wait for replicas before it asks again",
         "sim/checks/free_lock.py",
         "        if settings.calm and not settings.drop and not settings.replicas:",

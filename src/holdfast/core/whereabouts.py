@@ -181,11 +181,15 @@ class Whereabouts:
 
         return note
 
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
-        """Where a token is to be given again, and what to note of the vote and of its number."""
+    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
+        """Where a token is to be given again, and what to note of the vote.
+
+        It stays unsure there: a renewal that was sent before the vote may be refused after it, and
+        would be taken to say that the token is gone.
+        """
         there = self._tokens.get(token)
         if there is None:
-            return [], nothing, nothing
+            return [], nothing
         missing = {node for node in self._all if (token, node) in self._missing}
         missing |= {node for node in self._all if is_no(tally.answers.get(node))}
         nodes = [node for node in self._all if node not in there or node in missing]
@@ -196,10 +200,6 @@ class Whereabouts:
             if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
                 self.note_gone(token, node)
 
-        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
-            if node in new and is_yes(answer) and there.get(node) is UNSURE:
-                there[node] = THERE
-
         # Noted first, looked at second: a release does these two in the other order. Where it finds
         # the token noted it takes it back, also if it overtakes the vote, which is on another road.
         there.update(dict.fromkeys(nodes, UNSURE))
@@ -208,7 +208,7 @@ class Whereabouts:
                 there.pop(node, None)  # also where it is being forgotten
                 self.note_gone(token, node)
             nodes = []
-        return nodes, voted, confirmed
+        return nodes, voted
 
     def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
         """What to note of a release, of a yes and of the rest, that leaves tombstones on some.
