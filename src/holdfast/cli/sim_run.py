@@ -90,7 +90,9 @@ def run(
     timeout: Annotated[float | None, _number("How long acquiring waits at most.", 0)] = None,
     hold: Annotated[float | None, _number("How long a turn takes, about.", 0)] = None,
     lock_delay: Annotated[float | None, _number("The lock's lock_delay.", 0)] = None,
-    owner: Annotated[bool | None, _switch("All clients give the same owner.")] = None,
+    owner: Annotated[
+        bool | None, _switch("Clients act for one of two owners, or for none.")
+    ] = None,
     reentrant: Annotated[bool | None, _switch("Holders may acquire it again.")] = None,
     fair: Annotated[
         bool | None, _switch("The lock is granted in the order of requests.", off="--fair/--unfair")

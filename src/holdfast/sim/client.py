@@ -308,7 +308,7 @@ class SimClient:
         return False
 
     def has_ended(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
-        """No: no lease is dropped here."""
+        """No: the simulator keeps all tasks."""
         return False
 
     def blocks(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is

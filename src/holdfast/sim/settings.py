@@ -54,7 +54,7 @@ class Settings:
     max_hold: float = 0.0  # seconds after which a lease is renewed no more; 0: no limit
     fair: bool = True
     lock_delay: float = 0.0
-    owner: bool = False  # all clients give the same owner, so that they hold it together
+    owner: bool = False  # each client acts for one of two owners, or for none
     reentrant: bool = False
     polls: bool = False
     uncounted: bool = False  # PUBLISH reaches the listeners and counts none, as behind some proxies
@@ -132,9 +132,11 @@ class Settings:
         if not 0 <= self.drop <= HAND_OFF_MOST:
             raise ValueError(f"drop: 0 to {HAND_OFF_MOST}")
         if self.drop and self.reentrant:
-            raise ValueError("drop cannot be combined with reentrant: it would be re-entered")
+            raise ValueError(
+                "drop cannot be combined with reentrant: a task would re-enter its lease"
+            )
         if self.owner and self.hand_off:
-            raise ValueError("hand_off cannot be combined with owner: it cannot be exported")
+            raise ValueError("hand_off cannot be combined with owner: no export with an owner")
         if self.owner and self.reentrant:
             raise ValueError("reentrant cannot be combined with owner, which may re-enter anyway")
 

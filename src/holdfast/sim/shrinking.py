@@ -2,8 +2,9 @@
 
 First the settings: fewer servers, clients, tasks and turns, faults and features switched off, usual
 durations. A change of settings shifts the choices of a run. So each simplification is tried with
-the same choices, then with some fresh seeds, and is accepted if the same check fails. Then the
-choices: as many of them as possible become 0, which means that nothing special happens.
+the same choices, then with some fresh seeds, and is accepted if the same check reports the same
+kind of failure. Then the choices: as many of them as possible become 0, which means that nothing
+special happens.
 """
 
 from __future__ import annotations

@@ -86,10 +86,10 @@ class FreeLockCheck:
         if settings.uncounted:
             deaf = max(deaf, len(gone | self._record.closed))
         told = 0.0 if settings.prompt else settings.lock_delay
+        if settings.evict or settings.wipe:
+            told = LONGER * settings.ttl + settings.lock_delay
         if settings.slow:  # a message that says how long to wait counts from its arrival
             told += SLOW[-1] / SECOND
-        if settings.evict or settings.wipe:
-            told += LONGER * settings.ttl + settings.lock_delay
         longest = LONGER * settings.ttl if settings.extend else settings.ttl
         lasts = longest + settings.lock_delay
         return FREE_AT_MOST + int((deaf * lasts + told) * SECOND)
