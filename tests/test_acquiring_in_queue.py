@@ -275,6 +275,39 @@ def test_a_connection_that_is_lost_before_the_request_is_sent_has_it_sent_again(
     assert port.time == BEGAN
 
 
+def test_a_subscription_is_probed_once(port: FakePort) -> None:
+    line = listening(port)
+    line.ear.counted = False  # found out before
+    port.later = [(BEGAN + 2, line.rally)]
+    plan(port, held(), held(ticket=3), 5)
+    get(port)
+    assert places(port) == ["", "!0", "!3"]
+    assert not port.of("probe")
+
+
+def test_a_waiter_whose_request_got_no_reply_asks_again_every_second(port: FakePort) -> None:
+    # The request may arrive late, and be granted: nobody would be notified of that.
+    listening(port)
+    plan(port, LOST, held(ticket=3), held(ticket=3), 5)
+    get(port)
+    first, retry, second, third = (each.at - BEGAN for each in port.of("acquire"))
+    assert first == retry == 0
+    assert second <= 1 == third - second
+
+
+def test_a_place_in_the_queue_is_left_in_the_end_even_by_a_client_that_polls_now(
+    port: FakePort,
+) -> None:
+    line = listening(port)
+    port.answers["listen"] = [UNSENT]
+    port.later = [(BEGAN + 2, lambda: line.cut(port.time))]
+    plan(port, held(ticket=3), *[held()] * 30)
+    with pytest.raises(AcquireTimeout):
+        get(port, timeout=2.5)
+    assert places(port)[:2] == ["0", ""]
+    assert [each.args[0] for each in port.of("release")] == [port.of("acquire")[0].args[0]]
+
+
 def test_a_connection_that_is_lost_has_the_waiter_ask_again_on_the_next(port: FakePort) -> None:
     line = listening(port)
     port.later = [(BEGAN + 2, lambda: line.cut(port.time)), (BEGAN + 4, line.rally)]

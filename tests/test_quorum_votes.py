@@ -347,7 +347,7 @@ def test_a_renewed_lease_is_given_to_the_nodes_that_lack_it() -> None:
     assert planned.sent[1:] == [(0.0, [([2, 4], vote("t", "8")), ([2, 4], to(CONFIRM, "t", "8"))])]
     assert planned.meanwhile[0] is planned.meanwhile[1] is not None
     assert planned.tell_late() == [False] * 4
-    assert planned.where("t") == dict.fromkeys(range(4), PRESENT)
+    assert planned.where("t") == {**dict.fromkeys(range(4), PRESENT), 2: UNSURE}
     assert planned.events == [Event("node_failed", detail="n0 is away")]
 
 

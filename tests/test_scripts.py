@@ -34,6 +34,8 @@ ME, OTHER, FIRST, SECOND, THIRD = (
     token(name) for name in ("me", "other", "first", "second", "third")
 )
 OURS, OURS_TOO, OURS_THIRD = (token(name, end=":&us") for name in ("me", "other", "third"))
+MARK = "=7"
+"""Beside the holds of an owner: the fence of their grant, which `ScriptedLock.put` writes."""
 OWNED = "0 fair &us"
 BURIED = 1e16 + 9e12 + 2
 TTL = 100_000
@@ -345,7 +347,7 @@ def test_waiters_count_as_there_where_listeners_may_not_be_counted(
 
 def test_a_second_hold_of_an_owner_joins_the_first(lock: ScriptedLock) -> None:
     for px, left in ((50_000, TTL), (300_000, 300_000)):
-        old = [("=an earlier token", math.inf), (OURS, 5.0)]
+        old = [("=6", math.inf), (OURS, 5.0)]
         for holds in ([], old):
             lock.put(OURS_TOO, px, holds=holds)
             after = lock.run(ACQUIRE, OURS, TTL, "0", OWNED)
@@ -353,10 +355,10 @@ def test_a_second_hold_of_an_owner_joins_the_first(lock: ScriptedLock) -> None:
             assert is_about(after.left, left)
             now = after.began_us // 1000
             ends = dict(after.holds)
-            assert ends.keys() == {OURS, OURS_TOO, "=" + OURS_TOO}
+            assert ends.keys() == {OURS, OURS_TOO, MARK}
             assert is_about(int(ends[OURS] - now), TTL + 5)
             assert is_about(int(ends[OURS_TOO] - now), px + 5)
-            assert ends["=" + OURS_TOO] == float("inf")
+            assert ends[MARK] == float("inf")
             (holds_left,) = lock.ask(("PTTL", lock.keys[3]))
             assert is_about(holds_left, left)
 
@@ -365,7 +367,7 @@ def test_a_hold_of_an_owner_is_kept_for_the_longest_it_asked_for(lock: ScriptedL
     for script, *rest in ((ACQUIRE, "0", OWNED), (RENEW, OWNED, 7)):
         now = lock.run(INSPECT).ended_us // 1000
         for mine, kept in ((60_000, TTL), (300_000, 300_000)):
-            holds = [("=" + OURS_TOO, math.inf), (OURS, now + mine), (OURS_TOO, now + 50_000)]
+            holds = [(MARK, math.inf), (OURS, now + mine), (OURS_TOO, now + 50_000)]
             lock.put(OURS_TOO, 80_000, holds=holds)
             after = lock.run(script, OURS, TTL, *rest)
             assert (after.reply, after.holder) == (7, OURS_TOO)
@@ -377,7 +379,7 @@ def test_a_hold_of_an_owner_is_kept_for_the_longest_it_asked_for(lock: ScriptedL
 
 def test_a_renewal_makes_no_hold_that_has_ended(lock: ScriptedLock) -> None:
     now = lock.run(INSPECT).ended_us // 1000
-    holds = [("=" + OURS_TOO, math.inf), (OURS_TOO, now + 50_000)]
+    holds = [(MARK, math.inf), (OURS_TOO, now + 50_000)]
     for more in ([], [(OURS, now - 1)]):
         lock.put(OURS_TOO, 50_000, holds=[*holds, *more])
         after = lock.run(RENEW, OURS, TTL, OWNED, 7)
@@ -389,13 +391,13 @@ def test_a_renewal_makes_no_hold_that_has_ended(lock: ScriptedLock) -> None:
         assert (after.reply, after.holder, after.holds) == (7, OURS, [])
         assert is_about(after.left, TTL)
     # Its own release made the first hold of the owner end, although its token is in the key.
-    lock.put(OURS_TOO, 50_000, holds=[("=" + OURS_TOO, math.inf), (OURS, now + 50_000)])
+    lock.put(OURS_TOO, 50_000, holds=[(MARK, math.inf), (OURS, now + 50_000)])
     assert lock.run(RENEW, OURS_TOO, TTL, OWNED, 7).reply == 0
 
 
 def test_the_last_hold_of_an_owner_ends_the_lock(lock: ScriptedLock, pushes: Listening) -> None:
     now = lock.run(INSPECT).ended_us // 1000
-    mark = "=" + OURS_TOO, math.inf
+    mark = MARK, math.inf
     for delay in (0, 50_000):
         settings = f"{delay} fair &us"
         holds = [mark, (OURS, now + 300_000), (OURS_TOO, now + 150_000), (OURS_THIRD, now + 90_000)]
@@ -403,7 +405,7 @@ def test_the_last_hold_of_an_owner_ends_the_lock(lock: ScriptedLock, pushes: Lis
         after = lock.run(RELEASE, OURS, 5_000, "0", settings)
         assert (after.reply, after.holder, after.queue) == (1, OURS_TOO, [(FIRST, 5)])
         assert is_about(after.left, 150_000 + delay)
-        assert dict(after.holds).keys() == {"=" + OURS_TOO, OURS_TOO, OURS_THIRD}
+        assert dict(after.holds).keys() == {MARK, OURS_TOO, OURS_THIRD}
         ((kind, _, px, told_delay, who),) = pushes.messages()
         assert (kind, told_delay, who) == ("W", delay, FIRST)
         assert is_about(px, 150_000 + delay)

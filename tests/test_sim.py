@@ -59,8 +59,8 @@ def test_no_interleaving_of_a_small_world_with_one_fault_breaks_a_promise() -> N
     assert report.worlds > 20_000
     for state in (
         "granted by a push",
-        "a holder that never released, followed",
-        "a grant for nobody, handed back",
+        "granted after a holder that never released",
+        "a grant without a waiter, released",
         "a request that found its tombstone",
         "a late write, refused by its fence",
     ):

@@ -207,7 +207,7 @@ def test_a_sweep_reports_the_states_and_pairs_that_it_reached(tmp_path: Path) ->
 def test_a_large_sweep_fails_if_a_state_was_never_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("holdfast.cli.sim_run.ENOUGH", 3)
+    monkeypatch.setattr("holdfast.cli.sim_run.RUNS", 3)
     told = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1")
     assert told.status == 1, told.out
     assert "every promise was kept" in told.out
@@ -224,16 +224,16 @@ def test_options_fix_settings(tmp_path: Path) -> None:
     assert "running 10 simulations from seed 5 on, 1 at a time" in told.out
     assert re.search(r"never +granted by a push", told.out)  # there is no queue
     assert re.search(r"never +crashed while holding", told.out)
-    assert re.search(r"never +votes given back", told.out)
+    assert re.search(r"never +votes released", told.out)
 
 
 @pytest.mark.parametrize(
     ("options", "reached"),
     [
-        ("--nodes 3", "votes given back"),
-        ("--nodes 5 --calm --loop", "votes given back"),
+        ("--nodes 3", "votes released"),
+        ("--nodes 5 --calm --loop", "votes released"),
         ("--replicas 2", "a retry that found its own token"),
-        ("--clock-jump 0.2", "a waiter that asked again with its ticket"),
+        ("--clock-jump 0.2", "a waiter that requested again with its ticket"),
     ],
 )
 def test_a_sweep_may_have_one_kind_of_deployment_or_fault(
@@ -255,8 +255,8 @@ def test_a_run_may_end_by_the_clock(tmp_path: Path) -> None:
     [
         ("--slow 2", "--slow"),
         ("--clients many", "--clients"),
-        ("--slow 0.6 --reset 0.6", "more than 1 together"),
-        ("--owner --reentrant", "not reentrant too"),
+        ("--slow 0.6 --reset 0.6", "add up to at most 1"),
+        ("--owner --reentrant", "reentrant cannot be combined with owner"),
         ("--nodes 2", "an odd number"),
         ("--save nowhere/it.json", "there is no folder nowhere"),
         ("--nonsense", "--nonsense"),

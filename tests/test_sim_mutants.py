@@ -88,7 +88,21 @@ KEPT = {
     "a_released_token_remembered_after_a_late_renewal": (
         "a token that a renewal finds released is forgotten"
     ),
-    "an_owners_holds_that_outlived_the_lock": "a new grant ends the holds that an owner had before",
+    "a_refusal_from_before_a_lease_was_given_again": (
+        "a node that is given a lease again stays unsure"
+    ),
+    "a_waiter_that_waited_for_replicas": (
+        "a waiter may have to wait for replicas before it asks again"
+    ),
+    "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
+    "a_late_push_that_ended_a_lock_delay": (
+        "a late push for a lost lease does not end its lock delay"
+    ),
+    "a_late_request_that_took_a_place_away": (
+        "a late request without a place leaves its token in the queue"
+    ),
+    "a_late_request_that_was_granted_the_lock": "a waiter whose request got no reply asks again",
+    "an_owners_holds_that_outlived_the_lock": "the holds of an earlier grant do not count",
     "an_evicted_lease_of_a_quorum_reported_as_missing": (
         "what a node refused before it was asked no more is not said to be missing"
     ),

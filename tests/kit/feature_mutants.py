@@ -147,14 +147,6 @@ CACHED_MUTANTS = [
         "CACHE",
     ),
     Mutant(
-        "a grant leaves the cached value alone",
-        "scripts/_hand_over.lua",
-        "if owner ~= '' then",
-        "if KEYS[4] then",
-        CACHED_MANY,
-        "STORE",
-    ),
-    Mutant(
         "an error is not raised to those who call after it",
         "core/cache.py",
         "if arrived < other.as_of:",

@@ -9,5 +9,5 @@ the tests that reach its line, and lists the survivors.
     reach             which simulation runs and which tests reach a line
     simulate          the process that runs the simulator, with a mutant or to record lines
     trial             one mutant against the simulator and the tests
-    accepted          survivors that may survive, with the reason
+    accepted          mutants that need not be killed, with the reason
 """

@@ -66,7 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3000, help="simulation runs per mutant")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--fresh", action="store_true", help="try all of them again")
+    parser.add_argument("--fresh", action="store_true", help="try all but the accepted again")
     parser.add_argument("--survivors", action="store_true", help="try earlier survivors again")
     return parser.parse_args()
 

@@ -170,8 +170,8 @@ ACCEPTED = [
     Accepted(
         "core/acquire.py",
         "_Attempt._pause_after",
-        "if self._waiter is None or not self._in_line:",
-        "if ((not self._in_line)):",
+        'if self._waiter is None or ticket == b"0":',
+        'if ((ticket == b"0")):',
         "equivalent: only a waiter has a place in the queue; the condition is for mypy",
     ),
     Accepted(
@@ -180,13 +180,6 @@ ACCEPTED = [
         "longest: float = 0.0,",
         "longest: float = -1.0,",
         "equivalent: it is only compared with a ttl",
-    ),
-    Accepted(
-        "core/acquire.py",
-        "_Attempt._listen",
-        "if ear is not None and ear.counted is None:",
-        "if ((ear is not None)):",
-        "performance only: one more probe",
     ),
     Accepted(
         "core/quorum.py",
@@ -257,13 +250,6 @@ ACCEPTED = [
         "idle_since = None",
         "pass",
         "performance only: the job ends earlier, and is started again",
-    ),
-    Accepted(
-        "core/whereabouts.py",
-        "Whereabouts._sweep_later",
-        "if self._next_sweep is None or not self._next_sweep.live:",
-        "if True:",
-        "performance only: it is looked at more often",
     ),
     Accepted(
         "core/election.py",

@@ -40,12 +40,11 @@ ENDS_THREADS = "test_a_thread_that_is_ended_from_outside_harms_no_other"
 SHORT = ["-m", "not long", "-p", "no:randomly", "--ignore-glob=tests/test_sim*"]
 SHORT += [f"--deselect=tests/test_quorum_threads.py::{ENDS_THREADS}"]
 """The tests that are recorded. Those of the simulator are left out: it is tried before, and some
-of them read the source. Python 3.11 hangs if a thread that blocks is to be ended from outside while
-others are traced."""
+of them read the source. One test is left out because it hangs under coverage on Python 3.11."""
 
 OF_SCRIPTS = "tests/test_scripts"
-"""How the files of tests begin that send scripts to a server themselves: no line of the package
-that names a script is executed by them."""
+"""The prefix of test files that send scripts to a server directly. Coverage does not show which
+scripts they use."""
 
 
 class Reach:
@@ -61,19 +60,21 @@ class Reach:
         self._tests: list[tuple[str, float]] = recorded["tests"]
 
     def seeds(self, mutant: Mutant) -> list[int]:
-        """The runs that may be affected, the shortest first: a tenth of them take half the time."""
+        """Return the runs that reach it, shortest first: the longest tenth takes half the time."""
         everything = bool(mutant.change.place.binds)
         found = range(self.runs) if everything else _reaching(self._by_runs, _lines(mutant))
         return sorted(found, key=lambda seed: self._sizes[str(seed)])
 
     def tests(self, mutant: Mutant) -> list[tuple[str, float]]:
-        """The tests that reach it, and their seconds.
+        """Return tests to try, in this order, and the seconds that each takes.
 
-        First come those of files that import the module and name the function, or send the script:
-        some of them trace what they run, so that it is not recorded. Then come those that are
-        recorded to reach it, first of files that import the module. One of each file comes before
-        the second of any, as the tests of one file are much alike: of a file the quickest first,
-        and one variant of each before the second of any.
+        1. Tests of files that import the module and name the function, or send the script:
+           coverage misses some of these.
+        2. Tests that reach the line, from files that import the module.
+        3. All others that reach the line.
+
+        Within a group the files take turns, and within a file the variants of a test; the quickest
+        comes first.
         """
         binds, function = mutant.change.place.binds, mutant.change.place.function
         if mutant.file.endswith(".lua"):

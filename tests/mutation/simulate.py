@@ -20,6 +20,7 @@ from kit.mutants import SOURCE, mutate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from holdfast.sim.play import Outcome
 
@@ -30,7 +31,7 @@ LONGEST_RUN = 30
 """Seconds of processor time, after which a run is considered endless. The usual is a fraction."""
 
 MANY_RUNS = 0.3
-"""The same for a run on average."""
+"""Seconds of processor time that a run may take on average."""
 
 _HOOK = b"""
 local executed = {}
@@ -59,15 +60,15 @@ def default_run() -> Callable[[int], Outcome]:
     return lambda seed: play(draw(seed), RandomChoices(seed))
 
 
-def kept_runs() -> list[Callable[[], Outcome]]:
-    """Return functions that do the runs again in which something was found once."""
+def replayed(saved: Path) -> Outcome:
+    """Replay a saved run, in which a bug was found once."""
     from holdfast.sim.sweep import Found  # noqa: PLC0415 - after the change
 
-    return [Found.load(each.read_text()).run for each in sorted(WORLDS.glob("*.json"))]
+    return Found.load(saved.read_text()).run()
 
 
 def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
-    """Do the runs with these seeds, then the kept ones; stop at a failure."""
+    """Do the runs with these seeds, then the saved ones; stop at a failure."""
     path = PACKAGE / work["file"]
     assert path.read_text() == work["old"], "the source was changed meanwhile"
     mutate(path, work["old"].encode(), work["new"].encode())
@@ -82,10 +83,10 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
             if check := run(seed).check:
                 return {"check": check, "runs": seed + 1}
         seed = -1
-        for again in kept_runs():
+        for saved in sorted(WORLDS.glob("*.json")):
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)
-            if check := again().check:
-                return {"check": check, "runs": 0}
+            if check := replayed(saved).check:
+                return {"check": check, "runs": 0, "saved": saved.stem}
     except Exception as error:  # noqa: BLE001 - the mutant may raise anything
         return {"check": type(error).__name__, "runs": seed + 1}
     return {"check": "", "runs": 0}
@@ -94,8 +95,8 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
 def record(seeds: range) -> dict[str, Any]:
     """Record the lines of the core and of the scripts that each run executes, and its size.
 
-    By file and line, the runs are bits of a number, written in hexadecimal, as there are many. The
-    size of a run is the number of its choices: its time is about proportional.
+    `lines[file][line]` is the set of seeds, as the bits of a hexadecimal number. The size of a run
+    is the number of its choices: its time is about proportional.
     """
     watching = coverage.Coverage(data_file=None, config_file=False, include=[f"{PACKAGE}/core/*"])
     watching.start()
@@ -106,7 +107,7 @@ def record(seeds: range) -> dict[str, Any]:
     modules = [module for name, module in sys.modules.items() if name.startswith("holdfast.")]
     cached = [each for module in modules for each in vars(module).values() if _is_cached(each)]
     for seed in seeds:
-        for each in cached:  # what an earlier run computed is used by this one
+        for each in cached:  # otherwise the lines that fill a cache count for the first run only
             each.cache_clear()
         watching.switch_context(str(seed))
         outcome = run(seed)
@@ -133,7 +134,7 @@ def _is_cached(value: object) -> bool:
 
 
 def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
-    """Return what tells the lines that scripts have executed since the last call."""
+    """Return a function that returns the script lines executed since its last call."""
     from holdfast import scripts  # noqa: PLC0415 - after the recording began
     from holdfast.sim import lua  # noqa: PLC0415 - the same
 

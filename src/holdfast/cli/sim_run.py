@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
     from holdfast.sim.sweep import Found
 
-RUNS = 1000
-"""How many runs there are by default."""
-
-ENOUGH = 3000
-"""Runs that together reach every state: if so many never reached one, the sweep fails."""
+RUNS = 3000
+"""How many runs there are by default. That many reach every state, or the sweep fails."""
 
 WHO = "Who takes part, and with what lock"
 GOES_WRONG = "What goes wrong: probabilities"
@@ -93,7 +90,9 @@ def run(
     timeout: Annotated[float | None, _number("How long acquiring waits at most.", 0)] = None,
     hold: Annotated[float | None, _number("How long a turn takes, about.", 0)] = None,
     lock_delay: Annotated[float | None, _number("The lock's lock_delay.", 0)] = None,
-    owner: Annotated[bool | None, _switch("All clients give the same owner.")] = None,
+    owner: Annotated[
+        bool | None, _switch("Clients act for one of two owners, or for none.")
+    ] = None,
     reentrant: Annotated[bool | None, _switch("Holders may acquire it again.")] = None,
     fair: Annotated[
         bool | None, _switch("The lock is granted in the order of requests.", off="--fair/--unfair")
@@ -134,6 +133,9 @@ def run(
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,
     doubled: Annotated[float | None, _chance("A request is carried out twice.")] = None,
+    server_crash: Annotated[
+        float | None, _chance("The server restarts between a request and its reply.")
+    ] = None,
     pause: Annotated[float | None, _chance("A client is paused.")] = None,
     crash: Annotated[float | None, _chance("A client dies.")] = None,
     cancel: Annotated[float | None, _chance("A task is cancelled.")] = None,
@@ -184,7 +186,7 @@ def run(
         raise typer.Exit(1)
     never = f"; {len(report.missing)} states were never reached" if report.missing else ""
     print_line(console, f"{summary(report)}: every promise was kept{never}", "green")
-    if report.missing and not fixed and report.worlds >= ENOUGH:
+    if report.missing and not fixed and report.worlds >= RUNS:
         print_line(
             console, f"never reached, though it has to be: {', '.join(report.missing)}", "red"
         )

@@ -227,7 +227,8 @@ def _on_held(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
     has_place = ticket != b"0"
     if has_place:
         attempt = attempt._replace(ticket=ticket.decode())
-    attempt = attempt._replace(on_server=has_place, holder=(token, left_ms))
+    # A place that it got before is kept, even if this request did not ask for one.
+    attempt = attempt._replace(on_server=attempt.ticket != "0", holder=(token, left_ms))
     give_up = attempt.budget.give_up
     if moment.now >= give_up:
         return on_timeout(attempt, spec)

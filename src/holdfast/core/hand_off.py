@@ -69,11 +69,8 @@ async def export(session: Session, grip: Grip) -> str:
     await keep(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
-    waiter = hold.waiter
-    # A grant that is still on its way must not count as one that no attempt here waits for. It
-    # would be returned, and the exported lease with it, until that has been adopted.
-    if waiter is not None and session.renewer.later(hold.longest_ttl, waiter.forget) is None:
-        waiter.forget()
+    if hold.waiter is not None:  # a late message must not return the grant, and so the export
+        hold.waiter.forget_later(session.port.now())
     hold.state = RELEASED
     return text
 

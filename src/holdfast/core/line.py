@@ -103,6 +103,10 @@ class Waiter:
         """Let the token be unknown: it is over, and a grant for it is handed back."""
         self.line.forget(self.token)
 
+    def forget_later(self, now: float) -> None:
+        """Forget the token when every message that was sent before now has arrived."""
+        self.line.forget_later(self.token, now)
+
 
 class _Timer:
     """The waiters for one lock, in order, and when one of them has to ask."""
@@ -165,6 +169,7 @@ class Line:
         self._paused: bool
         self._heard_since: float  # while there is a connection
         self._pings: deque[tuple[bytes, float]] = deque()
+        self._to_forget: deque[tuple[str, float]] = deque()
         self._rallied_at = -NEVER
         self._to_rally: deque[bytes] = deque()
 
@@ -184,6 +189,15 @@ class Line:
     def forget(self, token: str) -> None:
         """Know the token no more."""
         self._known.pop(token, None)
+
+    def forget_later(self, token: str, now: float) -> None:
+        """Forget the token when every message that was sent before now has arrived."""
+        self._to_forget.append((token, now))
+        # Noted first, looked at second: a connection that is lost does these two the other way.
+        if self.ear is None:
+            self.forget(token)
+        elif now < self.wake_at:
+            self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:
         """Have everybody ask again: who asked at `asked_at` learnt that places were lost."""
@@ -225,6 +239,8 @@ class Line:
         self._rouse = _nobody
         self.wake_at = NEVER
         self._to_rally.clear()
+        while self._to_forget:
+            self.forget(self._to_forget.popleft()[0])
         self._rallied_at = now
         self.rally()
         if ear is not None:
@@ -268,6 +284,8 @@ class Line:
             ping, sent_at = self._pings.popleft()
             if ping == payload:
                 self._heard_since = sent_at
+                while self._to_forget and self._to_forget[0][1] < sent_at:
+                    self.forget(self._to_forget.popleft()[0])
                 return
         raise ValueError("an answer to a PING that was not sent")
 
@@ -301,7 +319,7 @@ class Line:
                     waiter.tell_to_ask()
         ping: list[Command] = []
         wake_at = NEVER
-        if self._waiting:
+        if self._waiting or self._to_forget:
             oldest = self._pings[0][1] if self._pings else NEVER
             if now >= oldest + PATIENCE and not paused:
                 raise TimeoutError("PINGs are not answered")

@@ -265,12 +265,12 @@ class Quorum:
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
             token, ttl, settings, _ = args
-            nodes, voted, confirmed = self.locations.giving_again(token, tally)
+            nodes, voted = self.locations.giving_again(token, tally)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
                 posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
                 posts.append((nodes, (CONFIRM, every, (token, ttl, fence, settings))))
-                notes += voted, confirmed
+                notes += voted, nothing
 
         def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
             self.watch(node, answer)

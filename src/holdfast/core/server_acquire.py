@@ -32,6 +32,7 @@ from holdfast.core.attempt import (
 )
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import Grip, Hold, forked
+from holdfast.core.spec import WINDOW_LONGEST
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
@@ -221,7 +222,11 @@ class _Acquiring:
             self.attempt = self.attempt.ready()
 
     async def _wait_for_message(self, waiter: Waiter) -> None:
-        """Wait in the queue until the server notifies this waiter, or until the timeout is over."""
+        """Wait in the queue until the server notifies this waiter, or until the timeout is over.
+
+        An uncertain request may still arrive and be granted, and nobody is notified of that. So
+        after one, the attempt requests again from time to time.
+        """
         port, queued = self._session.port, cast("Queued", self.attempt.state)
         waiter.queued(self.attempt.sent_at, queued.recheck_after)
         if queued.was_lost:
@@ -239,7 +244,10 @@ class _Acquiring:
                 self._report.send(now, await self._look_at_queue())
             else:
                 waiter.report_at = self._report.due
-                await port.wait(waiter.signal, left)
+                limit = min(left, WINDOW_LONGEST) if self.attempt.uncertain else left
+                if not await port.wait(waiter.signal, limit) and limit < left:
+                    self.attempt = self.attempt.ready()
+                    return
 
     async def _look_at_queue(self) -> str:
         """Say who holds the lock now, and the place of this attempt in the queue."""

@@ -108,8 +108,8 @@ class Session:
     def lost(self, hold: Hold) -> None:
         """Report a loss, and remove what is left of the lease from the server."""
         self.forget(hold)
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        if hold.waiter is not None:  # a late push for it must not end the lock delay
+            hold.waiter.forget_later(self.port.now())
         reason = hold.reason or hold.overdue()
         self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension without a reply may keep the key long beyond the deadline, and a request

@@ -180,34 +180,29 @@ class TokenLocations:
 
         return note
 
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note, Note]:
-        """Return where to give a token again, and what notes the replies to vote and confirmation.
+    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
+        """Return where to give a token again, and what notes the replies to the vote.
 
         Not while it is being released. A release that comes later finds these nodes noted, and
-        leaves a tombstone there: it may overtake the vote, which uses another connection.
+        leaves a tombstone there: it may overtake the vote, which uses another connection. The token
+        stays unsure there: a renewal that was sent before the vote may be refused after it.
         """
         with self._mutex:
             there = self._tokens.get(token)
             if there is None or token in self._leaving:
-                return [], nothing, nothing
+                return [], nothing
             missing = {node for node in self._all if (token, node) in self._missing}
             missing |= {node for node in self._all if is_no(tally.answers.get(node))}
             nodes = [node for node in self._all if node not in there or node in missing]
             new = {node for node in nodes if node not in there}
             self._missing.difference_update((token, node) for node in nodes)
             there.update(dict.fromkeys(nodes, UNSURE))
-        mine = there
 
         def voted(node: int, answer: Reply | HoldfastError) -> None:
             if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
                 self.note_gone(token, node)
 
-        def confirmed(node: int, answer: Reply | HoldfastError) -> None:
-            with self._mutex:
-                if node in new and is_yes(answer) and mine.get(node) == UNSURE:
-                    mine[node] = PRESENT
-
-        return nodes, voted, confirmed
+        return nodes, voted
 
     def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
         """Return what notes the replies to a release, a yes and the rest.
@@ -241,12 +236,15 @@ class TokenLocations:
         self._due.append((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
 
     def _flush(self) -> None:
-        """Hand over to the background what it has to do."""
-        while self._due:
+        """Hand over to the background what it has to do.
+
+        Two threads may hand over the same, which is cleaned up once. An interruption loses nothing.
+        """
+        for request in self._due[:]:
+            self._clean_up(request)
             with self._mutex:
-                request = self._due.pop(0) if self._due else None
-            if request is not None:
-                self._clean_up(request)
+                if request in self._due:
+                    self._due.remove(request)
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request released wherever it may be, in the background."""

@@ -192,7 +192,7 @@ def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
 
 def _holders(sight: Sight) -> tuple[Holder, ...]:
     """Those of an owner, once there were several."""
-    if b"=" + sight.token not in dict(sight.holds):
+    if b"=" + sight.fence not in dict(sight.holds):
         return ()
     return tuple(
         replace(read_holder(token, -1, sight.fence), remaining=until / 1000 - sight.time)

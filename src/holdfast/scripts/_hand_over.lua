@@ -27,10 +27,6 @@ local function grant(who, px)
   else
     call('SET', lock, who, 'PX', px + delay)
   end
-  -- The same token may have been granted the lock before: without this its old holds would count again.
-  if owner ~= '' then
-    call('DEL', KEYS[4])
-  end
   -- Those of the same owner may have it too: let them ask.
   local group = string.match(who, ':&[^:]*$')
   for _, waiter in ipairs(group and call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE') or {}) do

@@ -1,9 +1,8 @@
 -- A part of scripts about a lock that may have an owner. Needs: call, lock, settings' names.
 --
 -- The lock's key holds the token of the owner's first hold. Once a second one joins, all are kept in
--- KEYS[4], each with the moment it expires at, beside a mark that says for which token in the lock's
--- key they count. A grant by a script with KEYS[4] deletes the old ones. Otherwise they are void, because
--- the mark names another token.
+-- KEYS[4], each with the moment it expires at, beside a mark with the fence of the grant that they belong
+-- to. Holds of an earlier grant are void, even if the same token was granted the lock again.
 
 local function milliseconds()
   local time = call('TIME')
@@ -14,9 +13,13 @@ local function is_owners(holder)
   return owner ~= '' and holder and string.sub(holder, -#owner) == owner
 end
 
+local function mark()
+  return '=' .. (call('GET', KEYS[2]) or '')
+end
+
 -- The holds that keep the lock, with the moments they expire at, and the latest of these; nothing
 -- while there is one only, whose token is in the lock's key.
-local function holds_of(holder, time)
+local function holds_of(time)
   local found = call('ZRANGE', KEYS[4], '(' .. time, '+inf', 'BYSCORE', 'WITHSCORES')
   local holds, latest = {}
   for index = 1, #found, 2 do
@@ -25,14 +28,14 @@ local function holds_of(holder, time)
       latest = holds[found[index]]  -- they are in order
     end
   end
-  if holds['=' .. holder] then
+  if holds[mark()] then
     return holds, latest
   end
 end
 
 -- Whether `token` is one of the holds that keep the lock.
 local function has_hold(holder, token)
-  local holds = is_owners(holder) and holds_of(holder, milliseconds())
+  local holds = is_owners(holder) and holds_of(milliseconds())
   if holds then
     return holds[token] ~= nil
   end
@@ -45,10 +48,10 @@ local function keep_hold(holder, token, left, ttl)
   call('PEXPIRE', lock, math.max(left, ttl) + delay)
   if is_owners(holder) then
     local time = milliseconds()
-    local holds = holds_of(holder, time)
+    local holds = holds_of(time)
     if not holds and holder ~= token then
       call('DEL', KEYS[4])
-      call('ZADD', KEYS[4], '+inf', '=' .. holder, time + left, holder)
+      call('ZADD', KEYS[4], '+inf', mark(), time + left, holder)
       holds = {}
     end
     if holds then
@@ -62,11 +65,11 @@ end
 -- that others keep is theirs for as long as the longest of them asked for.
 local function end_hold(holder, token)
   local time = is_owners(holder) and milliseconds()
-  if not time or not holds_of(holder, time) then
+  if not time or not holds_of(time) then
     return true
   end
   call('ZREM', KEYS[4], token)
-  local _, latest = holds_of(holder, time)
+  local _, latest = holds_of(time)
   if latest then
     call('PEXPIRE', lock, latest - time + delay)
     return false, latest - time + delay

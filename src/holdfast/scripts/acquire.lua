@@ -74,7 +74,8 @@ if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder
   return (call('GET', KEYS[2]) or new_fence()) .. serial
 end
 
--- Stands in line, once, and returns the ticket, and whether it had one and its place was lost.
+-- Stands in line, once, and returns the ticket, whether it had one and its place was lost, and whether
+-- it was not in line before.
 -- A ticket is the moment (µs, by the server's clock) at which its waiter came, or just above the last
 -- one: so one who comes back is before all who came later, and who looks sees for how long they wait.
 local function stand_in_line()
@@ -97,10 +98,10 @@ local function stand_in_line()
   if not added and not had_one then
     ticket = score(mark .. token)
   end
-  return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0
+  return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0, added
 end
 
-local ticket, put_back
+local ticket, put_back, added
 if not holder then
   if order == 'barge' then
     leave_line()
@@ -108,7 +109,7 @@ if not holder then
     grant(token, ttl)
     return fence .. serial
   end
-  ticket, put_back = stand_in_line()
+  ticket, put_back, added = stand_in_line()
   local who, fence = hand_over()
   if who == token then
     return fence .. serial
@@ -118,8 +119,10 @@ elseif place ~= '' then
   ticket, put_back = stand_in_line()
 end
 if place == '' then
-  if leave_line() and left >= 0 then
-    tell_next('W', left)  -- the first in the queue watches the holder
+  -- If it was in the queue before, it stays there: this request may be older than the one that put it
+  -- there, and may have been overtaken by it.
+  if added then
+    call('ZREM', queue, token)
   end
   ticket, put_back = '0', 0
 end

@@ -168,7 +168,7 @@ class CachedPlay:
         try:
             await get(self._cache(call.client), self._wanted(call))
         except WouldDeadlock:
-            self.check.reached["a cached value that asked for itself"] += 1
+            self.check.reached["a cached function that called itself"] += 1
             return
         if call.client.generation == call.generation:  # a child knows nothing of its parent's call
             self.check.fail("FLIGHT", f"{call.task.name} waited for itself")

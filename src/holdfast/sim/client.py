@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.core.deployment import Deployment
     from holdfast.core.hold import Hold
     from holdfast.core.line import Line
+    from holdfast.core.spec import LockSpec
     from holdfast.keys import Keys
     from holdfast.port import L, Listener, Reply, Signal
     from holdfast.scripts import Script
@@ -155,6 +156,8 @@ class SimClient:
         else:
             longest_ttl = LONGER * settings.ttl if settings.sentinel else math.inf
             self.deployment = OneServer(self.call, longest_ttl)
+        self.spec: LockSpec
+        """The lock, as this client acquires it."""
         self.generation = 1
         self.immune = False
         """Nothing befalls the process any more."""
@@ -195,7 +198,7 @@ class SimClient:
 
     def _fork(self, task: Task, *, told: bool) -> None:
         """Go on in a child, as `wire.process` has it: with no connection, and with other tokens."""
-        parent = self.machine
+        parent, waiting = self.machine, bool(self.waiting())
         self._hang_up_after(parent, told=told)
         self.generation += 1
         self.machine = parent.fork(task, f"{parent.name}+")
@@ -211,7 +214,7 @@ class SimClient:
         for begin in self.after_fork:
             begin()
         self.callers = {task}
-        self.observer.forked(self, before)
+        self.observer.forked(self, before, waiting=waiting)
 
     def close(self) -> None:
         """Do as a face does: end the session, then the push connections, then all others."""
@@ -321,7 +324,7 @@ class SimClient:
         return False
 
     def has_ended(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
-        """No: no lease is dropped here."""
+        """No: the simulator keeps all tasks."""
         return False
 
     def blocks(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is

@@ -61,6 +61,7 @@ class Deployment:
         (old,) = self.servers
         self._world.note("failover", old.name, new.name)
         new.promotions += 1
+        self._checks.failed_over()
         if self._settings.sentinel:
             self._leave_alone(old, new)
             return
@@ -77,7 +78,6 @@ class Deployment:
         still = (0.0, 0.5, 0.95)[self._world.choices.pick("overlap", (1, 1, 1))] * OVERLAP
         old.replica = None
         self.servers = [new]
-        self._checks.failed_over()
         self._world.after(int(still * SECOND), old.end)
         spare = Server(self._world, f"{old.name}'", self._settings, drift=new.drift)
         for key in sorted(new.data.keys()):

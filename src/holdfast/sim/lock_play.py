@@ -14,7 +14,7 @@ from holdfast.core.acquire import acquire
 from holdfast.core.evict import evict
 from holdfast.core.extend import extend
 from holdfast.core.hand_off import adopt, export
-from holdfast.core.hold import RELEASED, RELEASING, Grip
+from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING, Grip
 from holdfast.core.inspect import holder
 from holdfast.core.release import check, release
 from holdfast.errors import (
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 RENEWAL_AWAITED, UNDER_WAY = 4.0, 0.00015
 """Seconds before a renewal that a turn may last until then, and after it was sent, to its end."""
+
+AMPLE, ROUNDING = 0.1, 1e-6
+"""Seconds: a lease with more than this left does not expire during one request without faults; and
+the precision of sums of times."""
 
 
 class LockPlay:
@@ -78,14 +82,15 @@ class LockPlay:
         asking = client.actor()
         self.asking.add(asking)
         try:
-            await acquire(client.session, self._spec, settings.timeout, grip)
+            await acquire(client.session, client.spec, settings.timeout, grip)
         except Cancelled:
             self._checks.reached["cancelled while waiting"] += 1
             self._nothing_is_held(grip)
             raise
-        except HoldfastError:
+        except HoldfastError as error:
             self._nothing_is_held(grip)
             self._in_time(client, began)
+            self._has_a_reason(client, began, error)
             raise
         finally:
             self.asking.discard(asking)
@@ -127,6 +132,36 @@ class LockPlay:
         if late > 0.05:  # noqa: PLR2004 - a few messages' time
             self._checks.fail("L4", f"acquire returned {late:.3f} s after its timeout")
 
+    def _has_a_reason(self, client: SimClient, began: float, error: HoldfastError) -> None:
+        """An acquire fails because its timeout is over, or because something went wrong."""
+        timeout, waited = self._settings.timeout, client.now() - began
+        if isinstance(error, AcquireTimeout):
+            if timeout is None or waited < timeout - ROUNDING:
+                self._checks.fail("L4", f"timed out after {waited:.3f} s, not {timeout}")
+        elif isinstance(error, WouldDeadlock):
+            if not self._settings.drop:  # this task holds what it dropped
+                self._checks.fail("L5", "a task that holds nothing was said to wait for itself")
+        # With a long min_validity a grant may be too late although no message is slow.
+        elif self._is_faultless(client) and not self._settings.min_validity:
+            self._checks.fail("REASON", f"not acquired although no fault happened: {error}")
+
+    def _is_expected(
+        self, client: SimClient, hold: Hold, left: float, error: BaseException
+    ) -> None:
+        """An operation on a lease that had `left` seconds fails only if something went wrong."""
+        if self._is_faultless(client) and left > AMPLE:
+            detail = f"{hold.token} had {left:.3f} s left, and no fault happened: {error!r}"
+            self._checks.fail("REASON", detail)
+
+    def _is_faultless(self, client: SimClient) -> bool:
+        """Whether requests of this client succeed: not if it is closed, or waits for replicas."""
+        return self._settings.calm and not self._settings.replicas and not client.closed
+
+    @staticmethod
+    def _left(client: SimClient, hold: Hold) -> float:
+        """Return the seconds for which a lease is valid, 0 if it is not."""
+        return hold.deadline - client.now() if hold.state is HELD else 0.0
+
     async def _work(self, client: SimClient, grip: Grip) -> None:
         """Read, change and write what the lock guards; perhaps extend, or take the lock again."""
         choices, resource, who = self._world.choices, self._checks.resource, client.machine.name
@@ -166,15 +201,17 @@ class LockPlay:
     async def _extend(self, client: SimClient, grip: Grip, hold: Hold) -> None:
         factor = (1.0, 3.0, 0.5)[self._world.choices.pick("extend", (1, 2, 1))]
         ttl, reached = self._settings.ttl * factor, self._checks.reached
+        left = self._left(client, hold)
         try:
             await extend(client.session, grip, ttl)
             self._checks.extended(client, hold, ttl)
         except (LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable) as error:
             self._world.note("not extended", client.machine.name, type(error).__name__)
+            self._is_expected(client, hold, left, error)
             refused = isinstance(error, LeaseLost) and hold.reason in {"taken", "key_missing"}
             reached["an extension refused"] += refused
             unanswered = isinstance(error, (OutcomeUnknown, NodeUnavailable))
-            reached["an extension without an answer"] += unanswered
+            reached["an extension without a reply"] += unanswered
 
     def _fork(self, client: SimClient, grip: Grip) -> None:
         """A child of the process, which has a copy of everything, holds nothing."""
@@ -193,24 +230,25 @@ class LockPlay:
         # Not if an operator evicted it, and another task of the client was granted the lock since.
         known = client.session.held.newest.get(self._spec.keys[0]) is hold
         try:
-            await acquire(client.session, self._spec, 5.0, grip)
+            await acquire(client.session, client.spec, 5.0, grip)
         except WouldDeadlock:
-            if self._settings.reentrant or self._settings.owner:
+            if self._settings.reentrant or client.spec.owner is not None:
                 self._checks.fail("S12", "the holder may take it again, and was not let")
             return
         except (AcquireTimeout, NodeUnavailable):
             stopped = client.was_stopped_since(began)
             if known and self._checks.alive(client, hold) and not stopped:
-                plain = not self._settings.reentrant and not self._settings.owner
+                plain = not self._settings.reentrant and client.spec.owner is None
                 if plain or self._settings.reentrant:
                     self._checks.fail("L5", "the holder waited for itself")
             return
         again = grip._hold  # noqa: SLF001 - what a face does too
         assert again is not None  # noqa: S101 - acquire returned
+        self._checks.reached["re-entered"] += again is hold
         if self._settings.reentrant and again is hold:
             if not self._checks.alive(client, again):
                 self._checks.fail("S2", f"{again.token} was taken again when its time was up")
-            await release(client.session, grip)
+            await self._leave_level(client, grip, again)
             if again.state in {RELEASING, RELEASED}:
                 self._checks.fail("S12", "an inner level gave back what an outer one holds")
             alive = self._checks.alive(client, again)
@@ -219,22 +257,52 @@ class LockPlay:
             if alive and not self._checks.alive(client, again):
                 self._checks.fail("S12", "the check of a released level lost the outer one")
             return
+        self._checks.reached["not re-entered, because its time was over"] += (
+            self._settings.reentrant and hold.state is LOST
+        )
         self._checks.granted(client, again)  # the first was lost meanwhile, or has an owner
         await self._release(client, grip)
+
+    async def _leave_level(self, client: SimClient, grip: Grip, hold: Hold) -> None:
+        """Work on in an inner level, perhaps until the lease has expired, and release it."""
+        try:
+            await client.stall()
+            if self._world.choices.pick("inner level", (3, 1)):
+                await client.sleep(max(0.0, hold.deadline - client.now()))
+        except Cancelled:
+            await self._release_level(client, grip, hold)
+            raise
+        await self._release_level(client, grip, hold)
+
+    async def _release_level(self, client: SimClient, grip: Grip, hold: Hold) -> None:
+        """Release an inner level: it reports the loss of the lease, and nothing else (S12)."""
+        alive = self._checks.alive(client, hold)
+        self._checks.reached["a level released after the loss"] += not alive
+        try:
+            await release(client.session, grip)
+        except LeaseLost:
+            if alive:
+                self._checks.fail("S12", f"an inner level of {hold.token} lost a valid lease")
+        else:
+            if not alive:
+                self._checks.fail("S12", f"an inner level did not report the loss of {hold.token}")
 
     async def _release(self, client: SimClient, grip: Grip) -> None:
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
+        left = self._left(client, hold)
         full = not self._settings.sentinel and any(
             server.data.full for server in self._play.deployment.servers
         )
         self._checks.releasing(client, hold)
         try:
             await release(client.session, grip)
-        except LeaseLost:
+        except LeaseLost as error:
+            self._is_expected(client, hold, left, error)
             self._checks.ended(client, hold, "loss")
         except (OutcomeUnknown, NodeUnavailable) as error:
-            self._checks.reached["a release that was not answered"] += 1
+            self._is_expected(client, hold, left, error)
+            self._checks.reached["a release without a reply"] += 1
             if full and "OOM" in str(error):
                 self._checks.fail("L8", "a full server refused a release")
             self._checks.ended(client, hold, "release without an answer")
@@ -245,9 +313,11 @@ class LockPlay:
         """Export it and pass the text on; what cannot be exported is released."""
         hold = grip._hold  # noqa: SLF001 - what a face does too
         assert hold is not None  # noqa: S101 - it was granted
+        left = self._left(client, hold)
         try:
             text = await export(client.session, grip)
         except (Cancelled, HoldfastError) as error:
+            self._is_expected(client, hold, left, error)
             self._world.note("not exported", client.machine.name, type(error).__name__)
             await self._release(client, grip)
             return

@@ -37,6 +37,9 @@ LATENCY_WEIGHTS = (60, 25, 12, 3)
 SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
 """Microseconds that a slow one takes."""
 
+DOWN = (300_000, 4_000_000)
+"""Microseconds until a server that crashed is back: shorter or longer than a client retries."""
+
 MORE_OFTEN, MOST_OFTEN = 10, 0.4
 """How many times as often something happens where it matters most, and the highest chance of it."""
 
@@ -333,7 +336,8 @@ def more_often(chance: float) -> float:
     """Raise the chance of a fault at a moment that is rare, and after which much can go wrong.
 
     A lease ends with one release, and a run has hundreds of messages: with the same chance for all
-    of them, hardly any run would lose the answer that grants the lock to another waiter.
+    of them, hardly any run would lose the reply that grants the lock to another waiter, or deliver
+    a pushed grant after its lease has ended.
     """
     return max(chance, min(MORE_OFTEN * chance, MOST_OFTEN))
 
@@ -365,10 +369,12 @@ class Connection:
         if settings.slow or settings.reset or settings.half_open:
             releases = what.startswith("answer to release")
             reset = more_often(settings.reset) if releases else settings.reset
-            usual = max(0.0, 1.0 - settings.slow - reset - settings.half_open)
-            fate = choices.pick("fault:message", (usual, settings.slow, reset, settings.half_open))
+            pushes = what in {"push", "pong"}
+            slow = more_often(settings.slow) if pushes else settings.slow
+            usual = max(0.0, 1.0 - slow - reset - settings.half_open)
+            fate = choices.pick("fault:message", (usual, slow, reset, settings.half_open))
             if fate == 1:
-                latency = SLOW[choices.pick("slow", (4, 3, 2, 1))]
+                latency = SLOW[choices.pick("slow", (1, 1, 3, 2) if pushes else (4, 3, 2, 1))]
                 world.note("slow", self.process.name, direction, latency)
             elif fate == 2:  # noqa: PLR2004 - as listed above
                 world.note("reset", self.process.name, direction)
@@ -411,7 +417,9 @@ class Connection:
         for direction, number, callback in held_up:
             self._arrive(direction, number, callback)
 
-    def ask(self, what: str, run: Callable[[], Any], *, once: bool = False) -> Future[Any]:
+    def ask(
+        self, what: str, run: Callable[[], Any], args: Sequence[str] = (), *, once: bool = False
+    ) -> Future[Any]:
         """Send a request; the future is its answer, an error reply, or ConnectionResetError.
 
         What `run` returns is the answer; a future is, when it is known. A request that may be
@@ -428,6 +436,8 @@ class Connection:
                 result, error = run(), None
             except ServerError as refused:
                 result, error = None, refused
+            if self._server_crashes():
+                return
             if isinstance(result, Future):
                 result.waiting.append(lambda: reply(result.result(), None))
                 if result.done:
@@ -444,10 +454,18 @@ class Connection:
         doubled = 0.0 if once else self.server.settings.doubled
         if self.world.choices.chance("fault:doubled", doubled):
             self.world.note("doubled", self.process.name, what)
-            self.world.doubled = True
+            self.world.doubled.update(args)
             late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
             self.world.after(late, lambda: self._again(run))
         return answer
+
+    def _server_crashes(self) -> bool:
+        """Decide whether the server crashes after it carried out a request, before it replies."""
+        server, choices = self.server, self.world.choices
+        if not choices.chance("fault:server_crash", server.settings.server_crash):
+            return False
+        server.restart(DOWN[choices.pick("down", (1, 1))])
+        return True
 
     def tell(self, what: str, run: Callable[[], object]) -> None:
         """Send something that has no answer of its own."""

@@ -31,8 +31,11 @@ class Observer(Protocol):
     def refused(self, client: SimClient, request: Request, server: str, why: str) -> None:
         """A script ended with an error."""
 
-    def forked(self, client: SimClient, parent: str) -> None:
-        """The client goes on in a child; `parent` is the client's name in the tokens until now."""
+    def forked(self, client: SimClient, parent: str, *, waiting: bool) -> None:
+        """The client goes on in a child; `parent` is the client's name in the tokens until now.
+
+        `waiting`: the parent had a waiter in the queue.
+        """
 
     def closed(self, client: SimClient) -> None:
         """The client was closed."""

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from holdfast.sim.world import Task
 
 NAME = "it"
+OWNERS = ("us", "us2", None)
+"""Who a client acts for, if there are owners: most for the first, some for none."""
+
 TROUBLE = 15 * SECOND
 """True time for which things go wrong, at most."""
 
@@ -65,7 +68,7 @@ class Play:
     def __init__(self, settings: Settings, choices: Choices) -> None:
         self.settings = settings
         self.world = World(choices)
-        self.spec = _spec(settings)
+        self.spec = _spec(settings, OWNERS[0] if settings.owner else None)
         self.deployment = Deployment(self.world, settings)
         self.checks = self._checks()
         self.deployment.watch(self.checks)
@@ -113,6 +116,10 @@ class Play:
         machine = Process(self.world, name, rate=rate, offset=1000.0)
         servers, skew = lambda: self.deployment.servers, draw_skew(self.world, self.settings)
         client = SimClient(machine, servers, self.settings, self.checks, skew=skew)
+        client.spec = self.spec
+        if self.settings.owner:
+            owner = OWNERS[self.world.choices.pick("owner", (4, 1, 1))]
+            client.spec = _spec(self.settings, owner)
         machine.on_crash = lambda: self.ended(client)
         return client
 
@@ -174,9 +181,9 @@ class Play:
         settings = self.settings
         # What a failover undid, a release say, is over with its ttl.
         undone = LONGER * settings.ttl if settings.failover else 0.0
-        silent = settings.quarantine if settings.wipe or settings.restart else 0.0
-        exported = LONGER * settings.ttl if settings.hand_off else 0.0  # its waiter is known
-        self._let_pass(CLEAN_UP + int((silent + undone + exported) * SECOND))
+        restarts = settings.wipe or settings.restart or settings.server_crash
+        silent = settings.quarantine if restarts else 0.0
+        self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
         for server in self.deployment.servers:
             self.checks.leftovers.is_cleaned_up(server)
         self._has_cleaned_up()
@@ -285,7 +292,7 @@ class Play:
         self.checks.fail(check, f"{waiting} wait; the lock is {found!r}")
 
 
-def _spec(settings: Settings) -> LockSpec:
+def _spec(settings: Settings, owner: str | None) -> LockSpec:
     return describe(
         NAME,
         ttl=settings.ttl,
@@ -293,7 +300,7 @@ def _spec(settings: Settings) -> LockSpec:
         renew=settings.renew,
         max_hold=settings.max_hold or None,
         reentrant=settings.reentrant,
-        owner="us" if settings.owner else None,
+        owner=owner,
         fair=settings.fair,
         lock_delay=settings.lock_delay,
         key=None,
@@ -307,7 +314,7 @@ def _spec(settings: Settings) -> LockSpec:
 
 
 def _without_faults(settings: Settings) -> Settings:
-    return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0)
+    return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0, server_crash=0.0)
 
 
 def play(settings: Settings, choices: Choices) -> Outcome:

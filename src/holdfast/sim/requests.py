@@ -118,9 +118,9 @@ class Requests:
             return reply
 
         if attempt is not None:
-            return link.ask(script.name, run, once=attempt.once)
+            return link.ask(script.name, run, (script.name,), once=attempt.once)
         what = " ".join([script.name, *(":".join(arg.split(":")[1:3]) for arg in args[:1])])
-        return link.ask(what, run)
+        return link.ask(what, run, [arg for arg in args if isinstance(arg, str)])
 
     async def ask(self, link: Connection, request: Request, timeout: float) -> Reply:
         """Send a request and wait for its answer."""

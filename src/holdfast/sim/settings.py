@@ -1,4 +1,4 @@
-"""What a simulated world is like: how many take part, what they do, and what goes wrong."""
+"""The settings of a simulation run: its servers and clients, what they do, and the faults."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LONGEST = 3600.0
-"""Seconds that anything in a world may take."""
+"""Seconds: the upper limit of every duration."""
 
 DRIFT_MOST = 0.005
 """Half of what a lease allows for: two clocks may be off in opposite ways."""
 
 LONGER = 3.0
-"""Of a ttl, the most that a lease is extended to."""
+"""A lease is extended to at most this many ttls."""
 
 HAND_OFF_MOST = 0.5
-"""How probable it may be that a lease is handed on: who adopts it may do so too."""
+"""The upper limit of `hand_off` and `drop`: an adopter may hand the lease off again, and the chain
+has to end."""
 
 OVERLAP = 2.0
-"""Seconds for which a server that was replaced may still take writes, where there are Sentinels."""
+"""Seconds for which a replaced primary may still accept writes, behind Sentinels."""
 
 SLACK = 1.0  # as in the scripts
 """Seconds by which a fence may be ahead of a node's clock."""
@@ -26,6 +27,7 @@ SLACK = 1.0  # as in the scripts
 TOGETHER = (
     ("slow", "reset", "half_open"),
     ("doubled",),
+    ("server_crash",),
     ("stall",),
     ("pause", "crash", "cancel", "fork"),
     (
@@ -33,12 +35,13 @@ TOGETHER = (
         *("wipe", "evict", "clock_jump", "failover", "evict_holder", "close"),
     ),
 )
-"""Of each of these, one happens at a time."""
+"""Groups of faults. At each occasion at most one fault of a group happens, so the probabilities of
+a group add up to at most 1."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One kind of world. Times are in seconds, probabilities for each time it could happen."""
+    """Durations are in seconds. A probability applies to each occasion for the fault."""
 
     nodes: int = 1  # servers that keep the lock together: 1, or an odd number
     clients: int = 3
@@ -51,27 +54,28 @@ class Settings:
     max_hold: float = 0.0  # seconds after which a lease is renewed no more; 0: no limit
     fair: bool = True
     lock_delay: float = 0.0
-    owner: bool = False  # all clients give the same owner, so that they hold it together
+    owner: bool = False  # each client acts for one of two owners, or for none
     reentrant: bool = False
     polls: bool = False
     uncounted: bool = False  # PUBLISH reaches the listeners and counts none, as behind some proxies
     hold: float = 0.3  # how long a turn takes, about
     drift: float = 0.005  # by which a clock may run fast or slow
-    skew: float = 0.0  # of several nodes and their clients: by which a wall clock may be wrong
+    skew: float = 0.0  # of several nodes and their clients: the largest error of a wall clock
     sentinel: bool = False  # of one node: a promoted replica is in quarantine, as behind Sentinels
-    replicas: int = 0  # of one node: all of them have what is granted, before it is
+    replicas: int = 0  # of one node: a grant waits until all of them have it
     loop: bool = False  # of several nodes: tasks share connections, as on an event loop
     drop: float = 0.0  # a lease is dropped in the end, not released; its client is closed later
     hand_off: float = 0.0  # a lease is exported in the end, and not released
     atomic: float = 0.0  # of one node: a turn begins with atomic operations
     cached: float = 0.0  # of one node: a turn begins with calls of a cached function
-    extend: float = 0.0  # a lease is extended as soon as it is granted; some are so later
+    extend: float = 0.0  # a lease is extended as soon as it is granted, or later
 
     # What may happen to a message
     slow: float = 0.0
     reset: float = 0.0
     half_open: float = 0.0
     doubled: float = 0.0
+    server_crash: float = 0.0  # a server restarts between a request and its reply
 
     # What may happen to a client, at each of its waits
     pause: float = 0.0
@@ -90,17 +94,17 @@ class Settings:
     close: float = 0.0  # a client is closed, whatever it is doing
     evict_holder: float = 0.0  # an operator looks at the lock, and evicts the holder it was shown
 
-    # What breaks the assumptions: exclusion is not demanded, that fences hold is
-    wipe: float = 0.0  # a restart without its data; of several nodes, it then keeps silent
+    # What breaks the assumptions: fences are checked, exclusion is not (see `trusts`)
+    wipe: float = 0.0  # a restart without its data; of several nodes, it then grants nothing
     evict: float = 0.0
     clock_jump: float = 0.0
     failover: float = 0.0  # to a replica that lags behind, to any if there are several
 
     def __post_init__(self) -> None:
-        """Refuse what no world can be like.
+        """Refuse settings that are out of range or cannot be combined.
 
         Raises:
-            ValueError: it says which settings do not go together.
+            ValueError: names them.
         """
         if min(self.clients, self.tasks, self.turns) < 1:
             raise ValueError("clients, tasks and turns: at least 1 of each")
@@ -112,11 +116,11 @@ class Settings:
             chances = [getattr(self, name) for name in together]
             if min(chances) < 0 or sum(chances) > 1:
                 given = ", ".join(f"{name} {getattr(self, name)}" for name in together)
-                raise ValueError(f"more than 1 together, or below 0: {given}")
+                raise ValueError(f"must be at least 0 and add up to at most 1: {given}")
         if not 0 <= self.atomic <= 1 or not 0 <= self.cached <= 1:
             raise ValueError("atomic and cached: 0 to 1")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
-            raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}, so that it ends some time")
+            raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}")
         self._check_lock()
         self._check_nodes()
 
@@ -126,13 +130,15 @@ class Settings:
         if not 0 <= self.max_hold <= LONGEST or (self.max_hold and not self.renew):
             raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
         if not 0 <= self.drop <= HAND_OFF_MOST:
-            raise ValueError(f"drop: 0 to {HAND_OFF_MOST}, so that it ends some time")
+            raise ValueError(f"drop: 0 to {HAND_OFF_MOST}")
         if self.drop and self.reentrant:
-            raise ValueError("a dropped lease would be taken again: no drop with reentrant")
+            raise ValueError(
+                "drop cannot be combined with reentrant: a task would re-enter its lease"
+            )
         if self.hand_off and (self.owner or self.nodes > 1):
-            raise ValueError("with an owner or several nodes nothing is exported: no hand_off")
+            raise ValueError("hand_off needs one node and no owner: else nothing is exported")
         if self.owner and self.reentrant:
-            raise ValueError("an owner may take it again anyway: not reentrant too")
+            raise ValueError("reentrant cannot be combined with owner, which may re-enter anyway")
 
     def _check_nodes(self) -> None:
         if self.nodes < 1 or self.nodes % 2 == 0:
@@ -145,14 +151,14 @@ class Settings:
         if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
             raise ValueError("owner, failover, replicas, atomic and cached are for one node")
         if self.sentinel and (self.nodes > 1 or self.replicas):
-            raise ValueError("sentinel is for one node, and no replica is waited for")
+            raise ValueError("sentinel needs nodes=1 and replicas=0")
         if self.replicas < 0:
             raise ValueError("replicas: of one node, 0 for none")
         forgets = self.wipe or (self.nodes == 1 and (self.evict or self.failover))
         if forgets and self.clock_jump:
             raise ValueError(
-                "a node that lost its fences trusts its clock: no clock_jump with wipe, nor on "
-                "one node with evict or failover"
+                "clock_jump cannot be combined with wipe, nor on one node with evict or failover: "
+                "a node that lost its fence counter derives fences from its clock"
             )
 
     def unusual(self) -> dict[str, Any]:
@@ -164,19 +170,20 @@ class Settings:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing goes wrong from the beginning."""
+        """Whether no fault is switched on."""
         return not any(getattr(self, fault) for faults in TOGETHER for fault in faults)
 
     @property
     def prompt(self) -> bool:
-        """Whether all answers come, and without delay."""
+        """Whether every reply arrives, and without delay."""
         messages = "slow", "reset", "half_open"
-        delays = *messages, "pause", "stall", "stop", "partition", "freeze", "restart"
+        servers = "partition", "freeze", "restart", "server_crash"
+        delays = *messages, *servers, "pause", "stall", "stop"
         return not any(getattr(self, fault) for fault in delays)
 
     @property
     def brisk(self) -> bool:
-        """Whether what goes wrong is detected at once: replies are lost, and tasks cancelled.
+        """Whether clients detect every fault at once, so that liveness is checked from the start.
 
         Not if one of several nodes resets connections: a client connects to it once per second, so
         that a clean-up there may fail for many seconds.
@@ -189,16 +196,16 @@ class Settings:
 
     @property
     def trusts(self) -> bool:
-        """Whether the assumptions hold under which nobody may believe beside another."""
+        """Whether the assumptions hold under which exclusion is promised."""
         loses = self.failover and not self.replicas and not self.sentinel
         forgets = (self.wipe and self.nodes == 1) or loses
         return not (forgets or self.evict or self.clock_jump)
 
     @property
     def quarantine(self) -> float:
-        """How long a node that lost its data keeps silent, once it is back.
+        """Seconds for which a restarted node that lost its data is not used.
 
-        What it knew of leases has to be over, and its clock beyond every number it gave.
+        Its leases must have expired by then, and its clock must have passed every fence it granted.
         """
         if self.sentinel:
             return LONGER * self.ttl + OVERLAP

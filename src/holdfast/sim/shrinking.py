@@ -2,12 +2,14 @@
 
 First the settings: fewer servers, clients, tasks and turns, faults and features switched off, usual
 durations. A change of settings shifts the choices of a run. So each simplification is tried with
-the same choices, then with some fresh seeds, and is accepted if the same check fails. Then the
-choices: as many of them as possible become 0, which means that nothing special happens.
+the same choices, then with some fresh seeds, and is accepted if the same check reports the same
+kind of failure. Then the choices: as many of them as possible become 0, which means that nothing
+special happens.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,11 +43,16 @@ def smallest(
     progress: Callable[[Found], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Return a smaller run in which the same check fails; `progress` receives each one."""
+    """Return a smaller run that fails in the same way; `progress` receives each one."""
     shrinking = _Shrinking(found, progress, clock)
     shrinking.settings(clock() + SETTINGS_SHARE * seconds)
     shrinking.choices(clock() + (1 - SETTINGS_SHARE) * seconds)
     return shrinking.best
+
+
+def _kind(detail: str) -> str:
+    """Return what a check reported, without tokens, numbers and values: one check has several."""
+    return re.sub(r"hf1:\S+|b?'[^']*'|[\d.]+", "", detail)
 
 
 class _Shrinking:
@@ -60,7 +67,7 @@ class _Shrinking:
 
     def _fails(self, settings: Settings, choices: Choices) -> Found | None:
         outcome = play(settings, choices)
-        if outcome.check != self.best.check:
+        if outcome.check != self.best.check or _kind(outcome.detail) != _kind(self.best.detail):
             return None
         return replace(
             self.best, settings=settings, choices=outcome.choices, detail=outcome.detail, seed=None

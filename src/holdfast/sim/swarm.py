@@ -49,9 +49,14 @@ def _from(least: float, most: float) -> Callable[[Random, Settings], float]:
 
 
 def _hold(random: Random, settings: Settings) -> float:
-    """Draw how long a turn takes: up to a ttl and a half, but not so long that a run is slow."""
+    """Draw how long a turn takes: up to 1.5 ttl, but at most `HOLD_MOST`, to keep runs short."""
     ratio = _from(0.01, 1.5)(random, settings)
     return float(f"{min(ratio * settings.ttl, HOLD_MOST):.2g}")
+
+
+def _timeout(random: Random, settings: Settings) -> float:
+    """Draw a timeout; 0 means not to wait."""
+    return _from(0.1, 5.0)(random, settings) if random.random() < 0.7 else 0.0  # noqa: PLR2004
 
 
 def _tasks(random: Random, settings: Settings) -> int:
@@ -65,7 +70,7 @@ def _turns(random: Random, settings: Settings) -> int:
 
 
 def _min_validity(random: Random, settings: Settings) -> float:
-    """Draw what a lease has left at least: with much, a grant is too late after a slow message."""
+    """Draw the time that a lease must have left; near the ttl, one slow message is too slow."""
     return float(f"{random.choice((0.3, 0.8, 0.985, 0.985)) * settings.ttl:.3g}")
 
 
@@ -73,7 +78,8 @@ HOLD_MOST = 6.0
 """Seconds that a turn takes at most, about."""
 
 TASKS_MOST, TASKS_MOST_OF_MANY = 10, 6
-"""Tasks of all clients, with one server or with several: those make many rounds to win it."""
+"""Limits for the total number of tasks; lower on several servers, where contention costs many
+rounds of votes."""
 
 TURNS_MOST = 12
 """Turns of all tasks of all clients: with more of them a run is slow and reaches little more."""
@@ -99,7 +105,7 @@ SIZES: Mapping[str, Draw] = {
 """Drawn in this order: some depend on those before them."""
 
 FEATURES: Mapping[str, Draw] = {
-    "timeout": Draw(0.2, _from(0.1, 5.0)),
+    "timeout": Draw(0.25, _timeout),
     "renew": Draw(0.15, _off),
     "min_validity": Draw(0.15, _min_validity),
     "max_hold": Draw(0.15, _from(0.1, 5.0)),
@@ -117,13 +123,14 @@ FEATURES: Mapping[str, Draw] = {
     "atomic": Draw(0.22, _from(0.2, 1.0)),
     "cached": Draw(0.22, _from(0.2, 1.0)),
 }
-"""What a lock, a client or a deployment may be like, each apart from the others."""
+"""Features of locks, clients and deployments, each switched on independently."""
 
 FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
     "slow": _from(0.03, 0.3),
     "reset": _from(0.003, 0.06),
     "half_open": _from(0.002, 0.04),
     "doubled": _from(0.03, 0.3),
+    "server_crash": _from(0.001, 0.02),
     "pause": _from(0.003, 0.1),
     "crash": _from(0.001, 0.03),
     "cancel": _from(0.003, 0.1),
@@ -142,20 +149,20 @@ FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
     "clock_jump": _from(0.03, 0.3),
     "failover": _from(0.05, 0.4),
 }
-"""What goes wrong, and how often."""
+"""Faults, and the probability of each."""
 
 DENSITIES = (0.0, 0.1, 0.1, 0.2, 0.2, 0.35, 0.35, 0.6, 1.0)
-"""How probable each fault is to be switched on: one of these for a run. With 0 it is calm."""
+"""The probability that a fault is switched on. One value is drawn per run; 0 means no faults."""
 
-BREAKS = 0.15
-"""Of the runs, how many may have faults under which exclusion is not promised."""
+UNSAFE_RUNS = 0.15
+"""The fraction of runs that may have faults under which exclusion is not promised."""
 
 
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Settings:
     """Draw the settings of the run with this seed; `fixed` ones are as given.
 
     Raises:
-        ValueError: the fixed ones do not go together.
+        ValueError: the fixed ones cannot be combined.
     """
     random, fixed = Random(f"settings {seed}"), fixed or {}  # noqa: S311 - a seed is wanted
     settings = _deployed(random, fixed)
@@ -173,7 +180,7 @@ def _deployed(random: Random, fixed: Mapping[str, Any]) -> Settings:
     """Draw a deployment that the fixed settings allow."""
     possible = list(_allowed(fixed))
     if not possible:
-        return replace(CALM, drift=0.0, **fixed)  # it says what does not go together
+        return replace(CALM, drift=0.0, **fixed)  # raises the error that names the conflict
     weights = [DEPLOYMENTS[name][0] for name in possible]
     (name,) = random.choices(possible, weights)
     return replace(CALM, drift=0.0, **{**DEPLOYMENTS[name][1], **fixed})
@@ -206,7 +213,7 @@ def _accepts(given: Mapping[str, Any]) -> bool:
 
 
 def _changed(settings: Settings, name: str, value: object, fixed: Mapping[str, Any]) -> Settings:
-    """Change one setting, unless it is fixed or does not go with the others."""
+    """Change one setting, unless it is fixed or cannot be combined with the others."""
     if name in fixed:
         return settings
     try:
@@ -216,9 +223,9 @@ def _changed(settings: Settings, name: str, value: object, fixed: Mapping[str, A
 
 
 def _with_faults(random: Random, settings: Settings, fixed: Mapping[str, Any]) -> Settings:
-    density, breaks = random.choice(DENSITIES), random.random() < BREAKS
+    density, breaks = random.choice(DENSITIES), random.random() < UNSAFE_RUNS
     faults = random.sample(tuple(FAULTS), len(FAULTS))
-    if breaks:  # one of those at least
+    if breaks:  # at least one fault under which exclusion is not promised: it comes first
         faults.sort(key=lambda name: _is_trusted(settings, name, fixed))
     for number, name in enumerate(faults):
         forced = breaks and not number

@@ -110,7 +110,8 @@ class World:
         self.trace: list[tuple[Any, ...]] = []
         """What happened: (true time, kind, who, and what else there is to say)."""
         self.tasks: list[Task] = []
-        self.doubled = False
+        self.doubled: set[str] = set()
+        """The arguments of requests that were delivered twice."""
         """Some request was carried out a second time by itself."""
         self.failure: BaseException | None = None
         """What went wrong, if something did: then nothing more happens."""

@@ -31,13 +31,13 @@ class BlockingCrowd:
         self.names = [target.node for target in targets]
         self._timeout = timeout
         self.closed = False
+        self._known = threading.RLock()
         self._begin()
         reset_after_fork(self._begin)
 
     def _begin(self) -> None:
         self._thread = threading.local()
         self._mutex = threading.Lock()
-        self._known = threading.RLock()
         self._shared: SharedPool | None = None
         self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
@@ -111,7 +111,8 @@ class BlockingCrowd:
     def close(self) -> None:
         """Close every thread's connections, the calling thread's when it has heard the last."""
         self.closed = True
-        for table in (self._thread.__dict__.pop("table", None), self._shared):
+        shared, self._shared = self._shared, None
+        for table in (self._thread.__dict__.pop("table", None), shared):
             if table is not None:
                 table.drain()
         for reference in self._tables.valuerefs():  # a copy: a thread may begin just now

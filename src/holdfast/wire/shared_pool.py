@@ -1,11 +1,11 @@
 """Connections to several nodes that all threads of a client share.
 
 One of the waiting threads is the reader. It sends the requests of all threads, reads all replies,
-and wakes each thread whose request is settled. When its own request is settled, another waiting
-thread becomes the reader. So the requests of many threads travel together.
+and wakes each thread whose request is settled. When its own request is settled, it wakes another
+waiting thread, which becomes the reader. So the requests of many threads travel together.
 
-`_mutex` guards changes of `_queue`, `_waiting`, `_reader`, and setting `_sleeps`. Only the reader
-touches the connections. The main thread does not share (see `wire.crowd`): signals interrupt it.
+`_mutex` guards `_queue`, `_waiting`, `_has_reader` and `_sleeps`. Only the reader touches the
+connections. The main thread does not share (see `wire.crowd`): signals interrupt it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import math
 import select
 import socket
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.port import Interrupted
 from holdfast.wire.clock import now
 from holdfast.wire.table import GRACE, Question, Table
 
@@ -29,42 +27,29 @@ if TYPE_CHECKING:
     from holdfast.port import Heard, Post
     from holdfast.wire.target import Target
 
-_MOMENT = 0.001  # seconds
-
 
 class _Pending(Question):
     """The requests of one thread, which sleeps until they are settled, or until it is to read."""
 
-    __slots__ = ("_woken", "end_at", "posts", "thread")
+    __slots__ = ("changed", "end_at", "posts", "thread", "waits")
 
-    def __init__(self, posts: Sequence[Post], heard: Heard, end_at: float) -> None:
+    def __init__(
+        self, posts: Sequence[Post], heard: Heard, timeout: float, mutex: threading.RLock
+    ) -> None:
         super().__init__(posts, heard)
         self.posts = posts
-        self.end_at = end_at
+        self.waits = timeout > 0
+        """For replies. If not, they are settled as soon as they are sent."""
+        self.end_at = now() + timeout
         self.thread = threading.get_ident()
-        self._woken = threading.Lock()
-        self._woken.acquire()
+        self.changed = threading.Condition(mutex)
+        """It is settled, or there is no reader."""
 
     def end(self) -> None:
         """Wake the thread: enough is known."""
-        self.over = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the thread."""
-        with contextlib.suppress(RuntimeError):  # it is woken already
-            self._woken.release()
-
-    def sleep(self) -> None:
-        """Wait until it is woken."""
-        self._woken.acquire()
-
-    def interrupt(self) -> None:
-        """Tell that its replies are not read."""
-        for number, (nodes, _) in enumerate(self.posts):
-            for node in nodes:
-                if (number, node) not in self.given_up:
-                    self.give_up(number, node, Interrupted("the reply was not read"))
+        with self.changed:
+            self.over = True
+            self.changed.notify()
 
 
 class WakePipe:
@@ -77,8 +62,7 @@ class WakePipe:
 
     def wake(self) -> None:
         """Wake it."""
-        with contextlib.suppress(OSError):  # the client is closed
-            self._other.send(b"!")
+        self._other.send(b"!")
 
     def serve(self, _: int) -> None:
         """Take the bytes out again."""
@@ -97,12 +81,12 @@ class SharedPool(Table):
     def __init__(self, targets: Sequence[Target], timeout: float, pipe: WakePipe) -> None:
         self._pipe = pipe
         super().__init__(targets, timeout)
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may close the client anywhere
         self._queue: deque[_Pending] = deque()
         """What is to be sent."""
         self._waiting: dict[_Pending, None] = {}
         """Those whose threads sleep. The first of them reads next."""
-        self._reader: _Pending | None = None
+        self._has_reader = False
         self._sleeps = False
         """The reader sleeps, and was not woken yet."""
         self.seated[pipe.number] = pipe
@@ -116,65 +100,63 @@ class SharedPool(Table):
         meanwhile: Callable[[], float] | None = None,  # noqa: ARG002 - only the background has one
     ) -> None:
         """As `Nodes.ask`, blocking."""
-        mine = _Pending(posts, heard, now() + timeout)
+        mine = _Pending(posts, heard, timeout, self._mutex)
         if mine.over:
             return
         if self.empty:
             self._connect(mine.end_at, None)
-        try:
-            if self._queue_up(mine, waits=bool(timeout)):
-                self._read_for_all(mine, wait=bool(timeout))
-            elif timeout:
-                mine.sleep()
-                if self._reader is mine:
-                    self._read_for_all(mine, wait=True)
-        except BaseException:
-            self._leave(mine)
-            raise
-
-    def _queue_up(self, mine: _Pending, *, waits: bool) -> bool:
-        """Queue the requests of a thread; say whether the thread is to read."""
-        with self._mutex:
-            self._queue.append(mine)
-            if self._reader is None:
-                self._reader = mine
-                return True
-            if waits:
-                self._waiting[mine] = None
-            wakes, self._sleeps = self._sleeps, False
-            self._spin_until = 0.0
-        if wakes:
-            self._pipe.wake()
-        return False
-
-    def _read_for_all(self, mine: _Pending, *, wait: bool) -> None:
-        self._send_queued()
-        if wait:
-            self._read(mine, mine.end_at, self._look, spin=not self._waiting)
-        self._pass_on()
-
-    def _leave(self, mine: _Pending) -> None:
-        """Leave in the middle of something; a reader takes what others were to receive with it."""
-        with self._mutex:
-            self._waiting.pop(mine, None)
-            if mine in self._queue:
-                self._queue.remove(mine)
-            reads = self._reader is mine
-        if reads:
+        self._queue.append(mine)
+        if self._becomes_reader(mine):
             try:
-                self.interrupt()
+                self._send_queued()
+                self._read(mine, mine.end_at, self._look, spin=not self._waiting)
+            except BaseException:
+                self.interrupt()  # what other threads were to receive is lost with the connections
+                raise
             finally:
                 self._pass_on()
 
+    def _becomes_reader(self, mine: _Pending) -> bool:
+        """Wait for as long as another thread reads; False if the requests were settled by it.
+
+        It settles them in time. If it cannot run, the thread waits for a moment longer, and goes on
+        without the replies.
+        """
+        with self._mutex:
+            self._spin_until = 0.0
+            if self._sleeps:
+                self._sleeps = False
+                self._pipe.wake()
+            self._waiting[mine] = None
+            try:
+                limit = mine.end_at + GRACE
+                while self._has_reader and not mine.over and now() < limit:
+                    mine.changed.wait(limit - now())
+            finally:
+                del self._waiting[mine]
+            if self._has_reader or mine.over:
+                self._wake_next()  # this thread may have been woken to read
+                return False
+            self._has_reader = True
+            return True
+
+    def _pass_on(self) -> None:
+        with self._mutex:
+            self._has_reader = False
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        if not self._has_reader:
+            for each in self._waiting:
+                each.changed.notify()
+                return
+
     def _send_queued(self) -> None:
         while self._queue:
-            with self._mutex:
-                each = self._queue.popleft()
-            try:
-                self._post(each, each.posts, now())
-            except BaseException:
-                each.interrupt()
-                raise
+            each = self._queue.popleft()
+            self._post(each, each.posts, now())
+            if not each.waits and not each.over:
+                each.end()
         self._flush()
 
     def _look(self) -> float:
@@ -182,7 +164,6 @@ class SharedPool(Table):
         self._send_queued()
         with self._mutex:
             waiting = [each for each in self._waiting if not each.over]
-            self._waiting = dict.fromkeys(waiting)
         at, next_end = now(), math.inf
         for each in waiting:
             if each.end_at <= at:
@@ -193,62 +174,24 @@ class SharedPool(Table):
 
     def _rest(self, milliseconds: int) -> list[tuple[int, int]]:
         with self._mutex:
-            sleeps = self._sleeps = not self._queue
-        found = super()._rest(milliseconds if sleeps else 0)
+            self._sleeps = not self._queue
+        found = super()._rest(milliseconds if self._sleeps else 0)
         self._sleeps = False
         return found
 
-    def _pass_on(self) -> None:
-        """Have a waiting thread read from now on; if none waits, the next that asks will."""
-        while True:
-            self._send_queued()
-            with self._mutex:
-                if self._queue:
-                    continue
-                waiting = [each for each in self._waiting if not each.over]
-                self._waiting = dict.fromkeys(waiting[1:])
-                self._reader = waiting[0] if waiting else None
-            if waiting:
-                waiting[0].wake()
-            return
-
     def drain(self) -> None:
         """Take in what is owed, unless another thread still reads after a moment."""
-        me, end = _Pending((), _ignore, 0.0), now() + GRACE
-        try:
-            while not self._become_reader(me):
-                if now() >= end:
-                    return
-                time.sleep(_MOMENT)
-            super().drain()
-        finally:
-            if self._reader is me:
+        me = _Pending((), _ignore, 0.0, self._mutex)
+        me.over = False
+        if self._becomes_reader(me):
+            try:
+                super().drain()
+            finally:
                 self._pass_on()
-
-    def close(self) -> None:
-        """Hang up everywhere, from any thread."""
-        super().close()
-        me = _Pending((), _ignore, 0.0)
-        if self._become_reader(me):  # else the pipe is closed when no thread has the pool any more
-            if self.seated.pop(self._pipe.number, None) is not None:
-                self.poll.unregister(self._pipe.number)
-                self._pipe.close()
-            self._pass_on()
-
-    def _become_reader(self, me: _Pending) -> bool:
-        # A finalizer may call this while its thread has the mutex.
-        if not self._mutex.acquire(blocking=False):
-            return False
-        try:
-            if self._reader is None:
-                self._reader = me
-            return self._reader is me
-        finally:
-            self._mutex.release()
 
     def __del__(self) -> None:
         # No thread is left that could read or wait.
-        Table.close(self)
+        super().__del__()
         self._pipe.close()
 
 

@@ -76,17 +76,21 @@ class AbandonCheck:
         self._buried.add((token, server))
         self._taken.pop((token, server), None)
 
-    def kept(self, *, doubled: bool) -> Iterator[tuple[str, str]]:
-        """Return the tokens that took something and were not released since, and the servers."""
-        yield from () if doubled else self._taken
+    def kept(self, doubled: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield the tokens that took something and were not released since, and the servers.
 
-    def left(self, *, doubled: bool) -> Iterator[tuple[str, str]]:
-        """Return the tokens of which a request may still have an effect, and the servers.
+        Not those of which a request was `doubled`: it may have arrived after the release.
+        """
+        yield from (place for place in self._taken if place[0] not in doubled)
 
-        `doubled`: some release may have come early because it was executed twice.
+    def left(self, doubled: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield the tokens of which a request may still have an effect, and the servers.
+
+        A `doubled` release may have overtaken the request of its token.
         """
         under_way = {place: None for place, number in self._under_way.items() if number > 0}
-        for place in under_way if doubled else {**self._released_early, **under_way}:
+        early = {place: None for place in self._released_early if place[0] not in doubled}
+        for place in {**early, **under_way}:
             if place not in self._buried:
                 yield place
 

@@ -70,7 +70,7 @@ class AtomicCheck:
 
     def is_doubled(self) -> bool:
         """Whether some request was carried out a second time by itself."""
-        return self._world.doubled
+        return bool(self._world.doubled)
 
     def note(self, call: Call, what: str) -> None:
         """Write down what became of a call."""
@@ -134,7 +134,7 @@ class AtomicCheck:
             answers = answers if record is not None else []
         if not answers:
             return None
-        self.reached["an atomic operation that found its answer"] += 1
+        self.reached["an atomic operation that found its earlier result"] += 1
         # Where answers are lost there may be several.
         given = [answer for meaning, answer in answers if meaning == operation.meaning]
         if len(given) < len(answers):
@@ -281,14 +281,14 @@ class Call:
         if error.lock != self.operation.key:
             self._wrong(f"raised an error about {error.lock!r}")
         if isinstance(error, OutcomeUnknown):
-            self.check.reached["an atomic operation without an answer"] += 1
+            self.check.reached["an atomic operation without a reply"] += 1
             if self.operation.once is not None and self.tries < TRIES:
                 self._wrong("has an id, and was not requested again")
         elif isinstance(error, NodeUnavailable):
             self.check.reached["an atomic operation that was not carried out"] += 1
             self._nothing_was_done(kind)
         elif isinstance(error, Contended) and isinstance(self.operation, Update):
-            self.check.reached["an update that others forestalled"] += 1
+            self.check.reached["an update that lost every comparison"] += 1
             self._nothing_was_done(kind)
             took, timeout = self.client.now() - self._began, self.operation.timeout
             if not self._compared_in_vain or timeout is None or took < timeout - PAUSE:

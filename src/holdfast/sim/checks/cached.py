@@ -471,7 +471,7 @@ class CachedCheck:
 
     def _timed_out(self, call: Call) -> None:
         timeout, took = self._spec.lock.timeout, call.client.now() - call.began_local
-        self.reached["a cached value not waited for any longer"] += 1
+        self.reached["a wait for a cached value that timed out"] += 1
         if timeout is None or took < timeout - 1e-6 or call.kind == "invalidate":
             self.fail("CACHE", f"{call.kind} was given up after {took:.3f} s")
             return

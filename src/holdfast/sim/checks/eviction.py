@@ -110,7 +110,8 @@ class EvictionCheck:
         evictions = self._record.evictions
         if evictions.is_buried(token) and not self._record.forgetful:
             self._record.fail("S10", f"{token} got the lock after it was evicted")
-        evictions.granted_again(token)
+        if not self._record.is_doubled(token):  # else its first request was answered before
+            evictions.granted_again(token)
 
     def lost(self, event: Event) -> None:
         """A client reported a loss: the reason of an evicted lease is that it was taken."""

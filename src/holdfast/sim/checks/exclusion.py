@@ -48,7 +48,7 @@ class ExclusionCheck:
         keeps it for no other client.
         """
         record, server, holder = self._record, run.server, run.after.holder
-        if record.untrusted or record.failed_over:
+        if record.untrusted or record.quarantined:
             return
         for client, hold in record.holds:
             if not record.alive(client, hold) or hold.token in record.evictions:

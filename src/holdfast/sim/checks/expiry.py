@@ -33,7 +33,7 @@ class ExpiryCheck:
                 "EXPIRY", f"{run.script} changed what the queue has left from {times}"
             )
         left_ms = after.left_ms - int(self._record.settings.lock_delay * 1000)
-        count = after.holder is not None and b"=" + after.holder in after.holds
+        count = after.holder is not None and b"=" + (after.fence or b"") in after.holds
         if count and after.holds_left_ms < left_ms and not self._record.world.doubled:
             times = f"{after.holds_left_ms} ms, and the lock has {left_ms} ms"
             self._record.fail("EXPIRY", f"the holds of an owner have {times}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.token import client_in
+from holdfast.sim.checks.record import is_joined
 
 if TYPE_CHECKING:
     from holdfast.core.hold import Hold
@@ -29,9 +30,8 @@ class FenceCheck:
             record.fail("S6", f"fence {number} was given after {self._highest}")
         self._highest = number
         record.fences[number] = holder.decode()
-        record.reached["granted after a quarantine"] += record.failed_over
         if self.last_holder:
-            record.reached["a holder that never released, followed"] += (
+            record.reached["granted after a holder that never released"] += (
                 client_in(self.last_holder) in record.gone
             )
         self.last_holder = holder.decode()
@@ -49,15 +49,17 @@ class FenceCheck:
         record, fences = self._record, self._record.fences
         granted = fences.get(hold.fence)
         newest = max((number for number, who in fences.items() if who == hold.token), default=0)
-        old = not record.untrusted and not record.settings.owner and hold.fence != newest
-        shared = granted is not None and record.settings.owner
+        shares = hold.spec.owner is not None
+        old = not record.untrusted and not shares and hold.fence != newest
+        shared = shares and granted is not None and is_joined(granted.encode(), hold.token.encode())
         if old or (granted != hold.token and not shared):
             record.fail("S9", f"fence {hold.fence} was not granted to {hold.token}")
 
     def is_above_all(self, hold: Hold) -> None:
         """A client goes on with the lock: its fence is above all that were held before (S7)."""
         record = self._record
-        late = hold.token in record.evictions or record.settings.owner
+        shared = hold.spec.owner is not None and hold.fence == self.highest_held
+        late = hold.token in record.evictions or shared
         if not self.is_above(hold, self.highest_held) and not late:
             record.fail("S7", f"fence {hold.fence} is held after {self.highest_held}")
 

@@ -27,7 +27,7 @@ class HandOffCheck:
         record = self._record
         record.releasing.add(hold)
         record.exported[hold.token] = Exported(hold, takers, record.world.now)
-        record.reached["exported, and adopted by nobody"] += not takers
+        record.reached["exported and never adopted"] += not takers
 
     def passed_on(self, run: ScriptRun) -> None:
         """A server ran an adoption: the lock was there, keeps its fence, and was not given up."""
@@ -57,7 +57,7 @@ class HandOffCheck:
     def not_adopted(self, exported: str, error: BaseException) -> None:
         """A client could not adopt what another one exported: it was over, or adopted (ADOPT)."""
         record = self._record
-        record.reached["adopted by another, or over"] += isinstance(error, LeaseLost)
+        record.reached["an adoption refused"] += isinstance(error, LeaseLost)
         _, takers, at = record.exported[exported]
         soon = record.world.now < at + record.settings.ttl * SECOND / 2
         prompt = record.settings.calm and not record.settings.replicas  # which may lag behind

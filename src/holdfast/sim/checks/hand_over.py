@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.line import PING_EVERY, read_message
 from holdfast.core.token import client_in
+from holdfast.sim.checks.record import channel_in
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -50,28 +51,43 @@ class WatchCheck:
             self._handed_over = holder != token.encode()
             after_long_hold = self._handed_over and run.before.left_ms > window_ms
             self._informed.clear()
+        elif run.script == "acquire" and not isinstance(run.reply, list) and run.reply:
+            self._handed_over = False  # a client of the same owner asked, and holds it too
         self._informed.update(read_message(message)[4] for message in run.messages)
         if isinstance(run.reply, list):  # it names the holder, and how long that has the lock
             self._informed.add(token)
-        waiter = self._uninformed(holder, run.after.queue, after_long_hold=after_long_hold)
+        waiter = self._first_uninformed(holder, run.after.queue)
+        if not waiter and after_long_hold:
+            waiter = self._last_uninformed(run)
         if waiter and settings.fair and not self._record.forgetful:
             detail = f"{waiter} does not know that the lock was handed to {holder!r}"
             self._record.fail("L3", detail)
 
-    def _uninformed(
-        self, holder: bytes | None, queue: Sequence[bytes], *, after_long_hold: bool
-    ) -> str:
-        """The waiter that should watch the holder and does not know of it; '' if there is none."""
+    def _first_uninformed(self, holder: bytes | None, queue: Sequence[bytes]) -> str:
+        """Return the first waiter if it should watch the holder and does not know of it."""
         if not self._handed_over or holder is None or not queue:
             return ""
         first = queue[0].decode()
-        clients = {client_in(first), client_in(holder.decode())}
-        if len(clients) > 1 and first not in self._informed:
-            return first
-        others = [waiter.decode() for waiter in queue[1:][-LAST:]]
-        others = [waiter for waiter in others if client_in(waiter) not in clients]
-        missing = after_long_hold and others and self._informed.isdisjoint(others)
-        return others[-1] if missing else ""
+        same_client = client_in(first) == client_in(holder.decode())
+        return "" if same_client or first in self._informed else first
+
+    def _last_uninformed(self, run: ScriptRun) -> str:
+        """Return one of the last waiters, of a third client, if none of them was notified.
+
+        Clients that are not subscribed are gone, as far as the server knows.
+        """
+        queue = [waiter.decode() for waiter in run.after.queue]
+        if not queue or run.after.holder is None:
+            return ""
+        clients = {client_in(queue[0]), client_in(run.after.holder.decode())}
+        counted = not self._record.settings.uncounted
+        others = [
+            waiter
+            for waiter in queue[1:][-LAST:]
+            if client_in(waiter) not in clients
+            and not (counted and not run.server.hears(channel_in(waiter)))
+        ]
+        return others[-1] if others and self._informed.isdisjoint(others) else ""
 
 
 class RetryCheck:
@@ -92,8 +108,14 @@ class RetryCheck:
         """By the token of a waiter, the request without an answer after which it has to retry."""
 
     def expect(self, client: SimClient, message: bytes) -> None:
-        """A client received the message that it has to retry after a time."""
-        seconds = 1.01 * read_message(message)[2] / 1000
+        """A client received the message that it has to retry after a time.
+
+        A message for a token that waits no more may be late: then it says nothing of the others.
+        """
+        _, _, left_ms, _, token, _ = read_message(message)
+        if token not in client.waiting():
+            return
+        seconds = 1.01 * left_ms / 1000
         self._expect(client, client.machine.name, seconds, "did not retry when due")
 
     def expect_all(self, client: SimClient, what: str) -> None:
@@ -116,6 +138,10 @@ class RetryCheck:
             # A client that was paused, or that has to wait for the server first, retries after it.
             connects = client.connecting or client.now() < client.connected_at + RETRIES_WITHIN
             busy = connects or not client.listens() or self._requests.awaits_answer(name)
+            # A waiter that polls pauses after a reply.
+            pause = int(RETRIES_WITHIN * SECOND)
+            answered_at = self._requests.answered_at.get(which, -pause)
+            busy = busy or world.now < answered_at + pause
             if busy or client.was_stopped_since(since):
                 look_at(world.now + int(RETRIES_WITHIN * SECOND))
             else:
@@ -134,7 +160,7 @@ class RetryCheck:
             self._due.pop(name, None)
             if self._due.pop(args[0], 0):
                 what = self._after[args[0]]
-                self._record.reached[f"a waiter that retried after {what} without an answer"] += 1
+                self._record.reached[f"a waiter that retried after {what} without a reply"] += 1
         elif script in {"position", "release"} and name in self._due:
             # The waiter that is due may leave instead. Then the next one retries a second later.
             left = (self._due[name] - self._record.world.now) / SECOND - RETRIES_WITHIN

@@ -67,7 +67,8 @@ class LeaseEndCheck:
         # A clock that jumps may end the lease, and its release then only ends the lock delay. A
         # server that is full may evict the lock, so that too few nodes have it when it is released.
         settings = record.settings
-        steady = not (record.world.doubled or settings.clock_jump or settings.evict)
+        doubled = record.is_doubled(hold.token)
+        steady = not (doubled or record.forgetful or settings.clock_jump or settings.evict)
         if taken and given_back and steady:
             record.fail("S9", f"{hold.token} was released, and is said to be lost")
 

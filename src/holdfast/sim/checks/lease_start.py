@@ -23,6 +23,8 @@ class LeaseStartCheck:
         """Of each token, its first request without an answer."""
         self._granted_since: dict[str, int] = {}
         """The same of the request that was granted."""
+        self.answered_at: dict[str, int] = {}
+        """When the last request of each token was answered."""
 
     def sent(self, token: str) -> None:
         """A client asks for the lock."""
@@ -31,6 +33,7 @@ class LeaseStartCheck:
     def answered(self, token: str, reply: Reply) -> None:
         """A client received the answer to such a request: a list if it has to wait."""
         since = self._sent_since.pop(token, self._record.world.now)
+        self.answered_at[token] = self._record.world.now
         if isinstance(reply, list):
             self._granted_since.pop(token, None)
         else:

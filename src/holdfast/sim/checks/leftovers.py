@@ -49,7 +49,7 @@ class LeftoverCheck:
         name = "" if holder is None else holder.decode()
         since, before = self._unheld_since.get(server.name, (0, ""))
         client = client_in(name) if name else ""
-        excused = record.is_left(client) or record.world.doubled or record.forgetful
+        excused = record.is_left(client) or record.is_doubled(name) or record.forgetful
         excused = excused or client in paused
         shared = record.settings.owner  # the holds of others keep it under this name
         held = any(
@@ -64,12 +64,12 @@ class LeftoverCheck:
         """All clients are through, and could clean up: only a crashed one left the lock (S10)."""
         record = self._record
         holder = server.data.string(record.key)
-        kept = record.untrusted or record.world.doubled or record.settings.lock_delay
+        kept = record.untrusted or record.settings.lock_delay
         left_some = bool(record.gone or record.closed)
         kept = kept or (record.settings.owner and left_some)  # then a co-holder has it
         if holder is None or kept or record.is_left(client_in(holder.decode())):
             return
-        if not record.is_passed_on(holder):
+        if not record.is_passed_on(holder) and not record.is_doubled(holder.decode()):
             record.fail("S10", f"{holder!r} has the lock, and no client holds it")
 
     def is_empty(self, server: Server, resource: Resource) -> None:
@@ -95,11 +95,7 @@ class LeftoverCheck:
         client, many = client_in(token), record.settings.nodes > 1
         if record.is_left(client) or (not many and record.is_passed_on(waiter)):
             return True
-        doubled = [note for note in record.world.trace if note[1] == "doubled"]
-        if many:
-            return any(note[2] == client and note[3].startswith("vote") for note in doubled)
-        what = f"acquire {client}:{token.split(':', 3)[2]}"
-        return any(note[3] == what for note in doubled)
+        return record.is_doubled(token)
 
     def is_refused(self, stopped: set[str]) -> None:
         """All clean-up has had its time: a request that may still arrive is refused (S16).
@@ -111,11 +107,11 @@ class LeftoverCheck:
         tried = max(int(TOMBSTONE_MS) / 1000, settings.ttl + settings.lock_delay)
         if record.forgetful or (settings.wipe and settings.quarantine + DOWN_AT_MOST > tried):
             return
-        for token, server in self._abandoned.kept(doubled=doubled):
+        for token, server in self._abandoned.kept(doubled):
             if not self._is_excused(token, stopped) and token not in record.kept:
                 detail = f"{token} took {server}, was never held, and is not released"
                 record.fail("S16", detail)
-        for token, server in self._abandoned.left(doubled=doubled):
+        for token, server in self._abandoned.left(doubled):
             if not self._is_excused(token, stopped):
                 detail = f"{server} has no tombstone of {token}, of which a request may arrive"
                 record.fail("S16", detail)

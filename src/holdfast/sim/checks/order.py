@@ -53,7 +53,7 @@ class OrderCheck:
         token, reply = run.args[0], run.reply
         sent, ticket = self._with_ticket.get(token, ((), b""))
         if sent is run.args and isinstance(reply, list):
-            self._record.reached["a waiter that came back to its place"] += reply[3] == 1
+            self._record.reached["a waiter that got its place again"] += reply[3] == 1
             if reply[2] != b"0" and int(reply[2]) > int(ticket):
                 detail = f"{token} had ticket {ticket!r}, and has {reply[2]!r} now"
                 self._record.fail("FIFO", detail)
@@ -70,7 +70,10 @@ class OrderCheck:
         if not handed_over and left_ms != after.left_ms:
             self._record.fail("REPLY", f"the holder has {after.left_ms} ms left, not {left_ms}")
         wants_a_place = bool("".join(run.args[TICKET : TICKET + 1]))
-        if not wants_a_place == (token in after.queue) == (ticket != b"0"):
+        # A request without a place may be a late one: a place that the token has stays.
+        is_queued = token in after.queue
+        should_be = wants_a_place or token in run.before.queue
+        if is_queued != should_be or wants_a_place != (ticket != b"0"):
             detail = f"{token!r} has ticket {ticket!r}, wants a place: {wants_a_place}"
             self._record.fail("REPLY", f"{detail}, and the queue is {after.queue!r}")
 
@@ -85,5 +88,6 @@ class OrderCheck:
         else:
             passed_over = set() if came_back and args[TICKET].strip("!") not in {"", "0"} else now
             passed_over &= set(earlier)
-        if passed_over and not any(is_joined(holder, other) for other in passed_over):
+        passed_over = {other for other in passed_over if not is_joined(holder, other)}
+        if passed_over:
             self._record.fail("FIFO", f"{holder!r} came before {sorted(passed_over)!r}")

@@ -38,7 +38,7 @@ class OwnershipCheck:
         if run.script != "acquire" or token not in self._over:
             return
         got = reply[2] != b"0" if isinstance(reply, list) else reply > 0
-        if got and not record.world.doubled and not record.forgetful:
+        if got and not record.is_doubled(token) and not record.forgetful:
             record.fail("S10", f"a request of {token} was granted or queued after its end")
 
     def given_up(self, run: ScriptRun) -> None:
@@ -59,7 +59,8 @@ class OwnershipCheck:
         record = self._record
         if token in record.exported:  # by a request of its exporter's that came late
             self._granted_again.add(token)
-        if token in record.given_back and not record.world.doubled and not record.forgetful:
+        excused = record.is_doubled(token) or record.forgetful
+        if token in record.given_back and not excused:
             record.fail("S10", f"{token} got the lock after it had given it back")
         if token in record.adopted.values() and not record.forgetful:
             record.fail("S10", f"{token} got the lock after it was exported and adopted")
@@ -70,7 +71,7 @@ class OwnershipCheck:
         record = self._record
         last = record.kept.get(record.last_holder)
         record.last_holder = token
-        if last is None or record.untrusted or not record.settings.lock_delay or record.failed_over:
+        if last is None or record.untrusted or not record.settings.lock_delay or record.quarantined:
             return
         who, hold = last
         delay = server.true_span(int(record.settings.lock_delay * SECOND))
@@ -78,7 +79,8 @@ class OwnershipCheck:
         if hold.token in record.evictions:
             evicted = record.evictions.delay_from(hold.token)
             until = 0 if evicted is None else evicted + delay
-        joined = is_joined(token.encode(), hold.token.encode())
+        # If several clients of one owner had it, the delay begins when the last of them loses it.
+        joined = hold.token in record.shared or is_joined(token.encode(), hold.token.encode())
         lost = hold not in record.released_in_time and not joined
         if lost and hold.token != token and record.world.now < until - SLACK:
             early = (until - record.world.now) / 1000

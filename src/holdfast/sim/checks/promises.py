@@ -60,7 +60,7 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "L2": Promise("free_lock play", "a lock that is released goes to a waiter"),
     "L3": Promise("free_lock hand_over", "a waiter that does not respond does not stop the others"),
-    "L4": Promise("lock_play", "an acquire ends by its timeout"),
+    "L4": Promise("lock_play", "an acquire ends by its timeout, and does not time out before"),
     "L5": Promise("lock_play", "a holder does not wait for itself"),
     "L6": Promise("quorum", "on several nodes, one of the clients that ask wins"),
     "L8": Promise("renewal lock_play", "a full server renews and releases"),
@@ -84,6 +84,7 @@ PROMISES: Mapping[str, Promise] = {
         "renewal restore",
         "a lease is renewed until its deadline, and what a majority renewed counts",
     ),
+    "REASON": Promise("lock_play", "without a fault, no operation on a valid lease fails"),
     "REPLY": Promise(
         "order", "a refused acquire names the holder, and the place of the caller in the queue"
     ),

@@ -123,7 +123,8 @@ class QuorumChecks(Checks):
         if node in self._evicted_from[token] and not forgets:
             self.fail("S10", f"{token} took {node} after it was evicted there")
         back = node in self._returned[token]
-        if back and not self.world.doubled and not record.untrusted and not self.settings.wipe:
+        doubled = token in self.world.doubled
+        if back and not doubled and not record.untrusted and not self.settings.wipe:
             self.fail("S10", f"{token} took {node} after it had given it back")
 
     def _renumbered(self, run: ScriptRun, holder: bytes) -> None:
@@ -168,21 +169,22 @@ class QuorumChecks(Checks):
             given = isinstance(run.reply, int) and run.reply > 0 and not mine
             self._votes[token] += given
             again = given and token in self._renewed
-            reached["given again to a node"] += again
+            reached["restored on a node"] += again
             releases = again and self.record.kept[token][1].state is not HELD
-            reached["given again to a node after its release began"] += releases
+            reached["restored on a node after its release began"] += releases
         elif run.script == "renew" and mine:
             self._renewed.add(token)
         elif run.script == "confirm":
             repeated = mine and run.before.fence == run.args[2].encode()
-            reached["numbers brought into agreement"] += run.reply != 0
+            first = token not in self._renewed  # else the lease is being restored
+            reached["fences confirmed"] += run.reply != 0 and first
             reached["a confirmation repeated"] += repeated
         elif run.script == "release" and mine:
             unheld = token not in self.record.kept
             won = unheld and self._votes[token] >= self._majority
-            reached["votes given back"] += unheld
-            reached["a majority of votes given back"] += won
-            reached["taken back in the background"] += getattr(run.keys, "node", None) is not None
+            reached["votes released"] += unheld
+            reached["a majority of votes released"] += won
+            reached["released in the background"] += getattr(run.keys, "node", None) is not None
         super()._note(run)
 
     # At a client
@@ -206,9 +208,9 @@ class QuorumChecks(Checks):
                 self.fail("S7", f"fence {hold.fence} is held after {self.fences.highest_held}")
             self._after_the_delay()
         has_it = [each.data.string(self.record.key) == hold.token.encode() for each in self._nodes]
-        self.reached["won without a node"] += not all(has_it)
+        self.reached["acquired without all nodes"] += not all(has_it)
         if self.record.last_holder and self.record.last_holder.split(":")[1] in self.record.gone:
-            self.reached["a holder that never released, followed"] += 1
+            self.reached["granted after a holder that never released"] += 1
         self.record.last_holder = hold.token
         self.record.free_since = self.world.now  # it may be released before the next look
         self._remember(client, hold)
@@ -249,7 +251,8 @@ class QuorumChecks(Checks):
         super().ended(client, hold, how)
         token = hold.token.encode()
         have = sum(node.data.string(self.record.key) == token for node in self._nodes)
-        if how == "release" and have >= self._majority and not self.world.doubled:
+        doubled = hold.token in self.world.doubled
+        if how == "release" and have >= self._majority and not doubled:
             self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
 
     def told(self, client: SimClient, event: Event) -> None:
@@ -288,7 +291,7 @@ class QuorumChecks(Checks):
             return
         if reply and self._restores.kept(client, request) and self._is_prompt():
             self._restores.confirmed(args[0], lambda: self._is_held(args[0]))
-        self.reached["a renewal that a node did not get"] += not reply
+        self.reached["a renewal that one node did not receive"] += not reply
         self.renewals.note_answer(client, args[0], reply)
 
     def _is_prompt(self) -> bool:
@@ -307,7 +310,8 @@ class QuorumChecks(Checks):
 
     def _believes_them(self, token: str) -> None:
         """Who was told by a majority that it is not theirs does not believe any more."""
-        if len(self._denied[token]) < self._majority:
+        # No client receives the reply to a request that was delivered a second time.
+        if len(self._denied[token]) < self._majority or self.record.is_doubled(token):
             return
         for client, hold in self.record.holds:
             if hold.token == token and self.alive(client, hold):
@@ -315,12 +319,12 @@ class QuorumChecks(Checks):
 
     def pushed(self, client: SimClient, message: bytes) -> None:  # noqa: ARG002 - it does not matter
         """A node spoke to a client."""
-        self.reached["told that it is free"] += message.startswith(b"A")
+        self.reached["notified that the lock is free"] += message.startswith(b"A")
 
     def too_young(self, client: SimClient) -> None:
         """A node that lost its data was not asked."""
         self.world.note("too young", client.machine.name)
-        self.reached["a node that lost its data, not asked"] += 1
+        self.reached["a node that lost its data, not used"] += 1
 
     # In the end
 

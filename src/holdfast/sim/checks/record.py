@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.hold import HELD
+from holdfast.core.token import client_in
 from holdfast.keys import keys_of
 from holdfast.sim.checks.eviction import Evictions
 from holdfast.sim.checks.promises import Violated
@@ -46,9 +47,10 @@ class Record:
         self.reached: Counter[str] = Counter()
         self.untrusted = not settings.trusts
         """Exclusion is not promised; fences are."""
-        self.forgetful = self.untrusted or settings.failover > 0
-        """A failover may undo what no client waits for: a release, or leaving the queue."""
         self.failed_over = False
+        """A server was replaced by a replica."""
+        self.quarantined = False
+        """A server was replaced by one in quarantine."""
         self.free_since = 0
         self.fences: dict[int, str] = {}
         """To which token each fence was granted."""
@@ -72,8 +74,15 @@ class Record:
         """The tokens to which a server passed each exported token."""
         self.adopted: dict[str, str] = {}
         """Of each token that holds what it adopted: the token that was exported."""
+        self.shared: set[str] = set()
+        """Tokens with which another of the same owner shared the lock."""
         self.evictions = Evictions()
         self._ended: set[Hold] = set()
+
+    @property
+    def forgetful(self) -> bool:
+        """Whether a failover may have undone writes that were not waited for, such as a release."""
+        return self.untrusted or self.failed_over
 
     def fail(self, check: str, detail: str) -> None:
         """End the run: a promise is broken."""
@@ -103,6 +112,13 @@ class Record:
             return True
         return client in self.gone or client in self.closed
 
+    def is_doubled(self, token: str) -> bool:
+        """Whether a request of this token, or of one that shares the lock with it, came twice."""
+        doubled = self.world.doubled
+        if not self.settings.owner:
+            return token in doubled
+        return any(token == other or is_joined(token.encode(), other.encode()) for other in doubled)
+
     def is_passed_on(self, holder: bytes) -> bool:
         """Whether it was exported, and no client has adopted it."""
         name = holder.decode()
@@ -113,6 +129,11 @@ def is_joined(holder: bytes, token: bytes) -> bool:
     """Whether a token shares the lock with its holder, as the same owner."""
     owner = holder.rpartition(b":")[2]
     return owner.startswith(b"&") and token.endswith(owner)
+
+
+def channel_in(token: str) -> bytes:
+    """Return the channel of the client that drew a token."""
+    return b"holdfast:push:" + client_in(token).encode()
 
 
 def queue_of(server: Server, key: bytes) -> list[bytes]:

@@ -79,8 +79,8 @@ class RenewalCheck:
             return
         reached, late = self._record.reached, client.now() >= hold.deadline
         valid = hold.state is HELD and not late
-        reached["a renewal answered after the deadline"] += late
-        reached["a renewal answered after the loss"] += hold.state is LOST
+        reached["a reply to a renewal after the deadline"] += late
+        reached["a reply to a renewal after the loss"] += hold.state is LOST
         reached["a renewal refused while its lease was valid"] += valid and not reply
         reached["a renewal retried in time"] += valid and bool(reply) and hold.unanswered
 
@@ -103,12 +103,18 @@ class RenewalCheck:
             record.fail("S5", detail)
 
     def was_tried_to_the_end(self, client: SimClient, hold: Hold) -> None:
-        """A lease was lost, which is to be renewed: that was tried until its deadline (RENEW)."""
+        """A lease was lost, which is to be renewed: that was tried until its deadline (RENEW).
+
+        If no fault happened, and no replica is waited for, it is not lost at all.
+        """
+        if not hold.renewing or client.closed:
+            return
         left = hold.deadline - client.machine.local_time(self._last.get(hold.token, 0))
-        renewed = hold.reason == "unreachable" and hold.renewing and not client.closed
-        if renewed and left > RETRIED_WITHIN:
+        if hold.reason == "unreachable" and left > RETRIED_WITHIN:
             detail = f"{hold.token} was lost {left:.3f} s after its last renewal"
             self._record.fail("RENEW", detail)
+        if self._record.settings.calm and not self._record.settings.replicas:
+            self._record.fail("RENEW", f"{hold.token} was lost although no fault happened")
 
 
 class MaxHoldCheck:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.sim.checks.record import is_joined
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -15,29 +16,48 @@ TICKET = 2
 
 
 class ScriptStates:
-    """When each token was last granted the lock by the answer to its request."""
+    """Counts the states that scripts reach."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._granted_at: dict[str, int] = {}
+        """When each token was last granted the lock by the reply to its request."""
+        self._refused: set[str] = set()
+        """Tokens that were refused the lock once."""
 
     def note_acquire(self, run: ScriptRun) -> None:
         """A client asked for the lock."""
         reached, reply, waits = self._record.reached, run.reply, isinstance(run.reply, list)
         reached["a request that found its tombstone"] += reply == 0
         reached["a retry that found its own token"] += isinstance(reply, int) and run.by_holder
-        reached["stood in line"] += waits and reply[2] != b"0"
+        reached["queued"] += waits and reply[2] != b"0"
         ticket = run.args[TICKET].strip("!") if len(run.args) > TICKET else ""
         again = waits and ticket not in {"", "0"}
-        reached["a waiter that asked again with its ticket"] += again
+        reached["a waiter that requested again with its ticket"] += again
         self._note_late_grant(run)
+        if waits:
+            self._refused.add(run.args[0])
+        elif reply:
+            self._note_grant(run)
+
+    def _note_grant(self, run: ScriptRun) -> None:
+        reached, settings = self._record.reached, self._record.settings
+        token, earlier = run.args[0].encode(), run.before.holder
+        shares = earlier is not None and earlier != token and is_joined(earlier, token)
+        reached["a second hold of an owner"] += shares
+        if earlier is not None and shares:
+            self._record.shared.add(earlier.decode())
+        reached["granted while polling"] += settings.polls and run.args[0] in self._refused
+        reached["granted out of order, without fairness"] += not settings.fair and bool(
+            run.before.queue
+        )
 
     def _note_late_grant(self, run: ScriptRun) -> None:
         """A client that was granted it asks again, because the answer came too late."""
         token, now = run.args[0], self._record.world.now
         since = now - self._granted_at.get(token, now)
         late = since > self._record.settings.ttl * SECOND
-        self._record.reached["a grant that came too late, asked for again"] += late
+        self._record.reached["a grant that arrived too late, requested again"] += late
         if isinstance(run.reply, int) and run.reply > 0:
             self._granted_at[token] = now
 
@@ -47,9 +67,11 @@ class ScriptStates:
         lost = "lost" in "".join(run.args[2:3])
         delays = lost and record.settings.lock_delay and run.by_holder
         record.reached["a lock delay begun by a loss"] += bool(delays)
+        shared = run.reply == 1 and run.after.holder is not None and not run.changed_holder
+        record.reached["an owner's hold that ended before another"] += shared and not lost
         if run.by_holder and token not in record.kept:
             adopters = set().union(*record.passed.values())
-            record.reached["an adoption given back"] += token in adopters
+            record.reached["an adoption released"] += token in adopters
 
     def note_adopt(self, run: ScriptRun) -> None:
         """A client adopted the lock."""

@@ -151,6 +151,8 @@ class Checks:
             self.fail("S5", "a renewal made a lock that was not there")
         token = holder.decode()
         self.fences.server_granted(holder, run.after.fence)
+        promoted = self.settings.sentinel and run.server.promotions > 0
+        self.reached["granted after a quarantine"] += promoted
         self.evictions.granted(token)
         if run.script == "evict" or client_in(token) != client_in(run.args[0]):
             self.free_lock.is_subscribed(run.server, token)
@@ -158,9 +160,13 @@ class Checks:
         self.order.in_order(run, holder)
 
     def failed_over(self) -> None:
-        """A server was replaced by another, which is in quarantine."""
+        """A server was replaced by one of its replicas."""
         self.record.failed_over = True
-        self.reached["a server replaced by one in quarantine"] += 1
+        self.record.quarantined = self.settings.sentinel
+        self.reached["a server replaced by one in quarantine"] += self.settings.sentinel
+        self.reached["a server replaced by a replica that was waited for"] += bool(
+            self.settings.replicas
+        )
 
     def all_is_well(self) -> None:
         """Nothing goes wrong from now on."""
@@ -247,7 +253,7 @@ class Checks:
 
     # What becomes of its process
 
-    def forked(self, client: SimClient, parent: str) -> None:
+    def forked(self, client: SimClient, parent: str, *, waiting: bool) -> None:
         """A client goes on in a child of its process, and the parent is no more."""
         holding = False
         for who, hold in self.record.holds:
@@ -255,20 +261,23 @@ class Checks:
                 if hold.alive(client.now(), client.generation):
                     self.fail("S13", f"a forked child holds {hold.token}, which is its parent's")
                 holding = holding or hold.alive(client.now(), client.generation - 1)
-        self.reached["forked while holding" if holding else "forked while waiting"] += 1
+        self.reached["forked while holding"] += holding
+        self.reached["forked while waiting"] += waiting
         self.record.gone.add(parent)
 
     def closed(self, client: SimClient) -> None:
         """A client was closed: what it left on the server expires."""
-        holding = self._holds_any(client)
-        self.reached["closed while holding" if holding else "closed while waiting"] += 1
+        self._note_end(client, "closed")
         self.record.closed.add(client.machine.name)
 
     def crashed(self, client: SimClient) -> None:
         """The process of a client is about to end."""
-        holding = self._holds_any(client)
-        self.reached["crashed while holding" if holding else "crashed while waiting"] += 1
+        self._note_end(client, "crashed")
         self.record.gone.add(client.machine.name)
+
+    def _note_end(self, client: SimClient, what: str) -> None:
+        self.reached[f"{what} while holding"] += self._holds_any(client)
+        self.reached[f"{what} while waiting"] += bool(client.waiting())
 
     def _holds_any(self, client: SimClient) -> bool:
         return any(who is client and self.alive(who, hold) for who, hold in self.record.holds)
@@ -317,7 +326,7 @@ class Checks:
             return
         self.abandoned.answered(script.name, args, server)
         if script.name == "release" and isinstance(reply, list):
-            self.reached["granted by another's answer"] += 1
+            self.reached["granted in the reply to another request of the client"] += 1
             self.retries.forget(client)
         elif script.name == "acquire":
             self.lease_start.answered(args[0], reply)
@@ -345,13 +354,15 @@ class Checks:
         if why.startswith("QUARANTINE"):
             self.reached["a renewal refused in quarantine"] += script == "renew"
             self.reached["a lock refused in quarantine"] += script == "acquire"
-        elif "OOM" not in why:
+        elif "OOM" in why:
+            self.reached["a lock refused by a full server"] += script in {"acquire", "vote"}
+        else:
             self.fail("ERROR", f"{script} of {client.machine.name} failed: {why}")
 
     def handed_back(self, client: SimClient, token: str) -> None:
         """A client was granted the lock, and no task of it wants it."""
         self.world.note("hands back", client.machine.name, token)
-        self.reached["a grant for nobody, handed back"] += 1
+        self.reached["a grant without a waiter, released"] += 1
 
     def pushed(self, client: SimClient, message: bytes) -> None:
         """A client received a message."""

@@ -530,7 +530,7 @@ class Holder(Person):
     def refused(self, client: SimClient, request: Request, server: str, why: str) -> None:
         """Nothing is made of scripts that fail."""
 
-    def forked(self, client: SimClient, parent: str) -> None:
+    def forked(self, client: SimClient, parent: str, *, waiting: bool) -> None:
         """Nothing forks."""
 
     def closed(self, client: SimClient) -> None:
