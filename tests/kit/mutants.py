@@ -589,8 +589,8 @@ HAND_OFF = [
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
-        "        waiter.forget()\n    hold.state = RELEASED\n",
-        "        waiter.forget()\n",
+        "forget_later(session.port.now())\n    hold.state = RELEASED\n",
+        "forget_later(session.port.now())\n",
         PASSED_CALM,
         "S12",
     ),
@@ -605,8 +605,8 @@ HAND_OFF = [
     Mutant(
         "what was exported is not handed back by a late push",
         "core/hand_off.py",
-        "session.renewer.later(hold.longest_ttl, waiter.forget) is None:\n",
-        "True:\n",
+        "hold.waiter.forget_later(session.port.now())",
+        "hold.waiter.forget()",
         PASSED_SLOW,
         "S4",
     ),
@@ -1016,8 +1016,8 @@ MUTANTS = [
     ),
     Mutant(
         "a waiter whose request got no reply asks again",
-        "core/acquire.py",
-        "limit = min(left, WINDOW_LONGEST) if self._abandoned else left",
+        "core/server_acquire.py",
+        "limit = min(left, WINDOW_LONGEST) if self.attempt.uncertain else left",
         "limit = left",
         {
             "drawn": True,
@@ -1034,7 +1034,7 @@ MUTANTS = [
     Mutant(
         "a late push for a lost lease does not end its lock delay",
         "core/session.py",
-        "hold.waiter.outlive(self.port.now())",
+        "hold.waiter.forget_later(self.port.now())",
         "hold.waiter.forget()",
         {"drawn": True, "nodes": 1, "slow": 0.3, "renew": False, "lock_delay": 1.3, "ttl": 0.4},
         "DELAY",
@@ -1049,20 +1049,19 @@ MUTANTS = [
     ),
     Mutant(
         "a grant that is pushed during a request counts",
-        "core/acquire.py",
-        "            return await port.call(spec.taking, spec.keys, args, limit)\n",
-        "            reply = await port.call(spec.taking, spec.keys, args, limit)\n"
-        "            if self._waiter is not None:\n"
-        "                self._waiter.grant = None\n"
-        "            return reply\n",
+        "core/server_acquire.py",
+        "        self.handle(reply)\n        del reply",
+        "        if self.waiter is not None:\n"
+        "            self.waiter.grant = None\n"
+        "        self.handle(reply)\n        del reply",
         {"calm": True, "clients": 5, "tasks": 2, "hold": 0.01, "turns": 5},
         "L3 L1 L2",
     ),
     Mutant(
         "without a timeout a caller waits for ever",
-        "core/acquire.py",
-        "self._give_up = math.inf if timeout is None else began_at + timeout",
-        "self._give_up = began_at + (timeout or 0.0)",
+        "core/time_budget.py",
+        "give_up = math.inf if timeout is None else now + timeout",
+        "give_up = now + (timeout or 0.0)",
         {"calm": True},
         "L4",
     ),
@@ -1336,9 +1335,9 @@ MUTANTS = [
 RARE = [
     Mutant(
         "a node that is given a lease again stays unsure",
-        "core/whereabouts.py",
-        "        there.update(dict.fromkeys(nodes, UNSURE))\n",
-        "        there.update(dict.fromkeys(nodes, THERE))\n",
+        "core/token_locations.py",
+        "            there.update(dict.fromkeys(nodes, UNSURE))\n",
+        "            there.update(dict.fromkeys(nodes, PRESENT))\n",
         {},
         "S10",
     ),
