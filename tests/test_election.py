@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.quarantine import ADVICE
-from holdfast.core.quorum_acquire import TRIES
+from holdfast.core.retry import TRIES
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,

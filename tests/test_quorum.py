@@ -502,7 +502,7 @@ async def released(client: Any, lease: Any, *, struck: bool) -> None:
     """Release it; if it is to be `struck`, when it has been sent and not all have answered."""
     leave = client._session.deployment.locations.leave
 
-    def strike(*_: object) -> None:
+    def strike(*_: object, **__: object) -> None:
         client._session.deployment.locations.leave = leave
         raise Struck
 
@@ -813,18 +813,18 @@ async def test_many_contenders_never_hold_it_together(face: Face, five: list[Ser
 async def test_who_waits_is_told_when_it_is_free(
     face: Face, three: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.core import election  # noqa: PLC0415 - to take its own asking away
+    from holdfast.core import quorum_acquire  # noqa: PLC0415 - to lengthen its pauses
 
     near, far = face.connect(urls(three)), face.connect(urls(three))
     lease = await near.lock("a").acquire()
-    monkeypatch.setattr(election, "PAUSE_FIRST", 0.02)
+    monkeypatch.setattr(quorum_acquire, "PAUSE_FIRST", 0.02)
     waiting = face.start(far.lock("a").acquire())
 
     def listens() -> bool:
         return all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 1 for server in three)
 
     await soon(face, listens)
-    monkeypatch.setattr(election, "TOLD_LONGEST", 60.0)
+    monkeypatch.setattr(quorum_acquire, "PAUSE_SUBSCRIBED", 60.0)
     await lease.release()
     got = await waiting.result()
     assert got.fence > lease.fence

@@ -18,8 +18,8 @@ import pytest
 from holdfast.adapters.threads import run
 from holdfast.core.events import Event
 from holdfast.core.quorum import Quorum
+from holdfast.core.rounds import Inspection, Vote
 from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.core.tally import Tally, is_complete, nothing
 from holdfast.core.token_locations import PRESENT, UNSURE
 from holdfast.errors import ConfigurationError, NodeUnavailable, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
@@ -29,7 +29,6 @@ from holdfast.scripts import CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.core.quorum import Election
     from holdfast.port import Heard, Post, Reply, Request
     from holdfast.scripts import Script
 
@@ -123,9 +122,9 @@ class Planned:
         self.quorum.begin(session)
         self.where = self.quorum.locations.of
 
-    def elect(self, *rounds: str, left: Callable[[], float] = lambda: 0.5) -> Election:
+    def vote(self, *rounds: str, left: Callable[[], float] = lambda: 0.5) -> tuple[int, Vote]:
         self.plans = [[words] for words in rounds]
-        return run(self.quorum.elect(vote("t"), LIMIT, left))
+        return run(self.quorum.vote(vote("t"), LIMIT, left))
 
     def call(self, request: Request, words: str) -> Reply:
         """Return the answer, or the name of the error."""
@@ -140,24 +139,24 @@ class Planned:
         replies = run(self.quorum.call_many(requests, LIMIT, lambda: 1.0))
         return [type(each).__name__ if isinstance(each, Exception) else each for each in replies]
 
-    def give_back(self, *words: str, hurry: bool) -> None:
+    def withdraw(self, *words: str, hurry: bool) -> None:
         self.plans = [words]
-        run(self.quorum.give_back(release("t"), LIMIT, hurry=hurry))
+        run(self.quorum.withdraw(release("t"), LIMIT, hurry=hurry))
 
     def hold(self, token: str, *nodes: int) -> None:
         """Note that a token is on these nodes."""
-        self.quorum.locations.expect(token)
+        self.quorum.locations.expect_queued(token)
         for node in {*self.all} - {*nodes}:
-            self.quorum.locations.renewing(token)(node, 0)
+            self.quorum.locations.on_renewal(token, node, 0)
 
-    def tally(self, words: str) -> Tally:
-        tally = Tally(self.all, is_complete, nothing)
+    def votes(self, words: str) -> Vote:
+        votes = Vote(self.quorum, vote("t"))
         for node, answer in answers_in(words).items():
-            tally.heard(0, node, answer)
-        return tally
+            votes.on_reply(0, node, answer)
+        return votes
 
 
-# The vote, and giving back what was not elected
+# The vote, and withdrawing a token that did not get the lock
 
 
 @cases("""
@@ -168,18 +167,18 @@ class Planned:
 def test_a_vote_ends_with_a_majority_or_when_none_is_left(words: str, expected: int) -> None:
     for failing in ([], [2]):
         planned = Planned(words)
-        planned.quorum.failing.update(failing)
-        election = planned.elect(words)
-        assert election.fence == expected
+        planned.quorum._failing.update(failing)
+        fence, votes = planned.vote(words)
+        assert fence == expected
         assert planned.sent == [(LIMIT, [(planned.all, vote("t"))])]
         told = answers_in(words.split("|", maxsplit=1)[0])
-        assert election.votes.given == {node: 7 for node, answer in told.items() if answer == 7}
+        assert votes.yes == {node: 7 for node, answer in told.items() if answer == 7}
 
 
 @pytest.mark.parametrize("left", [0.5, 50.0])
 def test_nodes_that_gave_different_fences_are_asked_to_confirm_the_highest(left: float) -> None:
     planned = Planned(FIVE)
-    assert planned.elect("no 7 9 8 | .", ". 9 9 9 | 9", left=lambda: left).fence == 9
+    assert planned.vote("no 7 9 8 | .", ". 9 9 9 | 9", left=lambda: left)[0] == 9
     assert planned.sent[1:] == [(min(left, LIMIT), [([1, 2, 3, 4], to(CONFIRM, "t", "9"))])]
 
 
@@ -192,21 +191,21 @@ def test_a_fence_is_confirmed_until_a_majority_has_it_or_none_is_possible(
     words: str, expected: int
 ) -> None:
     planned = Planned()
-    assert planned.elect("7 9 | .", *words.split(">")).fence == expected
+    assert planned.vote("7 9 | .", *words.split(">"))[0] == expected
     assert not planned.plans
 
 
 @pytest.mark.parametrize("left", [[0.0], [-1.0], [0.5, 0.5, 0.0]])
 def test_a_fence_is_given_up_when_no_time_is_left(left: list[float]) -> None:
     planned = Planned()
-    assert planned.elect(*["7 9 |", "9 11 |"][: len(left)], left=iter(left).__next__).fence == 0
+    assert planned.vote(*["7 9 |", "9 11 |"][: len(left)], left=iter(left).__next__)[0] == 0
     assert not planned.plans
 
 
 def test_a_token_that_was_forgotten_during_its_vote_is_confirmed_nowhere() -> None:
     planned = Planned()
     forget = planned.quorum.locations.forget
-    assert planned.elect("7 9 |", "", left=lambda: forget("t") or 0.5).fence == 0
+    assert planned.vote("7 9 |", "", left=lambda: forget("t") or 0.5)[0] == 0
     assert planned.sent[1][1][0][0] == []
 
 
@@ -216,14 +215,14 @@ def test_a_release_waits_for_nodes_that_voted_and_for_others_only_without_hurry(
 ) -> None:
     for answer in ("1", "no", "away"):
         planned = Planned(FIVE)
-        planned.elect(". no 7 no unknown |")
-        planned.give_back(f"no . {answer} |", "| . . . . 1", hurry=hurry)
+        planned.vote(". no 7 no unknown |")
+        planned.withdraw(f"no . {answer} |", "| . . . . 1", hurry=hurry)
         unsure = [4], release("t", TOMBSTONE_MS)
         assert planned.sent[1:] == [(LIMIT, [([0, 2], release("t")), unsure])]
         assert len(planned.due) == 1, "the slow nodes are looked at again"
     planned = Planned()
-    planned.elect("unknown unknown |")
-    planned.give_back("| . . 1" if hurry else ". . 1 |", "| 1 1", hurry=hurry)
+    planned.vote("unknown unknown |")
+    planned.withdraw("| . . 1" if hurry else ". . 1 |", "| 1 1", hurry=hurry)
     assert planned.sent[1][0] == (0.0 if hurry else LIMIT)
 
 
@@ -231,7 +230,7 @@ def test_a_token_that_no_node_has_is_forgotten_when_it_is_given_back() -> None:
     planned = Planned()
     for token in "tuv":
         planned.hold(token)
-    planned.give_back("", hurry=False)
+    planned.withdraw("", hurry=False)
     assert not planned.sent
     assert planned.call_many([renew("u"), release("v")], []) == [0, 0]
     assert [*map(planned.where, "tuv")] == [None, {}, None]
@@ -239,11 +238,11 @@ def test_a_token_that_no_node_has_is_forgotten_when_it_is_given_back() -> None:
 
 def test_a_token_leaves_the_queues_without_waiting_and_only_if_it_may_be_there() -> None:
     planned = Planned()
-    run(planned.quorum.leave(release("w")))
+    run(planned.quorum.leave_queues(release("w")))
     assert not planned.sent
     planned.hold("w", *planned.all)
     planned.plans = [["| 1 1 1"]]
-    run(planned.quorum.leave(release("w")))
+    run(planned.quorum.leave_queues(release("w")))
     assert planned.sent == [(0.0, [(planned.all, release("w"))])]
     assert len(planned.due) == 1
 
@@ -304,7 +303,7 @@ def test_an_error_names_the_outcome_of_every_node_and_no_node_twice() -> None:
         run(planned.quorum.call(*renew("t"), LIMIT))
     words = ["n0 is away", "no", "it has no scripts", "has not answered yet", "does not have it"]
     assert caught.value.nodes == dict(zip(planned.names, words, strict=True))
-    outcomes = planned.quorum.outcomes(planned.tally("o:9:1 7 nobody"))
+    outcomes = planned.votes("o:9:1 7 nobody").outcomes()
     assert [*outcomes.values()][:3] == ["held by another", "yes", "no"]
 
 
@@ -368,19 +367,28 @@ def test_a_lease_is_given_again_only_if_a_majority_renewed_it_and_a_node_lacks_i
     quarantine closed-9 closed-5 closed-3 away closed-3 = closed-5
     lacks_majority away 7 no = 0;               lacks_majority away broken no = 1
     lacks_majority broken no away 7 no = 0;     lacks_majority broken no away 7 broken = 1
-    refuses_for_good away broken no = 0;        refuses_for_good broken broken 7 = 1
-    refuses_for_good broken 7 broken away 7 = 0;    refuses_for_good broken 7 broken away broken = 1
+    is_refused_for_good away broken no = 0;        is_refused_for_good broken broken 7 = 1
+    is_refused_for_good broken 7 broken away 7 = 0
+    is_refused_for_good broken 7 broken away broken = 1
     was_interrupted away unknown . = 0;         was_interrupted away interrupted . = 1
-    _holder t:300:9 t:100:7 t:200:9 = t:200:9
-    name_one t:3:7 t:1:9 . = 1;                 name_one nobody nobody . = 1
-    name_one t:3:7 u:3:7 nobody = 0;            name_one t:3:7 7 7 = 0;   name_one no no no = 0
+    agrees_on_holder t:3:7 t:1:9 . = 1;                 agrees_on_holder nobody nobody . = 1
+    agrees_on_holder t:3:7 u:3:7 nobody = 0;            agrees_on_holder t:3:7 7 7 = 0
+    agrees_on_holder no no no = 0
 """)
 def test_a_majority_decides_what_is_concluded_from_failures_and_holders(
     words: str, expected: Any
 ) -> None:
     question, _, words = words.partition(" ")
     planned = Planned(words)
-    assert getattr(planned.quorum, question)(planned.tally(words)) == expected
+    assert getattr(planned.votes(words), question)() == expected
+
+
+def test_a_lock_is_held_until_no_majority_of_the_nodes_has_it() -> None:
+    planned = Planned()
+    inspection = Inspection(planned.quorum, REQUESTS["inspect"])
+    for node, reply in answers_in("t:300:9 t:100:7 t:200:9").items():
+        inspection.on_reply(0, node, reply)
+    assert inspection.result() == meaning("t:200:9")
 
 
 def test_a_node_that_fails_is_reported_once_and_once_when_it_is_back() -> None:
@@ -399,7 +407,7 @@ def test_a_closed_or_restarted_quorum_schedules_no_cleanup_of_earlier_requests()
     planned.begin()
     planned.hold("u", *planned.all)
     assert planned.call(release("u"), "1 1 |") == 1
-    planned.elect("7 7 | unknown")
+    planned.vote("7 7 | unknown")
     planned.quorum.locations.forget("t")
     planned.quorum.close()
     planned.quorum.watch(0, AWAY)

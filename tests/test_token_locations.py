@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.tally import Tally, is_complete, nothing
 from holdfast.core.token_locations import UNSURE, TokenLocations
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.keys import keys_of
@@ -51,9 +50,13 @@ class Story:
         self.seen_to_for[token] = ttl
 
     def ask_for(self, token: str) -> Callable[[int, Reply | HoldfastError], object]:
-        """Ask for a token; return what notes an answer."""
-        _, note = self.where.asking((VOTE, KEYS, (token, "10000", "1", "0 barge ", "")))
-        return note
+        """Ask for a token; return what notes a reply."""
+        self.where.expect_reply(token)
+        return partial(self.where.on_vote, (VOTE, KEYS, (token, "10000", "1", "0 barge ", "")))
+
+    def leave(self, token: str, *failed: int, complete: bool = False) -> None:
+        """Clean up after a release to which these nodes failed to reply."""
+        self.where.leave(releasing(token), failed, complete=complete)
 
     def time_goes_by(self) -> None:
         for _ in range(4):
@@ -90,13 +93,11 @@ class GivenAgain(Story):
         note = self.ask_for("t")
         for node in NODES:
             note(node, 1 if lost or node != 2 else 0)
-        self.renewed = Tally(NODES, is_complete, nothing)
-        if lost:
-            self.renewed.heard(0, 2, 0)
+        self.refused = [2] if lost else []
         self.given: list[int] = []
 
     def one(self) -> None:
-        self.given, *_ = self.where.giving_again("t", self.renewed)
+        self.given, _ = self.where.restore("t", self.refused)
 
     def other(self) -> None:
         there = self.where.of("t") or {}
@@ -107,9 +108,8 @@ class GivenAgain(Story):
             self.answer()
 
     def answer(self) -> None:
-        gone, _ = self.where.ending(releasing("t"), self.buried)
         for node in self.asked:
-            gone(node)
+            self.where.on_release(releasing("t"), node, tombstone=node in self.buried)
 
     def is_sound(self) -> bool:
         if not self.at_once:
@@ -134,17 +134,15 @@ def test_a_node_that_fails_to_release_is_seen_to_whenever_that_is_heard() -> Non
             self.note = self.ask_for("t")
             for node in NODES:
                 self.note(node, 1)
-            _, note = self.where.ending(releasing("t"), [])
-            self.tally = Tally(NODES, is_complete, nothing)
-            self.tally.note = note
-            self.tally.heard(0, 0, 1)
-            self.tally.heard(0, 1, 1)
+            self.failed: list[int] = []
+            for node in (0, 1):
+                self.where.on_release(releasing("t"), node, tombstone=False)
 
         def one(self) -> None:
-            self.where.leave(releasing("t"), self.tally)
+            self.leave("t", *self.failed, complete=bool(self.failed))
 
         def other(self) -> None:
-            self.tally.heard(0, 2, UNKNOWN)
+            self.failed.append(2)
 
         def is_sound(self) -> bool:
             self.time_goes_by()
@@ -161,7 +159,7 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
             for token in ("t", "u"):
                 note = self.ask_for(token)
                 note(0, 1)
-            self.where.leave(releasing("t"), Tally(NODES, is_complete, nothing))
+            self.leave("t")
             for _ in range(before):
                 self.due.pop()()
 
@@ -169,7 +167,7 @@ def test_of_what_is_released_slowly_no_sweep_misses_any(before: int) -> None:
             self.due.pop()()
 
         def other(self) -> None:
-            self.where.leave(releasing("u"), Tally(NODES, is_complete, nothing))
+            self.leave("u")
 
         def is_sound(self) -> bool:
             self.time_goes_by()
@@ -189,7 +187,7 @@ def test_slow_releases_have_one_sweep_in_common() -> None:
     story.where = story.know_where(later)
     for token in ("t", "u", "v"):
         story.ask_for(token)(0, 1)
-        story.where.leave(releasing(token), Tally(NODES, is_complete, nothing))
+        story.leave(token)
     assert len(scheduled) == 1
 
 
@@ -201,7 +199,10 @@ class Late(Story):
     def __init__(self) -> None:
         super().__init__()
         self.note = self.ask_for("t")
-        _, self.released = self.where.ending(releasing("t"), [])
+
+    def release_on(self, *nodes: int) -> None:
+        for node in nodes:
+            self.where.on_release(releasing("t"), node, tombstone=False)
 
     def other(self) -> None:
         self.note(2, self.answer)
@@ -220,11 +221,10 @@ def test_what_arrives_late_is_seen_to_while_its_release_is_being_forgotten(
 
         def __init__(self) -> None:
             super().__init__()
-            for node in NODES:
-                self.released(node, 1)
+            self.release_on(*NODES)
 
         def one(self) -> None:
-            self.where.leave(releasing("t"), Tally((), is_complete, nothing))
+            self.leave("t", complete=True)
 
     in_both_orders(Released)
 
@@ -238,11 +238,10 @@ def test_what_arrives_late_is_seen_to_while_it_is_noted_to_be_gone_from_the_last
 
         def __init__(self) -> None:
             super().__init__()
-            self.released(0, 1)
-            self.released(2, 1)
+            self.release_on(0, 2)
 
         def one(self) -> None:
-            self.released(1, 1)
+            self.release_on(1)
 
     in_both_orders(Released)
 
@@ -253,7 +252,7 @@ def test_what_arrives_late_is_seen_to_while_what_no_node_has_is_being_forgotten(
             super().__init__()
             for node in NODES:
                 self.note(node, 1)
-                self.where.renewing("t")(node, 0)
+                self.where.on_renewal("t", node, 0)
             assert self.where.of("t") == {}
 
         def one(self) -> None:
@@ -291,10 +290,10 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
             self.ask_for("u")
 
         def one(self) -> None:
-            self.where.leave(releasing("t"), Tally(NODES, is_complete, nothing))
+            self.leave("t")
 
         def other(self) -> None:
-            self.where.leave(releasing("u"), Tally(NODES, is_complete, nothing))
+            self.leave("u")
 
         def is_sound(self) -> bool:
             self.time_goes_by()
@@ -312,7 +311,7 @@ def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:
     note(2, UNKNOWN)
     for node in NODES:
         note(node, 1)
-    story.where.renewing("t")(2, 0)
+    story.where.on_renewal("t", 2, 0)
     there = story.where.of("t")
     assert there is not None
     assert there[2] is UNSURE, "its release leaves a tombstone there"
@@ -324,20 +323,19 @@ def test_a_node_whose_late_answer_nobody_read_is_given_the_lease_by_the_next_ren
     note = story.ask_for("t")
     for node in (0, 1):
         note(node, 1)
-    in_time = Tally(NODES, is_complete, lambda *_: None)
-    assert story.where.giving_again("t", in_time)[0] == []
-    story.where.renewing("t")(2, 0)
-    assert story.where.giving_again("t", in_time)[0] == [2]
-    assert story.where.giving_again("t", in_time)[0] == []
+    assert story.where.restore("t", [])[0] == []
+    story.where.on_renewal("t", 2, 0)
+    assert story.where.restore("t", [])[0] == [2]
+    assert story.where.restore("t", [])[0] == []
 
 
 def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     story = Story()
     story.ask_for("t")
-    story.where.renewing("t")(2, 0)
+    story.where.on_renewal("t", 2, 0)
     story.where.forget("t")
     story.ask_for("t")
-    assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
+    assert story.where.restore("t", [])[0] == []
 
 
 def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_there() -> None:
@@ -345,12 +343,9 @@ def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_
     note = story.ask_for("t")
     for node in NODES:
         note(node, 1)
-    first, second = story.where.renewing("t"), story.where.renewing("t")
-    first(2, 0)
-    nodes, voted = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
-    assert nodes == [2]
-    voted(2, 1)
-    second(2, 0)  # it was sent before the vote
+    story.where.on_renewal("t", 2, 0)
+    assert story.where.restore("t", []) == ([2], [2])
+    story.where.on_renewal("t", 2, 0)  # a reply to a request that was sent before the vote
     assert (story.where.of("t") or {})[2] is UNSURE
 
 
@@ -362,7 +357,7 @@ def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it()
     story.where.leaving("t")
     story.where.note_gone("t", 0)
     for node in NODES:
-        story.where.renewing("t")(node, 0)
+        story.where.on_renewal("t", node, 0)
     assert story.where.of("t") is None
     assert not story.where._leaving
     assert not story.where._missing
@@ -373,7 +368,7 @@ def test_a_token_that_is_held_is_remembered_although_no_renewal_finds_it() -> No
     note = story.ask_for("t")
     for node in NODES:
         note(node, 1)
-        story.where.renewing("t")(node, 0)
+        story.where.on_renewal("t", node, 0)
     assert story.where.of("t") == {}
 
 
@@ -388,11 +383,10 @@ def test_who_is_interrupted_when_a_sweep_is_to_be_scheduled_ends_no_others() -> 
         story.due.append(action)
 
     story.where = story.know_where(interrupted_once)
-    released = Tally(NODES, is_complete, nothing)
     for token in ("t", "u"):
         story.ask_for(token)
         with contextlib.suppress(KeyboardInterrupt):
-            story.where.leave(releasing(token), released)
+            story.leave(token)
     assert len(story.due) == 1
 
 
@@ -402,5 +396,5 @@ def test_a_token_that_was_forgotten_before_it_is_noted_as_leaving_is_not_remembe
     for node in NODES:
         note(node, 0)
     story.where.leaving("t")  # whoever releases it looked before that
-    story.where.leave(releasing("t"), Tally((), is_complete, nothing))
+    story.leave("t", complete=True)
     assert not story.where._leaving

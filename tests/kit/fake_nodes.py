@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from holdfast.adapters.lines import Lines
 from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
-from holdfast.core.tally import nothing
 from holdfast.scripts import VOTE
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class FakeNodes:
 
 def session_of(
     port: Any,
-    report: Callable[[Event], None] = nothing,
+    report: Callable[[Event], None] = lambda _: None,
     *,
     polls: bool = False,
     longest_ttl: float = 60.0,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.hold import Grip, Hold
 from holdfast.core.quorum import Quorum
 from holdfast.core.spec import describe
-from holdfast.core.tally import nothing
 from holdfast.keys import keys_of
 from kit.fake_nodes import (
     CLIENT,
@@ -35,7 +34,7 @@ class FakeQuorum(Quorum):
 
     def __init__(self) -> None:
         nodes = FakeNodes(ClockedPort())
-        super().__init__(nodes, nodes, nothing, 60.0)
+        super().__init__(nodes, nodes, lambda _: None, 60.0)
         self.begun: list[Session] = []
         self.closed = False
         self.forgotten: list[str] = []

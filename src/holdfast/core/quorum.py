@@ -1,47 +1,52 @@
-"""A lock kept by several independent nodes: whoever has it on a majority of them holds it.
+"""A lock that several independent nodes keep: who has a majority of them holds it.
 
-A token is sent to all nodes at once, and each says by itself whether it is free there. What makes a
-majority of them worth a lease:
+A token is sent to all nodes at once, and each decides by itself whether to give it the lock. Why a
+majority of them is worth a lease:
 
-- **Time.** The deadline counts from before the first sending, as on one node; a majority that was
-  reached too late is none. Server clocks matter only by their rates.
+- **Time.** The deadline counts from before the first request, as on one server. A majority that was
+  reached too late is none. Only the rates of the servers' clocks matter.
 - **Fences.** Each node numbers what it gives. If a majority gave the same number, that is the
-  fence. If not, the highest number heard is written wherever the token still stands, until a
-  majority stands at exactly one number. Any two majorities share a node; there the later lease was
-  made after the earlier one had its number, and making one raises the number. So fences grow,
-  whatever becomes of clocks and expiry. To make the first case the usual one all nodes are given
-  the same hint of the time.
-- **Releasing.** `core.token_locations` knows on which nodes each token may be, and has it removed
-  from all of them. A lease that is renewed is given to the nodes that missed or lost it, so that
-  nodes may fail and come back one after the other.
+  fence. If not, the highest number is written wherever the token is, until a majority has exactly
+  one number. Any two majorities share a node. There the later lease was made after the earlier one
+  had its number, and making one raises the number. So fences grow, whatever happens to clocks and
+  expiry. All nodes are sent the same time as a hint, so that they usually give the same number.
+- **Releasing.** `core.token_locations` knows on which nodes each token may be, and removes it from
+  all of them. A lease that is renewed is given to the nodes that missed or lost it, so that nodes
+  may fail and come back one after the other.
 
-This module makes one node out of many: it answers for scripts as a single node would. How an
-attempt waits and tries again is in `core.election`.
+`core.rounds` has each kind of request; `core.quorum_acquire` waits and tries again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.quorum_acquire import acquire
+from holdfast.core.rounds import (
+    Confirmation,
+    Eviction,
+    Inspection,
+    Release,
+    Renewal,
+    Restoration,
+    Round,
+    Vote,
+)
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, settings_of, to_ms
-from holdfast.core.tally import Tally, Yes, in_one_line, is_complete, nothing
-from holdfast.core.token_locations import PRESENT, UNSURE, TokenLocations
-from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
-from holdfast.keys import keys_of
-from holdfast.port import Interrupted, Quarantined, Unconnected
-from holdfast.scripts import CONFIRM, EVICT, INSPECT, RELEASE, RENEW, VOTE
+from holdfast.core.token_locations import PRESENT, TokenLocations
+from holdfast.errors import HoldfastError
+from holdfast.port import Interrupted, Unconnected
+from holdfast.scripts import EVICT, INSPECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.core.hold import Grip, Hold
-    from holdfast.core.renewer import Errand
+    from holdfast.core.rounds import Enough
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.core.tally import Note
     from holdfast.keys import Keys
     from holdfast.port import Nodes, Post, Reply, Request
     from holdfast.scripts import Script
@@ -50,16 +55,8 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound="Grip")
 
 
-class Election(NamedTuple):
-    """What came of asking for a lock."""
-
-    fence: int
-    """0 if it was not won."""
-    votes: Yes
-
-
 class Quorum:
-    """Several nodes, as one."""
+    """The deployment in which several nodes vote about each lock."""
 
     is_quorum = True
     has_queue = False
@@ -74,35 +71,29 @@ class Quorum:
     ) -> None:
         self.longest_ttl = longest_ttl
         self.names = nodes.names
+        self.all = range(len(self.names))
         self.majority = len(self.names) // 2 + 1
-        self._spare = len(self.names) - self.majority  # how many one can do without
-        self._all = range(len(self.names))
+        self.spare = len(self.names) - self.majority
+        """How many nodes may be missing."""
         self._nodes = nodes
         self._background = background
         self._report = report
-        self.locations = self._know(nothing, nothing)
-        self.failing: set[int] = set()
+        self.locations = TokenLocations(self.all, _nothing, _nothing, nodes.new_mutex())
+        self._failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
         self._closed = False
 
     def begin(self, session: Session) -> None:
-        """Know of no token: for a new client, and in each forked child of its process."""
-        self.locations.disconnect()  # a call that was under way at the fork still has it
+        """Begin without tokens: for a new client, and in each forked child of its process."""
+        self.locations.disconnect()  # a call that was under way at the fork still has them
         clean_up, later = session.cleanups.schedule_request, session.renewer.later
-        self.locations = self._know(clean_up, later)
+        self.locations = TokenLocations(self.all, clean_up, later, self._nodes.new_mutex())
         self._port = session.port
-        self.failing = set()
+        self._failing = set()
         self._closed = False
 
-    def _know(
-        self,
-        clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], Errand | None],
-    ) -> TokenLocations:
-        return TokenLocations(self._all, clean_up, later, self._nodes.new_mutex())
-
     def close(self) -> None:
-        """Care no more for what nodes do, or fail to do."""
+        """Stop waiting for nodes that have not replied, and reporting them."""
         self._closed = True
         self.locations.close()
 
@@ -136,309 +127,145 @@ class Quorum:
         """Forget a token: it has been removed, or will expire."""
         self.locations.forget(token)
 
-    # Electing
+    # Acquiring
 
-    async def elect(self, request: Request, timeout: float, left: Callable[[], float]) -> Election:
-        """Ask every node for its vote, and have those who gave it agree about the fence.
+    async def vote(
+        self, request: Request, timeout: float, left: Callable[[], float]
+    ) -> tuple[int, Vote]:
+        """Ask every node for its vote; return the fence, or 0, and the votes.
 
-        It is won only if a majority agrees while there is time `left`. What was given has to be
-        given back otherwise.
+        There is a fence if a majority voted yes, and agreed on one number while there was time
+        `left`. Otherwise the caller has to withdraw the token.
         """
-        is_there, note = self.locations.asking(request)
-        tally = Yes(self._all, self._is_decided, self, is_there)
-        tally.note = note
-        await self._nodes.ask([(self._all, request)], timeout, tally.heard)
-        return Election(await self._agree(request, tally.given, timeout, left), tally)
-
-    def _is_decided(self, tally: Tally) -> bool:
-        missed = len(tally.failed) + tally.refused
-        return len(tally.given) >= self.majority or missed > self._spare
-
-    async def _agree(
-        self, request: Request, given: dict[int, int], timeout: float, left: Callable[[], float]
-    ) -> int:
-        _, keys, (token, ttl, _, settings, *_) = request
+        votes = Vote(self, request)
+        await self._ask(votes, timeout)
+        given = votes.yes
         while len(numbers := list(given.values())) >= self.majority:
             [(fence, agreed)] = Counter(numbers).most_common(1)
             if agreed >= self.majority:
-                return fence
+                return fence, votes
             if left() <= 0:
                 break
-            highest = max(numbers)
-            confirm = CONFIRM, keys, (token, ttl, str(highest), settings)
-            nodes = list(self.locations.of(token) or ())
-            tally = Tally(nodes, self._stands_at(highest), self.watch)
-            await self._nodes.ask([(tally.nodes, confirm)], min(timeout, left()), tally.heard)
-            given = tally.given
-        return 0
+            confirmation = Confirmation(self, request, max(numbers))
+            await self._ask(confirmation, min(timeout, left()))
+            given = confirmation.yes
+        return 0, votes
 
-    def _stands_at(self, fence: int) -> Callable[[Tally], bool]:
-        def enough(tally: Tally) -> bool:
-            given = list(tally.given.values())
-            if len(given) >= self.majority and max(given) > fence:
-                return True
-            too_few = len(tally.nodes) - len(tally.failed) - tally.refused < self.majority
-            return given.count(fence) >= self.majority or too_few
+    async def withdraw(self, request: Request, timeout: float, *, hurry: bool) -> None:
+        """Release a token that did not get the lock.
 
-        return enough
-
-    async def give_back(self, request: Request, timeout: float, *, hurry: bool) -> None:
-        """Leave nothing of a token that was not elected.
-
-        Returns when those who gave it their vote have taken it back; who did not answer is seen to
-        in the background. Without `hurry` somebody else is heard first: then errors say more.
+        Returns when the nodes that gave it the lock have replied; the others are cleaned up in the
+        background. If no node gave it, `hurry` says not to wait for any reply. Otherwise one is
+        awaited, so that errors can say more.
         """
-        token = request[2][0]
-        locations = self.locations
+        token, locations = request[2][0], self.locations
         there = locations.of(token)
         if not there:
             locations.forget(token)
             return
-        have_it = {node for node, state in list(there.items()) if state == PRESENT}
-        tally = await self._release(request, 0.0 if hurry and not have_it else timeout, have_it)
-        locations.leave(request, tally)
+        have_it = [node for node, state in there.items() if state == PRESENT]
+        waits = have_it or not hurry
+        await self._release(
+            request, timeout if waits else 0.0, lambda each: all(map(each.has_reply_of, have_it))
+        )
 
-    async def leave(self, request: Request) -> None:
-        """Have a token taken out of the queues, and do not wait for it."""
-        locations = self.locations
-        if locations.of(request[2][0]) is not None:
-            locations.leave(request, await self._release(request, 0.0, set()))
+    async def leave_queues(self, request: Request) -> None:
+        """Remove a token from the queues of all nodes, without waiting for it."""
+        if self.locations.of(request[2][0]) is not None:
+            await self._release(request, 0.0, Round.is_complete)
 
-    # One node out of many
+    # As one server
 
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script on the nodes that matter, and answer for them; as `Port.call`."""
-        request, locations = (script, keys, args), self.locations
-        posts, tally = self._question(request, None if script is RELEASE else is_complete)
-        await self._nodes.ask(posts, timeout, tally.heard)
-        answer = self._answer(script, tally)
-        if script is RELEASE:
-            locations.leave(request, tally)
-        return answer
+        """Run a script on the nodes that matter; reply as one server would; as `Port.call`."""
+        one_round = self._round((script, keys, args), _is_released)
+        await self._ask(one_round, timeout)
+        result = one_round.result()
+        if isinstance(one_round, Release):
+            one_round.clean_up()
+        return result
 
     async def call_many(
         self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
     ) -> list[Reply | HoldfastError]:
-        """Run scripts in the background; as `Background.call_many`.
+        """Renew and release in the background; as `Background.call_many`.
 
-        A release is through only when every node that may have the token has answered.
+        A release is complete only when every node that may have the token has replied.
         """
-        posts: list[Post] = []
-        whose: list[Tally] = []
-        tallies: list[Tally] = []
-        for request in requests:
-            more, tally = self._question(request, is_complete)
-            tallies.append(tally)
-            posts += more
-            whose += [tally] * len(more)
-        unsettled = {tally for tally in tallies if tally.nodes}
-
-        def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
-            tally = whose[number]
-            if tally.heard(number, node, answer):
-                unsettled.discard(tally)
-            return not unsettled
-
-        await self._background.ask(posts, timeout, heard, meanwhile)
-        await self._give_again(requests, tallies, meanwhile)
-        for script, _, (token, *_) in requests:
-            if script is RELEASE:  # as of a lease that was lost because no node had it
-                self.locations.forget_if_nowhere(token)
-        return [
-            self._outcome(script, tally)
-            for (script, *_), tally in zip(requests, tallies, strict=True)
+        rounds = [self._round(request, Round.is_complete) for request in requests]
+        await self._ask_all(rounds, timeout, meanwhile)
+        restorations = [
+            Restoration(each, request)
+            for each, request in zip(rounds, requests, strict=True)
+            if isinstance(each, Renewal) and each.has_majority()
         ]
+        await self._ask_all(restorations, 0.0, meanwhile)
+        return [_result(each) for each in rounds]
 
-    async def _give_again(
-        self, requests: Sequence[Request], tallies: list[Tally], meanwhile: Callable[[], float]
+    def _round(self, request: Request, is_released: Enough) -> Round:
+        script = request[0]
+        if script is RELEASE:
+            return Release(self, request, is_released)
+        return {RENEW: Renewal, EVICT: Eviction, INSPECT: Inspection}[script](self, request)
+
+    async def _release(self, request: Request, timeout: float, enough: Enough) -> None:
+        release = Release(self, request, enough)
+        await self._ask(release, timeout)
+        release.clean_up()
+
+    async def _ask(self, one_round: Round, timeout: float) -> None:
+        await self._nodes.ask(one_round.posts, timeout, one_round.on_reply)
+
+    async def _ask_all(
+        self, rounds: Sequence[Round], timeout: float, meanwhile: Callable[[], float]
     ) -> None:
-        """Give leases that were just renewed to the nodes that do not have them; wait for none.
-
-        They count from the next renewal on, and not for this one: what the holder believes in is
-        that a majority has had it all the time.
-        """
+        """Ask in the background, until every round is over."""
         posts: list[Post] = []
-        notes: list[Note] = []
-        for (script, keys, args), tally in zip(requests, tallies, strict=True):
-            if script is not RENEW or len(tally.given) < self.majority:
-                continue
-            token, ttl, settings, _ = args
-            nodes, voted = self.locations.giving_again(token, tally)
-            if nodes:
-                fence, every = str(max(tally.given.values())), keys_of(keys[0])
-                posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))
-                posts.append((nodes, (CONFIRM, every, (token, ttl, fence, settings))))
-                notes += voted, nothing
+        whose: list[tuple[Round, int]] = []
+        for each in rounds:
+            posts += each.posts
+            whose += [(each, number) for number in range(len(each.posts))]
+        not_over = {each for each in rounds if each.nodes}
 
-        def heard(number: int, node: int, answer: Reply | HoldfastError) -> bool:
-            self.watch(node, answer)
-            notes[number](node, answer)
-            return False
+        def on_reply(post: int, node: int, reply: Reply | HoldfastError) -> bool:
+            each, number = whose[post]
+            if each.on_reply(number, node, reply):
+                not_over.discard(each)
+            return not not_over
 
         if posts:
-            await self._background.ask(posts, 0.0, heard, meanwhile)
+            await self._background.ask(posts, timeout, on_reply, meanwhile)
 
-    def _outcome(self, script: Script, tally: Tally) -> Reply | HoldfastError:
-        if script is RELEASE and tally.failed:
-            return self._unheard(tally)
-        try:
-            return self._answer(script, tally)
-        except HoldfastError as error:
-            return error
-
-    async def _release(self, request: Request, timeout: float, awaited: set[int]) -> Tally:
-        """Have a token given back; wait for the answers of some nodes."""
-        posts, tally = self._question(request, lambda each: all(map(each.has_heard, awaited)))
-        await self._nodes.ask(posts, timeout, tally.heard)
-        return tally
-
-    # Whom to ask, and what to make of it
-
-    def _question(
-        self, request: Request, enough: Callable[[Tally], bool] | None
-    ) -> tuple[list[Post], Tally]:
-        """Whom to ask, and when a release is through: at a majority, if nothing else is given."""
-        script, keys, args = request
-        if script is INSPECT:
-            return [(self._all, request)], Tally(self._all, self._is_known, self.watch)
-        locations = self.locations
-        there = locations.leaving(args[0]) if script is RELEASE else locations.of(args[0])
-        if keys.node is None:
-            nodes = list(self._all if there is None else there)
-        else:
-            nodes = [keys.node] if there and keys.node in there else []
-        if script is RENEW:
-            tally: Tally = Yes(nodes, self._is_kept, self, nothing)
-            tally.note = self.locations.renewing(args[0])
-            return [(nodes, request)], tally
-        if args[2] != "0" or there is None or UNSURE not in there.values():
-            return [(nodes, request)], self._ending(request, nodes, enough, [])
-        # A tombstone is left where a request may yet arrive by another road.
-        unsure = [node for node in nodes if there.get(node) == UNSURE]
-        sure = [node for node in nodes if node not in unsure]
-        buried = script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
-        return [(sure, request), (unsure, buried)], self._ending(request, nodes, enough, unsure)
-
-    def _ending(
-        self,
-        request: Request,
-        nodes: list[int],
-        enough: Callable[[Tally], bool] | None,
-        buried: list[int],
-    ) -> Tally:
-        """Count those who have released a token."""
-        gone, note = self.locations.ending(request, buried)
-        if enough is None:
-            tally: Tally = Yes(nodes, self._is_released, self, gone)
-        else:
-            tally = Tally(nodes, enough, self.watch)
-        tally.note = note
-        return tally
-
-    def _missing(self, tally: Tally) -> int:
-        """How many nodes are known not to have it."""
-        return len(self.names) - len(tally.nodes) + tally.refused
-
-    def _is_kept(self, tally: Tally) -> bool:
-        lost = self._missing(tally) > self._spare
-        return lost or len(tally.given) >= self.majority or tally.complete
-
-    def _is_released(self, tally: Tally) -> bool:
-        return len(tally.given) >= self.majority or tally.complete
-
-    def _is_known(self, tally: Tally) -> bool:
-        return tally.complete or self.name_one(tally)
-
-    def name_one(self, tally: Tally) -> bool:
-        """Whether a majority names the same holder, or nobody."""
-        holders = Counter(map(_holder, tally.holders))
-        return any(times >= self.majority for times in holders.values())
-
-    def _answer(self, script: Script, tally: Tally) -> Reply:
-        """What a single node would have answered.
-
-        Raises:
-            NoQuorum, OutcomeUnknown: too few answered to say.
-        """
-        if script is INSPECT:
-            return self._holder(tally)
-        given = tally.given
-        if script is EVICT and len(given) + tally.refused >= self.majority:
-            return max(given.values(), default=0)  # they have no majority any more
-        if len(given) >= self.majority:
-            return max(given.values())
-        missing = self._missing(tally)
-        if missing > self._spare:
-            # A node that is not asked any more said no before, which may have been for any reason.
-            return [] if list(tally.answers.values()).count([]) == missing else 0
-        raise self._unheard(tally)
-
-    def _holder(self, tally: Tally) -> Reply:
-        answers = tally.holders
-        if len(answers) < self.majority:
-            raise self._unheard(tally)
-        [(token, times)] = Counter(map(_holder, answers)).most_common(1)
-        if not token or times < self.majority:
-            return []
-        lefts = sorted(answer[1] for answer in answers if _holder(answer) == token)
-        fences = [answer[2] for answer in answers if _holder(answer) == token]
-        [(fence, _)] = Counter(fences).most_common(1)
-        # It is held until it is gone from so many nodes that no majority is left.
-        return [token, lefts[-self.majority], fence]
-
-    # Nodes that fail
-
-    def lacks_majority(self, tally: Tally) -> bool:
-        """Whether so many nodes failed that no majority is left."""
-        return len(tally.failed) > self._spare
-
-    def refuses_for_good(self, tally: Tally) -> bool:
-        """Whether too many nodes refuse for good, so that no majority is left."""
-        failures = list(tally.failed.values())
-        return sum(isinstance(each, ConfigurationError) for each in failures) > self._spare
-
-    def quarantine(self, tally: Tally) -> Quarantined | None:
-        """Return the quarantine at whose end a majority may vote.
-
-        None if no quarantine prevents a majority, or if nodes would still be missing at its end.
-        """
-        failures = list(tally.failed.values())
-        ends = [error for error in failures if isinstance(error, Quarantined)]
-        ends.sort(key=lambda error: error.seconds)
-        needed = len(failures) - self._spare
-        return ends[needed - 1] if 0 < needed <= len(ends) else None
-
-    def was_interrupted(self, tally: Tally) -> bool:
-        """Whether answers were not read, which says nothing about the nodes."""
-        return any(isinstance(error, Interrupted) for error in list(tally.failed.values()))
-
-    def _unheard(self, tally: Tally) -> HoldfastError:
-        """Say that, and of which nodes, too few were heard."""
-        nodes = self.outcomes(tally)
-        message = f"no majority of the {len(nodes)} nodes answered ({in_one_line(nodes)})"
-        failures = list(tally.failed.values())
-        if tally.given or any(isinstance(error, OutcomeUnknown) for error in failures):
-            return OutcomeUnknown(message)
-        return NoQuorum(message, nodes=nodes)
-
-    def outcomes(self, tally: Tally) -> dict[str, str]:
-        """What came of asking each node, in words."""
-        return {name: tally.in_words(node) for node, name in enumerate(self.names)}
-
-    def watch(self, node: int, answer: Reply | HoldfastError) -> None:
+    def watch(self, node: int, reply: Reply | HoldfastError) -> None:
         """Report a node that begins to fail, and one that is back."""
-        if self._closed:  # it is us who do not hear it any more
+        if self._closed:  # this client has stopped reading
             return
-        if isinstance(answer, HoldfastError):
-            if node not in self.failing and not isinstance(answer, (Interrupted, Unconnected)):
-                self.failing.add(node)
-                self._report(Event("node_failed", detail=str(answer)))
-        elif answer and node in self.failing:  # a no says little: who refuses to write says it too
-            self.failing.discard(node)
+        if isinstance(reply, HoldfastError):
+            if node not in self._failing and not isinstance(reply, (Interrupted, Unconnected)):
+                self._failing.add(node)
+                self._report(Event("node_failed", detail=str(reply)))
+        elif reply and node in self._failing:  # a node that refuses to write says no as well
+            self._failing.discard(node)
             self._report(Event("node_back", detail=f"{self.names[node]} answers again"))
 
 
-def _holder(answer: list[bytes]) -> bytes:
-    return answer[0] if answer else b""
+def _is_released(release: Round) -> bool:
+    return release.has_majority() or release.is_complete()
+
+
+def _result(one_round: Round) -> Reply | HoldfastError:
+    if isinstance(one_round, Release):
+        # As of a lease that was lost because no node had it.
+        one_round.locations.forget_if_nowhere(one_round.token)
+        if one_round.failed:
+            return one_round.unheard()
+    try:
+        return one_round.result()
+    except HoldfastError as error:
+        return error
+
+
+def _nothing(*_: object) -> None:
+    """Before `begin` there are no tokens."""

@@ -1,16 +1,16 @@
-"""Acquiring a lock that several nodes keep (`core.quorum`): all are asked, the majority decides.
+"""Acquiring a lock that several nodes keep (`core.quorum`): all are asked, and a majority decides.
 
-What an attempt keeps to:
+An attempt asks in rounds until one of them is won:
 
-- A token of its own for every round. Whatever a round that was not won is known to have got is
-  given back before the next one; what it may have got from nodes that did not answer, as they do.
-- The deadline counts from before the round. A round is won only while `min_validity` is left.
-- Nobody stands in line: of those who ask, one is quicker. Who finds the lock held leaves word where
-  it is, and asks again when told that it is free there, or after a while. Who had a part of it that
-  nobody has a majority of waits at random before asking again: of those who took it from each other
-  one will be first.
-- While too few nodes can vote, because they are away or in quarantine, it retries until the
-  timeout: servers and their clients may be started at the same moment.
+1. Each round has its own token. A round that is not won is withdrawn before the next one; nodes
+   that did not reply are cleaned up in the background.
+2. The deadline of the lease counts from before the round. A round is won only while `min_validity`
+   is left.
+3. The waiting attempts have no order. One that finds the lock held subscribes at every node, and
+   asks again when a node says that the lock is free there, or after a pause. If nobody has a
+   majority, it pauses at random: of the attempts that took votes from each other, one is first.
+4. While too few nodes can vote, because they are down or in quarantine, it retries until the
+   timeout: servers and their clients may have been started at the same moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.hold import Grip, Hold, forked
 from holdfast.core.quarantine import ADVICE, pause_in
-from holdfast.core.tally import in_one_line
+from holdfast.core.retry import TRIES
+from holdfast.core.rounds import in_one_line
 from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import read_holder
 from holdfast.core.wait_report import WaitReport
@@ -38,56 +39,53 @@ from holdfast.scripts import RELEASE, VOTE
 if TYPE_CHECKING:
     from holdfast.core.line import Waiter
     from holdfast.core.quorum import Quorum
+    from holdfast.core.rounds import Vote
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.core.tally import Tally
     from holdfast.holder import Holder
     from holdfast.port import Request, Signal
 
 G = TypeVar("G", bound=Grip)
 
-PAUSE_FIRST, PAUSE_LONGEST, TOLD_LONGEST = 0.004, 0.25, 1.0
-"""Seconds between two rounds, at random up to that, doubled up to the longest: for a client that
-polls; and for one that will be notified, or waits for nodes that are away."""
-
-TRIES = 3
-"""Rounds in which too few nodes answer before NoQuorum is raised, even if the timeout is over."""
+PAUSE_FIRST, PAUSE_LONGEST, PAUSE_SUBSCRIBED = 0.004, 0.25, 1.0
+"""Seconds between two rounds, at random up to that: doubled up to the longest. An attempt that a
+majority of the nodes will notify, or that waits for nodes that are down, pauses for longer."""
 
 
 async def acquire(
     session: Session, quorum: Quorum, spec: LockSpec, timeout: float | None, grip: G
 ) -> G:
-    """Take the lock into `grip`, as `core.acquire.acquire` does.
+    """Acquire the lock into `grip`, as `core.acquire.acquire` does.
 
     Raises:
-        AcquireTimeout: it was held by others, or went back and forth, all the while.
-        NoQuorum: too few nodes answered, or were allowed to vote, all the while; nothing is held.
+        AcquireTimeout: others held it, or no attempt had a majority, until the timeout.
+        NoQuorum: too few nodes replied, or were allowed to vote, until the timeout.
         ConfigurationError: a majority of the nodes will never grant it.
         NotHeld: this process was forked meanwhile, and is the child.
     """
     process = session.process
-    candidate = _Candidate(session, quorum, spec, timeout, process)
+    attempt = _Attempt(session, quorum, spec, timeout, process)
     try:
-        fence = await candidate.run()
-        token, asked_at, actor = candidate.token, candidate.asked_at, candidate.actor
-        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
-        session.took(hold, asked_at + spec.first_due)
-        await candidate.leave()
+        fence = await attempt.run()
+        token, sent_at, actor = attempt.token, attempt.sent_at, attempt.actor
+        grip._hold = hold = Hold(spec, token, fence, sent_at, actor, process, session, grip)
+        session.took(hold, sent_at + spec.first_due)
+        await attempt.stop_waiting()
     except BaseException as error:
-        if grip._hold is not None:  # interrupted between the grant and its being handed over
+        if grip._hold is not None:  # interrupted after the grant, before acquire() returned
             session.abandon(grip._hold)
         if process != session.port.process():
-            candidate.forget()
+            attempt.forget()
         elif isinstance(error, GeneratorExit):
-            candidate.abandon()
+            attempt.abandon()
         else:
-            await session.port.shielded(candidate.withdraw())
+            await session.port.shielded(attempt.undo())
         raise
     return grip
 
 
-class _Candidate:
-    """One attempt."""
+class _Attempt:
+    """One attempt, with all its rounds."""
 
     def __init__(
         self,
@@ -97,42 +95,47 @@ class _Candidate:
         timeout: float | None,
         process: int,
     ) -> None:
-        self._port = session.port
-        self._process = process
         self._session = session
+        self._port = session.port
         self._quorum = quorum
         self._spec = spec
-        self.asked_at = self._port.now()
+        self._process = process
         self.actor = self._port.actor()
         self.token = ""
-        self._budget = TimeBudget.begin(spec, timeout, self.asked_at)
-        self._report = WaitReport(session, spec.name, self.asked_at)
+        """Of the last round."""
+        self.sent_at = self._port.now()
+        """When the last round began."""
+        self._budget = TimeBudget.begin(spec, timeout, self.sent_at)
+        self._report = WaitReport(session, spec.name, self.sent_at)
         self._pause = PAUSE_FIRST
         self._failures = 0
-        self._waiter = ""
+        """Rounds in which too few nodes replied, since the last in which enough did."""
+        self._withdrawn = ""
+        """The last token that was withdrawn."""
+        self._waiter_token = ""
+        """What the nodes notify, once the attempt has subscribed."""
         self._waiters: list[Waiter] = []
-        self._told: Signal | None = None
-        self._given_back = ""
-        """The token of the last round that was given back."""
+        self._notified: Signal = self._port.signal()
 
     async def run(self) -> int:
-        """Ask until it is won; return the fence."""
-        port, spec, quorum = self._port, self._spec, self._quorum
+        """Ask until a round is won; return the fence."""
+        port, spec = self._port, self._spec
         while True:
             self.token = port.draw_token(self.actor, spec.suffix)
-            self.asked_at = port.now()
-            hint = str(port.wall_clock())
-            request = VOTE, spec.keys, (self.token, spec.ttl_ms, hint, spec.settings, self._waiter)
-            fence, votes = await quorum.elect(request, self._limit(), self._left)
+            self.sent_at = port.now()
+            args = self.token, spec.ttl_ms, str(port.wall_clock()), spec.settings
+            request = VOTE, spec.keys, (*args, self._waiter_token)
+            fence, votes = await self._quorum.vote(request, self._time_left(), self._left_to_win)
             self._check_process()
-            if fence and self._left() > 0:
+            if fence and self._left_to_win() > 0:
                 return fence
-            await self._give_back(hurry=quorum.name_one(votes))
+            await self._withdraw(hurry=votes.agrees_on_holder())
             pause = self._pause_after(votes)
             if port.now() >= self._report.due:
                 self._report.send(port.now(), self._why(votes)[0])
-            if quorum.name_one(votes) or (votes.refused and not votes.given):
-                await port.wait(await self._listen(), pause)
+            if votes.agrees_on_holder() or (votes.no and not votes.yes):
+                await self._subscribe()
+                await port.wait(self._notified, pause)
             else:
                 await port.sleep(pause)
             self._check_process()
@@ -141,150 +144,151 @@ class _Candidate:
         if self._port.process() != self._process:
             raise forked(self._spec.name)
 
-    def _left(self) -> float:
-        """What is left of the time in which the round can be won."""
-        return min(self.asked_at + self._spec.usable, self._budget.end) - self._port.now()
+    def _left_to_win(self) -> float:
+        """Return the seconds in which the round can still be won."""
+        return min(self.sent_at + self._spec.usable, self._budget.end) - self._port.now()
 
-    def _limit(self) -> float:
+    def _time_left(self) -> float:
         return self._budget.for_request(self._port.now())
 
-    async def _give_back(self, *, hurry: bool) -> None:
-        """Give back what the last round got."""
-        request = self._taking_back(self.token)
-        await self._quorum.give_back(request, self._limit(), hurry=hurry)
-        self._given_back = self.token
+    # Leaving nothing behind
 
-    def _taking_back(self, token: str) -> Request:
+    def _releasing(self, token: str) -> Request:
         return RELEASE, self._spec.keys, (token, self._spec.ttl_ms, "0", self._spec.settings)
 
-    async def withdraw(self) -> None:
-        """Leave nothing behind, also when interrupted."""
-        through = False
+    async def _withdraw(self, *, hurry: bool) -> None:
+        request = self._releasing(self.token)
+        await self._quorum.withdraw(request, self._time_left(), hurry=hurry)
+        self._withdrawn = self.token
+
+    async def stop_waiting(self) -> None:
+        """Leave the queues of the nodes."""
+        if self._waiter_token:
+            self._forget_waiters()
+            await self._quorum.leave_queues(self._releasing(self._waiter_token))
+
+    async def undo(self) -> None:
+        """Leave nothing on the nodes, in the background if this is interrupted."""
+        done = False
         try:
-            await self._give_back(hurry=self._given_back == self.token)
-            await self.leave()
-            through = True
+            await self._withdraw(hurry=self._withdrawn == self.token)
+            await self.stop_waiting()
+            done = True
         finally:
-            if not through:
+            if not done:
                 self.abandon()
 
     def abandon(self) -> None:
         """Clean up in the background, where nothing can be awaited."""
-        self.forget_waiters()
-        for token in (self.token, self._waiter):
-            self._quorum.locations.abandon(self._taking_back(token))
+        self._forget_waiters()
+        for token in (self.token, self._waiter_token):
+            self._quorum.locations.abandon(self._releasing(token))
 
     def forget(self) -> None:
         """Keep nothing in this process: it is a forked child, and the attempt is its parent's."""
-        self.forget_waiters()
-        for token in (self.token, self._waiter):
+        self._forget_waiters()
+        for token in (self.token, self._waiter_token):
             self._quorum.locations.forget(token)
 
-    # Waiting to be told
+    def _forget_waiters(self) -> None:
+        for waiter in self._waiters:
+            waiter.forget()
 
-    async def _listen(self) -> Signal:
-        """Have each node that can speak to us do so; none is waited for."""
-        port, spec = self._port, self._spec
-        told = self._told = self._told or port.signal()
-        if self._waiter or self._session.polls:
-            return told
-        self._waiter = port.draw_token(self.actor, "")
-        self._quorum.locations.expect(self._waiter)
-        for node in range(len(self._quorum.names)):
-            keys = spec.keys.at(node)
+    # Waiting
+
+    async def _subscribe(self) -> None:
+        """Have every node notify this attempt, if it can; none is waited for."""
+        if self._waiter_token or self._session.polls:
+            return
+        port = self._port
+        self._waiter_token = port.draw_token(self.actor, "")
+        self._quorum.locations.expect_queued(self._waiter_token)
+        for node in self._quorum.all:
+            keys = self._spec.keys.at(node)
             line = self._session.waiters.line(keys)
-            self._waiters.append(line.enter(self._waiter, keys[0], told, port.now()))
+            waiter = line.enter(self._waiter_token, keys[0], self._notified, port.now())
+            self._waiters.append(waiter)
             if line.ear is None and port.now() >= line.deaf_until:
                 try:
                     await port.listen(line, 0.0, keys)
                 except ConfigurationError:
                     line.deaf_until = math.inf
                 except NodeUnavailable:
-                    pass  # it may be so a moment later
-        return told
+                    pass  # it may be available a moment later
 
-    async def leave(self) -> None:
-        """Wait no more."""
-        if not self._waiter:
-            return
-        self.forget_waiters()
-        await self._quorum.leave(self._taking_back(self._waiter))
+    def _pause_after(self, votes: Vote) -> float:
+        """Return how long to pause before the next round.
 
-    def forget_waiters(self) -> None:
-        """Keep nothing in this process of the waiting."""
-        for waiter in self._waiters:
-            waiter.forget()
-
-    def _pause_after(self, votes: Tally) -> float:
-        """Say how long to wait before the next round, or give up."""
-        now = self._port.now()
-        too_few = self._quorum.lacks_majority(votes)
+        Raises:
+            AcquireTimeout, NoQuorum, NodeUnavailable, ConfigurationError: there is no next round.
+        """
+        now, budget = self._port.now(), self._budget
+        too_few = votes.lacks_majority()
         if not too_few:
             self._failures = 0
-            self._budget = self._budget.after_reply(self.asked_at, now)
-        elif not self._quorum.was_interrupted(votes):
+            self._budget = budget.after_reply(self.sent_at, now)
+        elif not votes.was_interrupted():
             self._failures += 1
-        quarantine = self._quorum.quarantine(votes)
+        quarantine = votes.quarantine()
         is_known = quarantine is not None or self._failures >= TRIES
-        over = now >= self._budget.give_up or self._quorum.refuses_for_good(votes)
-        if too_few and ((over and is_known) or now >= self._budget.end or self._session.closed):
+        over = now >= budget.give_up or votes.is_refused_for_good()
+        if too_few and ((over and is_known) or now >= budget.end or self._session.closed):
             raise self._no_quorum(votes, quarantine)
-        if now >= self._budget.give_up and not too_few:
+        if now >= budget.give_up and not too_few:
             raise self._timed_out(votes)
         if quarantine is not None:
             pause = pause_in(quarantine, self._port.jitter())
         else:
             pause = self._pause * (0.25 + 0.75 * self._port.jitter())
-            told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority
-            self._pause = min(2 * self._pause, TOLD_LONGEST if told or too_few else PAUSE_LONGEST)
-        return max(0.0, min(pause, self._budget.give_up - now))
+            listening = sum(waiter.line.listening for waiter in self._waiters)
+            is_long = too_few or listening >= self._quorum.majority
+            self._pause = min(2 * self._pause, PAUSE_SUBSCRIBED if is_long else PAUSE_LONGEST)
+        return max(0.0, min(pause, budget.give_up - now))
 
-    def _no_quorum(self, votes: Tally, quarantine: Quarantined | None) -> HoldfastError:
-        name, nodes = self._spec.name, self._quorum.outcomes(votes)
+    # Why it failed
+
+    def _no_quorum(self, votes: Vote, quarantine: Quarantined | None) -> HoldfastError:
+        name, outcomes = self._spec.name, votes.outcomes()
         if self._session.closed:
             message = f"{name!r} was not acquired: this client was closed"
             return NodeUnavailable(message, lock=name)
-        if self._quorum.refuses_for_good(votes):
-            message = f"{name!r} can never be acquired here: {in_one_line(nodes)}"
+        if votes.is_refused_for_good():
+            message = f"{name!r} can never be acquired here: {in_one_line(outcomes)}"
             return ConfigurationError(message, lock=name)
         if quarantine is not None:
-            return self._too_young(votes, quarantine, nodes)
-        message = f"{name!r} was not acquired, too few of its nodes answer: {in_one_line(nodes)}"
-        return NoQuorum(message, lock=name, nodes=nodes)
+            message = f"{name!r} was not acquired: {_quarantined(votes, quarantine)}"
+        else:
+            nodes = in_one_line(outcomes)
+            message = f"{name!r} was not acquired, too few of its nodes answer: {nodes}"
+        return NoQuorum(message, lock=name, nodes=outcomes)
 
-    def _too_young(
-        self, votes: Tally, quarantine: Quarantined, nodes: dict[str, str]
-    ) -> HoldfastError:
-        """Say when a majority may vote, once for all nodes in quarantine."""
-        failures = list(votes.failed.values())
-        others = [error for error in failures if not isinstance(error, Quarantined)]
-        message = (
-            f"{self._spec.name!r} was not acquired: {len(failures) - len(others)} of {len(nodes)} "
-            "nodes have just started or were promoted, and may have lost locks that are held; "
-            f"a majority may not vote for another {math.ceil(quarantine.seconds)} s"
-        )
-        said = "".join(f"; {error}" for error in others)
-        return NoQuorum(f"{message}{said}: {ADVICE}", lock=self._spec.name, nodes=nodes)
-
-    def _timed_out(self, votes: Tally) -> AcquireTimeout:
+    def _timed_out(self, votes: Vote) -> AcquireTimeout:
         name, (why, holder) = self._spec.name, self._why(votes)
         message = f"{name!r} was not acquired within {self._budget.timeout} s: {why}"
         return AcquireTimeout(message, lock=name, holder=holder)
 
-    def _why(self, votes: Tally) -> tuple[str, Holder | None]:
+    def _why(self, votes: Vote) -> tuple[str, Holder | None]:
         """Say why a round was not won, and who holds the lock, if that is known."""
-        if self._quorum.lacks_majority(votes):
-            return f"too few nodes answer: {in_one_line(self._quorum.outcomes(votes))}", None
-        held = [answer for answer in list(votes.answers.values()) if isinstance(answer, list)]
-        holder = None
+        if votes.lacks_majority():
+            return f"too few nodes answer: {in_one_line(votes.outcomes())}", None
+        held = votes.holders
         if held:
-            [(token, _)] = Counter(answer[0] for answer in held).most_common(1)
-            left_ms = max(answer[1] for answer in held if answer[0] == token)
+            [(token, _)] = Counter(reply[0] for reply in held).most_common(1)
+            left_ms = max(reply[1] for reply in held if reply[0] == token)
             holder = read_holder(token, left_ms)
-        if holder:
-            why = f"held by {holder}"
-        elif len(votes.given) >= self._quorum.majority:
-            why = "its nodes answer too late to leave min_validity of its ttl"
-        else:
-            why = "others asked for it at the same time"
-        return why, holder
+            return f"held by {holder}", holder
+        if votes.has_majority():
+            return "its nodes answer too late to leave min_validity of its ttl", None
+        return "others asked for it at the same time", None
+
+
+def _quarantined(votes: Vote, quarantine: Quarantined) -> str:
+    """Say when a majority may vote, once for all nodes in quarantine."""
+    failures = list(votes.failed.values())
+    others = [error for error in failures if not isinstance(error, Quarantined)]
+    text = (
+        f"{len(failures) - len(others)} of {len(votes.nodes)} nodes have just started or were "
+        "promoted, and may have lost locks that are held; a majority may not vote for another "
+        f"{math.ceil(quarantine.seconds)} s"
+    )
+    return f"{text}{''.join(f'; {error}' for error in others)}: {ADVICE}"

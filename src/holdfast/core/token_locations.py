@@ -16,7 +16,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.core.tally import is_no, is_yes, nothing
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import RELEASE
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from holdfast.core.renewer import Errand
-    from holdfast.core.tally import Note, Tally
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
@@ -76,7 +74,7 @@ class TokenLocations:
 
     def disconnect(self) -> None:
         """Send nothing from now on: in a forked child, all these tokens are the parent's."""
-        self._clean_up, self._later = nothing, nothing
+        self._clean_up, self._later = _nothing, _nothing
         self._mutex = nullcontext()  # another thread of the parent may have held it
 
     def of(self, token: str) -> dict[int, str] | None:
@@ -84,7 +82,12 @@ class TokenLocations:
         there = self._tokens.get(token)
         return None if there is None else dict(there)  # to copy a dict is one step
 
-    def expect(self, token: str) -> None:
+    def expect_reply(self, token: str) -> None:
+        """Note that all nodes are asked to give a token the lock."""
+        with self._mutex:
+            self._tokens[token] = dict.fromkeys(self._all, ASKED)
+
+    def expect_queued(self, token: str) -> None:
         """Note that a token will be in the queues of all nodes."""
         with self._mutex:
             self._tokens[token] = dict.fromkeys(self._all, PRESENT)
@@ -118,70 +121,51 @@ class TokenLocations:
             self._released.pop(token, None)
             self._missing.difference_update((token, node) for node in self._all)
 
-    # What to note of replies, also of late ones
+    # Replies, also late ones
 
-    def asking(self, request: Request) -> tuple[Callable[[int], None], Note]:
-        """Note that all nodes are asked for a token; return what notes a yes, and what the rest."""
+    def on_vote(self, request: Request, node: int, reply: Reply | HoldfastError) -> None:
+        """Note the reply to a vote."""
         _, keys, args = request
         token, waiter = args[0], "".join(args[4:])
-        mine = dict.fromkeys(self._all, ASKED)
+        unknown = isinstance(reply, OutcomeUnknown)
         with self._mutex:
-            self._tokens[token] = mine
-
-        def arrived(node: int, state: str) -> None:
-            known = mine.get(node)
-            if known != UNSURE:  # as when it is being given again
-                mine[node] = state
-            if self._tokens.get(token) is not mine or known is None:
-                self._retry_release(node, request)  # it was given up before this came
-
-        def is_there(node: int) -> None:
-            with self._mutex:
-                arrived(node, PRESENT)
-            self._flush()
-
-        def note(node: int, answer: Reply | HoldfastError) -> None:
-            unknown = isinstance(answer, OutcomeUnknown)
-            with self._mutex:
-                if waiter and (unknown or isinstance(answer, list)):
-                    self._note_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
-                if unknown or is_yes(answer):
-                    arrived(node, UNSURE if unknown else PRESENT)
-                elif mine.get(node) == ASKED:
-                    self.note_gone(token, node)
-            self._flush()
-
-        return is_there, note
+            if waiter and (unknown or isinstance(reply, list)):
+                self._note_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
+            there = self._tokens.get(token, {})
+            if unknown or is_yes(reply):
+                if node not in there:  # it was released before this reply came
+                    self._retry_release(node, request)
+                elif there[node] == ASKED:
+                    there[node] = UNSURE if unknown else PRESENT
+            elif there.get(node) == ASKED:
+                self.note_gone(token, node)
+        self._flush()
 
     def _note_queued(self, node: int, request: Request, *, unsure: bool) -> None:
         """Note that a token is in a node's queue, or may yet be put there."""
-        stands = self._tokens.get(request[2][0], {})
-        if node not in stands:  # it has left meanwhile, and this came after that
+        there = self._tokens.get(request[2][0], {})
+        if node not in there:  # it has left meanwhile, and this came after that
             self._retry_release(node, request)
         elif unsure:
-            stands[node] = UNSURE
+            there[node] = UNSURE
 
-    def renewing(self, token: str) -> Note:
-        """Return what notes that a token which is renewed is not on a node."""
-
-        def note(node: int, answer: Reply | HoldfastError) -> None:
-            if not is_no(answer):
+    def on_renewal(self, token: str, node: int, reply: Reply | HoldfastError) -> None:
+        """Note that a token which is renewed is not on a node."""
+        if reply not in (0, []):
+            return
+        with self._mutex:
+            there = self._tokens.get(token)
+            if there is None:
                 return
-            with self._mutex:
-                there = self._tokens.get(token)
-                if there is None:
-                    return
-                if there.get(node) != PRESENT:
-                    self._missing.add((token, node))
-                    return
-                del there[node]
-                if token in self._leaving:  # the release was quicker: its reply is not read
-                    self.forget_if_nowhere(token)
+            if there.get(node) != PRESENT:
+                self._missing.add((token, node))
+                return
+            del there[node]
+            if token in self._leaving:  # the release was quicker: its reply is not read
+                self.forget_if_nowhere(token)
 
-        return note
-
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
-        """Return where to give a token again, and what notes the replies to the vote.
+    def restore(self, token: str, refused: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Note that a token is sent again to the nodes that lack it; return them, and the new ones.
 
         Not while it is being released. A release that comes later finds these nodes noted, and
         leaves a tombstone there: it may overtake the vote, which uses another connection. The token
@@ -190,42 +174,26 @@ class TokenLocations:
         with self._mutex:
             there = self._tokens.get(token)
             if there is None or token in self._leaving:
-                return [], nothing
+                return [], []
+            new = [node for node in self._all if node not in there]
             missing = {node for node in self._all if (token, node) in self._missing}
-            missing |= {node for node in self._all if is_no(tally.answers.get(node))}
-            nodes = [node for node in self._all if node not in there or node in missing]
-            new = {node for node in nodes if node not in there}
+            nodes = [node for node in self._all if node in {*new, *missing, *refused}]
             self._missing.difference_update((token, node) for node in nodes)
             there.update(dict.fromkeys(nodes, UNSURE))
+            return nodes, new
 
-        def voted(node: int, answer: Reply | HoldfastError) -> None:
-            if node in new and not is_yes(answer) and not isinstance(answer, OutcomeUnknown):
-                self.note_gone(token, node)
+    def on_release(self, request: Request, node: int, *, tombstone: bool) -> None:
+        """Note the reply to a release, which left a tombstone there or did not.
 
-        return nodes, voted
-
-    def ending(self, request: Request, buried: Sequence[int]) -> tuple[Callable[[int], None], Note]:
-        """Return what notes the replies to a release, a yes and the rest.
-
-        The release leaves tombstones on the `buried` nodes. Where it turns out meanwhile that the
-        token may still arrive, it is released again, with a tombstone.
+        If it turned out meanwhile that the token may still arrive, it is released again.
         """
-        token, _, tombstone, *_ = request[2]
-
-        def gone(node: int) -> None:
-            with self._mutex:
-                unsure = self._tokens.get(token, {}).get(node) == UNSURE
-                if unsure and tombstone == "0" and node not in buried:
-                    self._retry_release(node, request)
-                else:
-                    self.note_gone(token, node)
-            self._flush()
-
-        def note(node: int, answer: Reply | HoldfastError) -> None:
-            if not isinstance(answer, HoldfastError):
-                gone(node)
-
-        return gone, note
+        token = request[2][0]
+        with self._mutex:
+            if self._tokens.get(token, {}).get(node) == UNSURE and not tombstone:
+                self._retry_release(node, request)
+            else:
+                self.note_gone(token, node)
+        self._flush()
 
     # Until it is gone
 
@@ -253,15 +221,14 @@ class TokenLocations:
                 self._retry_release(node, request)
         self._flush()
 
-    def leave(self, request: Request, tally: Tally) -> None:
+    def leave(self, request: Request, failed: Sequence[int], *, complete: bool) -> None:
         """Clean up the nodes that failed to release a token, and soon those that are slow."""
         token = request[2][0]
-        is_complete = tally.complete  # first: a failure that comes after this is cleaned up later
         with self._mutex:
-            for node in list(tally.failed):
+            for node in failed:
                 self._retry_release(node, request)
             self.forget_if_nowhere(token)
-            is_slow = token in self._tokens and not is_complete
+            is_slow = token in self._tokens and not complete
             if is_slow:
                 self._released[token] = request
         self._flush()
@@ -283,3 +250,12 @@ class TokenLocations:
             self.abandon(request)
         if self._released_before:
             self._sweep_later()
+
+
+def is_yes(reply: Reply | HoldfastError) -> bool:
+    """Whether a node said yes, with a number."""
+    return type(reply) is int and reply > 0
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing, in a forked child."""
