@@ -202,6 +202,9 @@ class Quorum:
             if isinstance(each, Renewal) and each.has_majority()
         ]
         await self._ask_all(restorations, 0.0, meanwhile)
+        for each in rounds:
+            if isinstance(each, Release):  # as of a lease that was lost because no node had it
+                self.locations.forget_if_nowhere(each.token)
         return [_result(each) for each in rounds]
 
     def _round(self, request: Request, is_released: Enough) -> Round:
@@ -256,11 +259,8 @@ def _is_released(release: Round) -> bool:
 
 
 def _result(one_round: Round) -> Reply | HoldfastError:
-    if isinstance(one_round, Release):
-        # As of a lease that was lost because no node had it.
-        one_round.locations.forget_if_nowhere(one_round.token)
-        if one_round.failed:
-            return one_round.unheard()
+    if isinstance(one_round, Release) and one_round.failed:
+        return one_round.unheard()
     try:
         return one_round.result()
     except HoldfastError as error:
