@@ -348,11 +348,11 @@ LATE_VISITOR = """
 import os, socket, time, types
 from pathlib import Path
 from holdfast.embedded import guardian
-from holdfast.embedded.server import Server
+from holdfast.embedded.server import EmbeddedServer
 
 home = Path(os.environ["HOLDFAST_SERVER_DIR"])
 home.mkdir(mode=0o700)
-server = Server(os.environ["HOLDFAST_SERVER"], home / "server.sock", home / "server.log")
+server = EmbeddedServer(os.environ["HOLDFAST_SERVER"], home / "server.sock", home / "server.log")
 visitor = socket.socket(socket.AF_UNIX)
 visitor.settimeout(0.2)
 

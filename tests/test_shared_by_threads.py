@@ -59,7 +59,7 @@ def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
 ) -> None:
     settle_in(own_server)
     first, *_ = target.targets_of([own_server.url, *NOWHERE[:2]], 60.0)
-    assert isinstance(first, target.Server)
+    assert isinstance(first, target.ServerTarget)
 
     def another_is_connected() -> None:
         number = next(numbers)

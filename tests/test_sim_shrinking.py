@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from holdfast.sim import shrinking
-from holdfast.sim.play import Outcome
+from holdfast.sim.play import RunResult
 from holdfast.sim.settings import CALM, STORMY, Settings
 from holdfast.sim.shrinking import simplifications, smallest
 from holdfast.sim.swarm import FAULTS, draw
@@ -33,13 +33,13 @@ LARGE = Settings(
 )
 
 
-def _play(broken: Callable[[Settings, list[int]], bool]) -> Callable[..., Outcome]:
+def _play(broken: Callable[[Settings, list[int]], bool]) -> Callable[..., RunResult]:
     """Make runs of a hundred choices, of which some break S1."""
 
-    def play(settings: Settings, choices: Choices) -> Outcome:
+    def play(settings: Settings, choices: Choices) -> RunResult:
         made = [choices.pick("any", (8, 1, 1, 1)) for _ in range(100)]
         check = "S1" if broken(settings, made) else ""
-        return Outcome(check, "both", made, Counter(), [])
+        return RunResult(check, "both", made, Counter(), [])
 
     return play
 

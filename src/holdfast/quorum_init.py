@@ -24,7 +24,7 @@ from holdfast.wire import guard
 from holdfast.wire.at_once import at_once
 from holdfast.wire.blocking import Link
 from holdfast.wire.packing import pack
-from holdfast.wire.target import LEAST_SILENCE, Server
+from holdfast.wire.target import LEAST_SILENCE, ServerTarget
 from holdfast.wire.wiring import one_or_several
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def examine(urls: Sequence[str], longest_ttl: float) -> Plan:
     ]
     problems += _problems_of(servers)
     longest = max([longest_ttl, *(server.found.longest_ttl for server in servers)])
-    alone = not isinstance(targets[0], Server)
+    alone = not isinstance(targets[0], ServerTarget)
     assumed = longest + guard.OVERLAP if alone else max(longest, LEAST_SILENCE)
     return Plan(servers, longest, assumed, problems, _warnings_of(servers))
 
@@ -131,7 +131,7 @@ def _targets_of(urls: Sequence[str], longest_ttl: float) -> list[Target]:
     where, targets = one_or_several(urls[0] if len(urls) == 1 else list(urls), longest_ttl)
     if where is None:
         return targets
-    if isinstance(where, Server) or where.longest_ttl == math.inf:
+    if isinstance(where, ServerTarget) or where.longest_ttl == math.inf:
         raise ConfigurationError(
             f"only a quorum, and a primary behind Sentinels, have a quarantine: give {LEAST} or "
             "more URLs, or redis+sentinel://host:port,host:port/service"

@@ -256,8 +256,8 @@ QUORUM = [
     Mutant(
         "a renewal that failed at once is not repeated without a pause",
         "core/renewer.py",
-        "return min(WINDOW, item.spec.first_due / 2, item.patience / 4)",
-        "return min(WINDOW, item.spec.first_due / 2)",
+        "return min(EARLY_MOST, item.spec.first_due / 2, item.patience / 4)",
+        "return min(EARLY_MOST, item.spec.first_due / 2)",
         MANY_AWAY,
         "BUSY",
     ),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.sim.play import Outcome
+    from holdfast.sim.play import RunResult
 
 PACKAGE = SOURCE / "holdfast"
 WORLDS = SOURCE.parent / "tests" / "worlds"
@@ -51,7 +51,7 @@ end
 """
 
 
-def default_run() -> Callable[[int], Outcome]:
+def default_run() -> Callable[[int], RunResult]:
     """Return a function that runs one seed as `holdfast sim run` does."""
     from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - after the change
     from holdfast.sim.play import play  # noqa: PLC0415 - the same
@@ -60,7 +60,7 @@ def default_run() -> Callable[[int], Outcome]:
     return lambda seed: play(draw(seed), RandomChoices(seed))
 
 
-def replayed(saved: Path) -> Outcome:
+def replayed(saved: Path) -> RunResult:
     """Replay a saved run, in which a bug was found once."""
     from holdfast.sim.sweep import Found  # noqa: PLC0415 - after the change
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.cli.child import Child
-    from holdfast.cli.supervise import Outcome, Signals
+    from holdfast.cli.supervise import CommandEnd, Signals
     from holdfast.cli.switch import Switch
     from holdfast.core.events import Event
     from holdfast.errors import HoldfastError
@@ -276,7 +276,7 @@ def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals
     return _status_of(outcome, wanted, None)
 
 
-def _status_of(outcome: Outcome, wanted: Wanted, unreleased: HoldfastError | None) -> int:
+def _status_of(outcome: CommandEnd, wanted: Wanted, unreleased: HoldfastError | None) -> int:
     from holdfast.errors import LeaseLost
 
     if outcome.had_to:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from holdfast.sim.play import Outcome
+    from holdfast.sim.play import RunResult
     from holdfast.sim.sweep import Found
     from holdfast.sim.timeline import LaneKind, Timeline
 
@@ -23,7 +23,7 @@ LAST_LOOK = 1000
 """Microseconds for which the end of a world is drawn, so that it is seen how things stood."""
 
 
-def picture_of(found: Found, outcome: Outcome, *, whole: bool) -> Timeline:
+def picture_of(found: Found, outcome: RunResult, *, whole: bool) -> Timeline:
     """Make a timeline of a world: all of it, or what led to its end."""
     from holdfast.sim.deployment import nodes_of
     from holdfast.sim.telling import timeline_of

@@ -57,7 +57,7 @@ PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SI
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-class Outcome(NamedTuple):
+class CommandEnd(NamedTuple):
     """How the command ended, and whether it had to: because the lease was lost, or of max_hold.
 
     The status is -n if it was ended by signal n.
@@ -158,7 +158,7 @@ class Supervisor:
         self._poll = select.poll()
         self._poll.register(signals.ready, select.POLLIN)
 
-    def run(self) -> Outcome:
+    def run(self) -> CommandEnd:
         """Begin the command, and return when it has ended.
 
         Raises:
@@ -185,7 +185,7 @@ class Supervisor:
         finally:
             self._child.end()
             self._terminal.take_back(mend=True)
-        return Outcome(status, self._had_to, self._child.failure())
+        return CommandEnd(status, self._had_to, self._child.failure())
 
     def _watch(self) -> int:
         while (status := self._look()) is None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.port import Background, Reply, Request
 
-WINDOW = 0.05
+EARLY_MOST = 0.05
 """Seconds by which a renewal may come early, to share a pipeline with others."""
 
 LOOK = 0.02
@@ -95,7 +95,7 @@ class Cleanup:
         self.deadline = deadline
 
 
-class Errand:
+class BackgroundTask:
     """Something to be done later, in passing: it must not block."""
 
     __slots__ = ("deadline", "do", "due", "live")
@@ -119,9 +119,9 @@ class Renewer:
         self._background = background
         self._report = report
         self._has_ended = has_ended
-        self.handed_in: dict[Hold | Cleanup | Errand, None] = {}
+        self.handed_in: dict[Hold | Cleanup | BackgroundTask, None] = {}
         """What was not looked at yet; whoever ends a hold takes it out again."""
-        self._heap: list[tuple[float, int, Hold | Cleanup | Errand]] = []
+        self._heap: list[tuple[float, int, Hold | Cleanup | BackgroundTask]] = []
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
@@ -171,16 +171,16 @@ class Renewer:
         self._looks_again = True
         self._background.rouse(self)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> Errand | None:
+    def later(self, seconds: float, do: Callable[[], None]) -> BackgroundTask | None:
         """Call `do` after that many seconds, even if the client is closed by then.
 
         None if nothing can be done in the background.
         """
-        errand = Errand(do, self._background.now() + seconds)
-        self.handed_in[errand] = None
-        if errand.due >= self._wake_at or self._background.rouse(self):
-            return errand
-        self.handed_in.pop(errand, None)
+        task = BackgroundTask(do, self._background.now() + seconds)
+        self.handed_in[task] = None
+        if task.due >= self._wake_at or self._background.rouse(self):
+            return task
+        self.handed_in.pop(task, None)
         return None
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Renewer:
             if not self.handed_in:
                 await self._background.rest(self._wake_at)
 
-    def _schedule(self, item: Hold | Cleanup | Errand, due: float) -> None:
+    def _schedule(self, item: Hold | Cleanup | BackgroundTask, due: float) -> None:
         item.due = due
         heappush(self._heap, (due, next(self._order), item))
 
@@ -247,7 +247,7 @@ class Renewer:
             if due > now + _early(item, due):
                 return due
             heappop(self._heap)
-            if isinstance(item, Errand):
+            if isinstance(item, BackgroundTask):
                 item.live = False
                 item.do()
                 continue
@@ -369,13 +369,13 @@ def _dropped(hold: Hold) -> str:
     )
 
 
-def _early(item: Hold | Cleanup | Errand, due: float) -> float:
+def _early(item: Hold | Cleanup | BackgroundTask, due: float) -> float:
     """By how much this may be done before it is due: less than the pause after a failure."""
     if due >= item.deadline:
         return 0.0
     if isinstance(item, Hold):
-        return min(WINDOW, item.spec.first_due / 2, item.patience / 4)
-    return WINDOW
+        return min(EARLY_MOST, item.spec.first_due / 2, item.patience / 4)
+    return EARLY_MOST
 
 
 def _request(item: Hold | Cleanup, now: float) -> Request:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from holdfast.core.renewer import Errand
+    from holdfast.core.renewer import BackgroundTask
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
@@ -45,7 +45,7 @@ class TokenLocations:
         self,
         nodes: Sequence[int],
         clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], Errand | None],
+        later: Callable[[float, Callable[[], None]], BackgroundTask | None],
         mutex: AbstractContextManager[object],
     ) -> None:
         self._all = nodes
@@ -63,7 +63,7 @@ class TokenLocations:
         """Releases to which some node has not replied yet, by token."""
         self._released_before: dict[str, Request] = {}
         """Those of before the last sweep."""
-        self._next_sweep: Errand | None = None
+        self._next_sweep: BackgroundTask | None = None
         self._closed = False
         self._due: list[Request] = []
         """Releases that the background has to carry out."""

@@ -40,7 +40,7 @@ from holdfast.wire.refusals import (
     probes,
     refusal,
 )
-from holdfast.wire.target import Server, from_url
+from holdfast.wire.target import ServerTarget, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -116,7 +116,7 @@ class Refused(NamedTuple):
 class Questions:
     """A conversation with one server, with an end."""
 
-    def __init__(self, target: Server) -> None:
+    def __init__(self, target: ServerTarget) -> None:
         self.target = target
         self.refused: dict[str, str] = {}
         """What was asked by `try_asking` in vain, and what the server said."""
@@ -299,7 +299,7 @@ def _sentinels(urls: Iterable[str], service: str) -> tuple[Sentinel, ...]:
 
 
 def _all_at_once(
-    targets: Sequence[Server], blanks: Sequence[T], learn: Callable[[T, Questions], T]
+    targets: Sequence[ServerTarget], blanks: Sequence[T], learn: Callable[[T, Questions], T]
 ) -> tuple[T, ...]:
     """Fill in the blanks, each in a thread; one that takes too long is left behind."""
     late = f"took more than {PATIENCE:g} s"
@@ -315,7 +315,7 @@ def _all_at_once(
     )
 
 
-def _converse(target: Server, blank: T, learn: Callable[[T, Questions], T]) -> T:
+def _converse(target: ServerTarget, blank: T, learn: Callable[[T, Questions], T]) -> T:
     try:
         questions = Questions(target)
         try:
@@ -368,7 +368,7 @@ def _served_by(sentinels: Sequence[Sentinel]) -> list[tuple[str, int]]:
 # ---- reading answers
 
 
-def _host(target: Server) -> str:
+def _host(target: ServerTarget) -> str:
     host = str(target.settings.get("host", "localhost" if "path" not in target.settings else HERE))
     return HERE if host in _LOOPBACK else host
 

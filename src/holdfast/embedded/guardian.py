@@ -24,7 +24,7 @@ if __name__ == "__main__":
         sys.modules[package.__name__] = package
 
 from holdfast.embedded import flock
-from holdfast.embedded.server import Server, StartFailedError
+from holdfast.embedded.server import EmbeddedServer, StartFailedError
 
 READY = b"ready\n"
 SHORTEST_NAP = 0.01
@@ -44,7 +44,7 @@ def main() -> None:
     os.umask(0o077)
     program, *paths, idle, patience, starters_lock = sys.argv[1:]
     public, lock_file, pid_file, log = map(Path, paths)
-    server = Server(program, public, log)
+    server = EmbeddedServer(program, public, log)
     try:
         start(server, pid_file, float(patience), int(starters_lock))
         watch(server, lock_file, pid_file, float(idle))
@@ -56,7 +56,7 @@ def main() -> None:
         server.kill()
 
 
-def start(server: Server, pid_file: Path, patience: float, lock: int) -> None:
+def start(server: EmbeddedServer, pid_file: Path, patience: float, lock: int) -> None:
     """Bring the server up and its socket to the public, under the lock of the starter."""
     os.set_inheritable(lock, False)  # noqa: FBT003 - it takes no keyword
     server.launch()
@@ -80,7 +80,7 @@ def report(text: str) -> None:
     os.dup2(nowhere, 2)
 
 
-def watch(server: Server, lock_file: Path, pid_file: Path, idle: float) -> None:
+def watch(server: EmbeddedServer, lock_file: Path, pid_file: Path, idle: float) -> None:
     """Return when the server is over, cannot be reached any more, or was ended for being idle."""
 
     def leave_if_alone(*_: object) -> None:
@@ -104,7 +104,7 @@ def watch(server: Server, lock_file: Path, pid_file: Path, idle: float) -> None:
             continue
 
 
-def end_if_unused(server: Server, lock_file: Path, pid_file: Path, visits: int) -> None:
+def end_if_unused(server: EmbeddedServer, lock_file: Path, pid_file: Path, visits: int) -> None:
     """End the server, unless somebody is there or has come since there were `visits`.
 
     Without its name it gets no new connections, and with writes on hold nobody already connected

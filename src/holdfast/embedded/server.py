@@ -25,7 +25,7 @@ class StartFailedError(Exception):
     """The server did not come up; the text says why."""
 
 
-class Server(Conversation):
+class EmbeddedServer(Conversation):
     """A child process, the guardian's connection to it, and the name its socket has now."""
 
     exit_code: int

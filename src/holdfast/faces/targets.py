@@ -27,6 +27,6 @@ class HasConnectionClass(Protocol):
     def connection_class(self) -> Any: ...  # noqa: ANN401, D102 - a class of theirs
 
 
-Server: TypeAlias = str | HasConnectionPool | HasConnectionClass
-Target: TypeAlias = Server | HasNodesManager | Sequence[Server]
+SingleTarget: TypeAlias = str | HasConnectionPool | HasConnectionClass
+Target: TypeAlias = SingleTarget | HasNodesManager | Sequence[SingleTarget]
 """A URL, a client of redis-py or valkey-py, or a list of servers that vote."""

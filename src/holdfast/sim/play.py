@@ -51,7 +51,7 @@ CACHED_PATIENCE = 30.0
 """The same of the calls of cached functions."""
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """What came of a run."""
 
     check: str
@@ -147,7 +147,7 @@ class Play:
 
     # From beginning to end
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         """Let it all happen."""
         check = detail = ""
         try:
@@ -161,7 +161,7 @@ class Play:
             self.world.end(HoldfastError, ServerError)
         except Exception as error:  # noqa: BLE001 - the same in a task whose result nobody read
             check, detail = check or "ERROR", detail or repr(error)
-        return Outcome(check, detail, made, self.checks.reached, trace)
+        return RunResult(check, detail, made, self.checks.reached, trace)
 
     def _run(self) -> None:
         world = self.world
@@ -317,10 +317,10 @@ def _without_faults(settings: Settings) -> Settings:
     return replace(settings, slow=0.0, reset=0.0, half_open=0.0, doubled=0.0, server_crash=0.0)
 
 
-def play(settings: Settings, choices: Choices) -> Outcome:
+def play(settings: Settings, choices: Choices) -> RunResult:
     """Play one simulation run."""
     try:
         begun = Play(settings, choices)
     except Violated as violated:  # by what was tried before anything else: wrong arguments
-        return Outcome(violated.check, violated.detail, list(choices.made), Counter(), [])
+        return RunResult(violated.check, violated.detail, list(choices.made), Counter(), [])
     return begun.run()

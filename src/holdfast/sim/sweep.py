@@ -17,7 +17,7 @@ from holdfast.sim.swarm import draw, pairs_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from holdfast.sim.play import Outcome
+    from holdfast.sim.play import RunResult
 
 SMALL = replace(
     CALM,
@@ -98,7 +98,7 @@ class Found:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a saved world: {error!r}") from error
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         """Let it happen again."""
         return play(self.settings, Choices(self.choices))
 
@@ -138,7 +138,7 @@ class Report:
         self.pairs |= other.pairs
         self.found += other.found
 
-    def note(self, settings: Settings, outcome: Outcome, seed: int | None = None) -> None:
+    def note(self, settings: Settings, outcome: RunResult, seed: int | None = None) -> None:
         """Take in one run."""
         self.worlds += 1
         self.reached.update(name for name, times in outcome.reached.items() if times)
@@ -177,9 +177,9 @@ def sweep(
 
 def exhaust(
     settings: Settings = SMALL, budgets: Mapping[str, int] | None = None
-) -> Iterator[Outcome]:
+) -> Iterator[RunResult]:
     """Run every world that differs from the calm one by as much as the budgets allow."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RunResult] = []
 
     def run(choices: Choices) -> Any:  # noqa: ANN401 - nobody looks at it
         outcomes.append(play(settings, choices))

@@ -31,7 +31,7 @@ from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, se
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import check_seal, run_script, seal
-from holdfast.wire.target import seat_of
+from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
     import socket
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.sealed import Dialogue, Step
-    from holdfast.wire.target import Seat, Target
+    from holdfast.wire.target import Endpoint, Target
 
 SPIN = 0.0001
 QUICK = 0.0002
@@ -66,7 +66,7 @@ class Link:
         self, target: Target, timeout: float, *, prepare: bool = True, judged: bool = True
     ) -> None:
         self._connection = target.connect(timeout, prepare=prepare, judged=judged)
-        self.seat = seat_of(self._connection)
+        self.endpoint = endpoint_of(self._connection)
         self.stale = False
         """Not to be used any more: it leads to the wrong server, or the client is closed."""
         # redis-py has no public name for it; the oldest and newest supported both have this one.
@@ -347,10 +347,10 @@ class BlockingWire:
             link.stale = True
             link.close()
 
-    def moved(self, seat: Seat) -> None:
+    def moved(self, endpoint: Endpoint) -> None:
         """Use no connection any more that leads elsewhere; what is under way ends as it will."""
         for link in self._all_links():
-            link.stale = link.stale or link.seat != seat
+            link.stale = link.stale or link.endpoint != endpoint
 
     def _all_links(self) -> list[Link]:
         while True:

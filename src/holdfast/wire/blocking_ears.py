@@ -20,11 +20,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.packing import pack
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import unheard
-from holdfast.wire.target import seat_of
+from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
     from holdfast.port import Listener
-    from holdfast.wire.target import Seat, Target
+    from holdfast.wire.target import Endpoint, Target
 
 LINGER = 30.0
 """Seconds that a connection which nobody needs is kept."""
@@ -75,11 +75,11 @@ class BlockingEars:
         if reader.failure is not None:
             raise reader.failure
 
-    def moved(self, seat: Seat) -> None:
+    def moved(self, endpoint: Endpoint) -> None:
         """Hang up where nobody speaks to us any more; whoever waits listens anew, elsewhere."""
         reader = self._reader
         # One that is just being opened may be what found the new one.
-        if reader is None or reader.seat in {None, seat}:
+        if reader is None or reader.endpoint in {None, endpoint}:
             return
         reader.close()
 
@@ -98,7 +98,7 @@ class _Reader:
         self._listener = listener
         self._timeout = timeout
         self._connection: Any = None  # of redis-py
-        self.seat: Seat | None = None
+        self.endpoint: Endpoint | None = None
         self._closed = False
         self._replies = hiredis.Reader()
         self._buffer = bytearray(_BUFFER)
@@ -154,7 +154,7 @@ class _Reader:
         self._connection = self._target.connect(self._timeout)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._sock: socket.socket = self._connection._sock  # noqa: SLF001
-        self.seat = seat_of(self._connection)
+        self.endpoint = endpoint_of(self._connection)
         sent_at, greetings = now(), greeting(self._listener.channel)
         self._sock.sendall(b"".join(greetings))
         for _ in greetings:

@@ -19,7 +19,7 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.keys import slot_of
 from holdfast.wire.addresses import CLUSTER_FORM, addresses_in
 from holdfast.wire.clock import now
-from holdfast.wire.target import Server, from_pool, from_url
+from holdfast.wire.target import ServerTarget, from_pool, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,7 +75,7 @@ class Redirected(HoldfastError):  # noqa: N818 - it is no error
 
 
 @dataclass(frozen=True)
-class ClusterNode(Server):
+class ClusterNode(ServerTarget):
     """One node of a cluster. Which part it plays there may change at any time."""
 
     def misplaced(self, hello: object) -> ConfigurationError | None:
@@ -114,7 +114,7 @@ class Cluster:
 
     def __init__(
         self,
-        template: Server,
+        template: ServerTarget,
         seeds: Iterable[Address],
         remap: Callable[[Address], Address] | None = None,
     ) -> None:

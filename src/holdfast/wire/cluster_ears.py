@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.wire.clustered import ClusterWire
 
 
-class Post:
+class NodeSubscriber:
     """One node's push connection, and where it is."""
 
     def __init__(self, cluster: Cluster, address: Address) -> None:
@@ -61,14 +61,17 @@ class ClusterEars:
 
     def _begin(self) -> None:
         self._mutex = threading.RLock()
-        self._posts: dict[Address, tuple[Post, BlockingEars]] = {}
+        self._subscribers: dict[Address, tuple[NodeSubscriber, BlockingEars]] = {}
 
-    def _at(self, address: Address) -> tuple[Post, BlockingEars]:
+    def _at(self, address: Address) -> tuple[NodeSubscriber, BlockingEars]:
         with self._mutex:
-            found = self._posts.get(address)
+            found = self._subscribers.get(address)
             if found is None:
-                post = Post(self._wire.cluster, address)
-                found = self._posts[address] = post, BlockingEars(post.node, self._timeout)
+                subscriber = NodeSubscriber(self._wire.cluster, address)
+                found = self._subscribers[address] = (
+                    subscriber,
+                    BlockingEars(subscriber.node, self._timeout),
+                )
                 found[1].closed = self.closed
             return found
 
@@ -78,16 +81,16 @@ class ClusterEars:
         slot = slot_of(listener.channel)
         while True:
             address = self._wire.locate(slot, max(0.0, end - now()))
-            post, ears = self._at(address)
-            for elsewhere, _ in list(self._posts.values()):
-                if elsewhere is not post and elsewhere.exchange.serves(listener):
+            subscriber, ears = self._at(address)
+            for elsewhere, _ in list(self._subscribers.values()):
+                if elsewhere is not subscriber and elsewhere.exchange.serves(listener):
                     with suppress(NodeUnavailable):
                         self._have(elsewhere, Wish(listener, join=False), end)
-            if post.exchange.serves(listener):
+            if subscriber.exchange.serves(listener):
                 return
             try:
-                ears.listen(post.exchange, max(0.0, end - now()))
-                self._have(post, Wish(listener, join=True), end)
+                ears.listen(subscriber.exchange, max(0.0, end - now()))
+                self._have(subscriber, Wish(listener, join=True), end)
             except Redirected as moved:
                 if moved.address is None or now() >= end:
                     raise moved.unavailable() from None
@@ -98,18 +101,18 @@ class ClusterEars:
             else:
                 return
 
-    def _have(self, post: Post, wish: Wish, end: float) -> None:
+    def _have(self, subscriber: NodeSubscriber, wish: Wish, end: float) -> None:
         done = threading.Event()
         wish.settled = done.set
-        post.exchange.want(wish)
+        subscriber.exchange.want(wish)
         left = max(0.0, end - now())
         if not done.wait(left):
-            raise post.late(left)
+            raise subscriber.late(left)
         if wish.answer is not None:
-            raise post.refusal(wish.answer)
+            raise subscriber.refusal(wish.answer)
 
     def close(self) -> None:
         """Hang up."""
         self.closed = True
-        for _, ears in list(self._posts.values()):
+        for _, ears in list(self._subscribers.values()):
             ears.close()

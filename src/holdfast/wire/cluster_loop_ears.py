@@ -10,7 +10,7 @@ from holdfast.errors import NodeUnavailable
 from holdfast.keys import slot_of
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Redirected
-from holdfast.wire.cluster_ears import Post
+from holdfast.wire.cluster_ears import NodeSubscriber
 from holdfast.wire.exchange import Wish
 from holdfast.wire.loop_ears import LoopEars
 
@@ -30,13 +30,16 @@ class LoopClusterEars:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self.closed = False
-        self._posts: dict[Address, tuple[Post, LoopEars]] = {}
+        self._subscribers: dict[Address, tuple[NodeSubscriber, LoopEars]] = {}
 
-    def _at(self, address: Address) -> tuple[Post, LoopEars]:
-        found = self._posts.get(address)
+    def _at(self, address: Address) -> tuple[NodeSubscriber, LoopEars]:
+        found = self._subscribers.get(address)
         if found is None:
-            post = Post(self._wire.cluster, address)
-            found = self._posts[address] = post, LoopEars(post.node, self._timeout)
+            subscriber = NodeSubscriber(self._wire.cluster, address)
+            found = self._subscribers[address] = (
+                subscriber,
+                LoopEars(subscriber.node, self._timeout),
+            )
             found[1].closed = self.closed
         return found
 
@@ -46,16 +49,16 @@ class LoopClusterEars:
         slot = slot_of(listener.channel)
         while True:
             address = await self._wire.locate(slot, max(0.0, end - now()))
-            post, ears = self._at(address)
-            for elsewhere, _ in list(self._posts.values()):
-                if elsewhere is not post and elsewhere.exchange.serves(listener):
+            subscriber, ears = self._at(address)
+            for elsewhere, _ in list(self._subscribers.values()):
+                if elsewhere is not subscriber and elsewhere.exchange.serves(listener):
                     with suppress(NodeUnavailable):
                         await self._have(elsewhere, Wish(listener, join=False), end)
-            if post.exchange.serves(listener):
+            if subscriber.exchange.serves(listener):
                 return
             try:
-                await ears.listen(post.exchange, max(0.0, end - now()))
-                await self._have(post, Wish(listener, join=True), end)
+                await ears.listen(subscriber.exchange, max(0.0, end - now()))
+                await self._have(subscriber, Wish(listener, join=True), end)
             except Redirected as moved:
                 if moved.address is None or now() >= end:
                     raise moved.unavailable() from None
@@ -66,20 +69,20 @@ class LoopClusterEars:
             else:
                 return
 
-    async def _have(self, post: Post, wish: Wish, end: float) -> None:
+    async def _have(self, subscriber: NodeSubscriber, wish: Wish, end: float) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
         wish.settled = lambda: None if done.done() else done.set_result(None)
-        post.exchange.want(wish)
+        subscriber.exchange.want(wish)
         left = max(0.0, end - now())
         try:
             await asyncio.wait_for(done, left)
         except TimeoutError:
-            raise post.late(left) from None
+            raise subscriber.late(left) from None
         if wish.answer is not None:
-            raise post.refusal(wish.answer)
+            raise subscriber.refusal(wish.answer)
 
     def close(self) -> None:
         """Hang up."""
         self.closed = True
-        for _, ears in self._posts.values():
+        for _, ears in self._subscribers.values():
             ears.close()

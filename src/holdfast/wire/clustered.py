@@ -158,7 +158,7 @@ class NodeWire(BlockingWire):
         return self._target.refusal(text)
 
 
-class _Errand:
+class _Batch:
     """Requests on their way to one node, and the answers that came."""
 
     def __init__(self, wire: NodeWire, timeout: float) -> None:
@@ -254,26 +254,26 @@ class _Errand:
         return bool(self._unsent)
 
 
-def _run(errands: Sequence[_Errand], end: float, meanwhile: Callable[[], float]) -> None:
+def _run(batches: Sequence[_Batch], end: float, meanwhile: Callable[[], float]) -> None:
     """Carry all of them out at once, for as long as there is time."""
     short = now() + SHORT
     while True:
         due = meanwhile()
-        for errand in errands:
-            if not errand.done:
-                errand.step()
-        left = [errand for errand in errands if not errand.done]
+        for batch in batches:
+            if not batch.done:
+                batch.step()
+        left = [batch for batch in batches if not batch.done]
         # Others must not be kept waiting again and again for a node that has hung.
-        worth_it = [errand for errand in left if errand.link is not None or not errand.wire.silent]
+        worth_it = [batch for batch in left if batch.link is not None or not batch.wire.silent]
         until = end if worth_it else min(end, short)
         if not left or now() >= until:
             return
         _wait(left, min(until, due) - now())
 
 
-def _wait(errands: Sequence[_Errand], seconds: float) -> None:
-    links = [(errand.link, errand.wants_to_write) for errand in errands if errand.link is not None]
-    if len(links) < len(errands):
+def _wait(batches: Sequence[_Batch], seconds: float) -> None:
+    links = [(batch.link, batch.wants_to_write) for batch in batches if batch.link is not None]
+    if len(links) < len(batches):
         seconds = min(seconds, PAUSE_FIRST)  # nothing tells when a connection is open
     if not links:
         time.sleep(max(0.0, seconds))
@@ -464,21 +464,21 @@ class ClusterWire:
         by_address: defaultdict[Address, list[_Journey]] = defaultdict(list)
         for journey in journeys:
             by_address[journey.address].append(journey)
-        errands: dict[Address, _Errand] = {}
+        batches: dict[Address, _Batch] = {}
         for address, travelling in by_address.items():
-            errand = errands[address] = _Errand(self._wire(address), max(0.0, end - now()))
+            batch = batches[address] = _Batch(self._wire(address), max(0.0, end - now()))
             for journey in travelling:
-                errand.add(journey.request, journey.how)
-        _run(list(errands.values()), end, meanwhile)
-        for address, errand in errands.items():
-            replies = errand.finish()
-            if errand.error is not None:
+                batch.add(journey.request, journey.how)
+        _run(list(batches.values()), end, meanwhile)
+        for address, batch in batches.items():
+            replies = batch.finish()
+            if batch.error is not None:
                 self.cluster.suspect(address)
             for journey, reply in zip(by_address[address], replies, strict=True):
                 if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
                     journey.how = BY_TEXT
                 elif isinstance(reply, hiredis.ReplyError):
-                    journey.arrived(errand.wire.refused(str(reply)), self.cluster)
+                    journey.arrived(batch.wire.refused(str(reply)), self.cluster)
                 else:
                     journey.arrived(reply, self.cluster)
 

@@ -17,11 +17,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import seen
 from holdfast.wire.packing import pack
 from holdfast.wire.refusals import unheard
-from holdfast.wire.target import seat_of
+from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
     from holdfast.port import Listener
-    from holdfast.wire.target import Seat, Target
+    from holdfast.wire.target import Endpoint, Target
 
 
 class LoopEars:
@@ -75,13 +75,13 @@ class LoopEars:
         if self.closed:
             reader.close()
 
-    def moved(self, seat: Seat) -> None:
+    def moved(self, endpoint: Endpoint) -> None:
         """Hang up where nobody speaks to us any more; called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._leave_for, seat)
+            self._loop.call_soon_threadsafe(self._leave_for, endpoint)
 
-    def _leave_for(self, seat: Seat) -> None:
-        if self._reader is not None and self._reader.seat != seat:
+    def _leave_for(self, endpoint: Endpoint) -> None:
+        if self._reader is not None and self._reader.endpoint != endpoint:
             self._reader.close()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class _Reader(asyncio.Protocol):
         self._opened = False
         self._roused = False
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
-        self.seat = seat_of(connection)
+        self.endpoint = endpoint_of(connection)
         # redis-py has no public name for it; the oldest and newest supported both have this one.
         self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
         connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on

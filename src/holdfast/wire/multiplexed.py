@@ -34,7 +34,7 @@ from holdfast.wire.diagnosis import unanswered
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import check_seal, run_script, seal
-from holdfast.wire.target import seat_of
+from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
     from holdfast.wire.packing import Command
     from holdfast.wire.sealed import Step
-    from holdfast.wire.target import Seat, Target
+    from holdfast.wire.target import Endpoint, Target
 
 FLUSH = 16
 """Requests that are written without waiting for the end of the loop's turn."""
@@ -133,7 +133,7 @@ class Multiplexer(asyncio.Protocol):
         if CAN_SPIN and sock is not None:
             self._poll = select.poll()
             self._poll.register(sock.fileno(), select.POLLIN)
-        self._seat = seat_of(connection)
+        self._endpoint = endpoint_of(connection)
         self._transport, self.is_open = transport, True
         if self.closed:
             self.close()
@@ -162,13 +162,13 @@ class Multiplexer(asyncio.Protocol):
             self._transport.abort()
         self._fail(error)
 
-    def moved(self, seat: Seat) -> None:
-        """Leave a server that is not `seat`; called from any thread."""
+    def moved(self, endpoint: Endpoint) -> None:
+        """Leave a server that is not `endpoint`; called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is gone
-            self.loop.call_soon_threadsafe(self._leave_for, seat)
+            self.loop.call_soon_threadsafe(self._leave_for, endpoint)
 
-    def _leave_for(self, seat: Seat | None) -> None:
-        if self._transport is not None and self._seat != seat:
+    def _leave_for(self, endpoint: Endpoint | None) -> None:
+        if self._transport is not None and self._endpoint != endpoint:
             self._give_up(ConnectionResetError("another server took its place"))
 
     def _unknown(self, error: object) -> OutcomeUnknown:

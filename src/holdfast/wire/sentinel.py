@@ -18,16 +18,16 @@ from holdfast.wire.diagnosis import NO_REPLY
 from holdfast.wire.guard import watch
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import refusal
-from holdfast.wire.target import Server, from_settings, nothing
+from holdfast.wire.target import ServerTarget, from_settings, nothing
 from holdfast.wire.target import from_url as server_from_url
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from holdfast.wire.target import Follower, Greeting, Seat
+    from holdfast.wire.target import Endpoint, Follower, Greeting
 
 Address: TypeAlias = tuple[str, int]
-_Step: TypeAlias = "tuple[Server, float, Greeting[Any]]"
+_Step: TypeAlias = "tuple[ServerTarget, float, Greeting[Any]]"
 
 LEAST = 0.05
 """Seconds that the primary itself is given, however long the Sentinels took."""
@@ -39,7 +39,7 @@ class Primary:
     prepare = None
 
     def __init__(
-        self, sentinels: list[Server], service: str, server: Server, longest_ttl: float
+        self, sentinels: list[ServerTarget], service: str, server: ServerTarget, longest_ttl: float
     ) -> None:
         self._sentinels = sentinels
         """The one that answered last comes first."""
@@ -47,7 +47,7 @@ class Primary:
         self._server = server
         """What is known of all its servers: how to connect to one, but not where."""
         self.longest_ttl = longest_ttl
-        self._seat: Seat | None = None
+        self._endpoint: Endpoint | None = None
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._begin()
         reset_after_fork(self._begin)
@@ -58,7 +58,9 @@ class Primary:
     @property
     def node(self) -> str:
         """The service, and where its primary was last found."""
-        where = "" if self._seat is None else f", last at {self._seat[0]}:{self._seat[1]}"
+        where = (
+            "" if self._endpoint is None else f", last at {self._endpoint[0]}:{self._endpoint[1]}"
+        )
         return f"the primary of {self._service!r}{where}"
 
     @property
@@ -154,13 +156,13 @@ class Primary:
             node=self.node,
         )
 
-    def _found(self, seat: Seat) -> None:
+    def _found(self, endpoint: Endpoint) -> None:
         with self._mutex:
-            before, self._seat = self._seat, seat
+            before, self._endpoint = self._endpoint, endpoint
             followers = list(self._followers)
-        if before is not None and before != seat:
+        if before is not None and before != endpoint:
             for follower in followers:
-                follower.moved(seat)
+                follower.moved(endpoint)
 
 
 def _whereabouts(service: str, node: str) -> Greeting[Address]:

@@ -112,7 +112,7 @@ class Served(Protocol):
         """Do what the socket is ready for."""
 
 
-class Seat:
+class NodeConnection:
     """The connection to one node."""
 
     def __init__(self, table: Table, node: int, target: Target) -> None:
@@ -359,7 +359,7 @@ class Seat:
 class Table:
     """The seats of one thread, or of whoever asks at the same table."""
 
-    seats: Sequence[Seat] = ()
+    seats: Sequence[NodeConnection] = ()
 
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self.timeout = timeout
@@ -372,9 +372,9 @@ class Table:
         self.poll = select.poll()
         self.seated: dict[int, Served] = {}
         """Who is to read, by the number of the socket."""
-        self.empty: set[Seat] = set()
+        self.empty: set[NodeConnection] = set()
         """The seats without a connection."""
-        self.seats = [Seat(self, node, target) for node, target in enumerate(targets)]
+        self.seats = [NodeConnection(self, node, target) for node, target in enumerate(targets)]
         self.empty.update(self.seats)
         self._majority = len(targets) // 2 + 1
         self._quick = False

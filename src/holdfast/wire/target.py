@@ -40,7 +40,7 @@ Greeting: TypeAlias = "Generator[Command, Any, T]"
 """What is said on a new connection before it is used: yields commands, is sent their answers (an
 error reply as the exception that it is), and returns what was found out."""
 
-Seat: TypeAlias = tuple[Any, Any]
+Endpoint: TypeAlias = tuple[Any, Any]
 """Where a connection leads: host and port, as far as it has them."""
 
 _TAKEN_OVER = {
@@ -88,8 +88,8 @@ _QUIET: dict[str, None] = (
 class Follower(Protocol):
     """Whoever has connections that are worth nothing once the servers have changed their roles."""
 
-    def moved(self, seat: Seat) -> None:
-        """Connections now lead to `seat`. Called from any thread; must not block."""
+    def moved(self, endpoint: Endpoint) -> None:
+        """Connections now lead to `endpoint`. Called from any thread; must not block."""
 
 
 class Target(Protocol):
@@ -138,13 +138,13 @@ class Target(Protocol):
         """Say that a connection was not ready in time."""
 
 
-def seat_of(connection: Any) -> Seat:  # noqa: ANN401 - of redis-py
+def endpoint_of(connection: Any) -> Endpoint:  # noqa: ANN401 - of redis-py
     """Say where a connection leads."""
     return getattr(connection, "host", None), getattr(connection, "port", None)
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerTarget:
     """One node: the kind of its connections, their settings, and its name in messages."""
 
     kind: str  # a class of redis-py, by the name it has in both of its faces
@@ -162,7 +162,7 @@ class Server:
         """The user that the server knows us as."""
         return str(self.settings.get("username") or "default")
 
-    def at(self, host: str, port: int) -> Server:
+    def at(self, host: str, port: int) -> ServerTarget:
         """Make the same with another address."""
         settings = {**self.settings, "host": host, "port": port}
         return replace(self, settings=settings, node=_name(self.kind, settings))
@@ -459,7 +459,7 @@ def targets_of(given: object, longest_ttl: float) -> list[Target]:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigurationError(f"{', '.join(sorted(twice))}: given twice, and has one vote")
-    servers = [target for target in targets if isinstance(target, Server)]
+    servers = [target for target in targets if isinstance(target, ServerTarget)]
     if len(targets) > 1 and LOCAL in given:
         raise ConfigurationError(f"{LOCAL!r} is the embedded server, which is no node of a quorum")
     if len(targets) > 1 and len(servers) < len(targets):
@@ -487,7 +487,7 @@ def target_of(given: object, longest_ttl: float) -> Target:
     return sentinel.from_pool(pool, given, longest_ttl) or from_pool(pool, given)
 
 
-def from_url(url: str) -> Server:
+def from_url(url: str) -> ServerTarget:
     """Read the URL of one server.
 
     Raises:
@@ -509,7 +509,7 @@ def from_url(url: str) -> Server:
     return from_settings(kind, settings)
 
 
-def from_pool(pool: Any, given: object) -> Server:  # noqa: ANN401 - of redis-py or valkey-py
+def from_pool(pool: Any, given: object) -> ServerTarget:  # noqa: ANN401 - of redis-py or valkey-py
     """Take over how the connections of a pool are made; `given` is what the user gave.
 
     Raises:
@@ -530,15 +530,15 @@ def from_pool(pool: Any, given: object) -> Server:  # noqa: ANN401 - of redis-py
     return from_settings(kind, settings)
 
 
-def _embedded() -> Server:
+def _embedded() -> ServerTarget:
     from holdfast import embedded  # noqa: PLC0415 - only those without a server of their own pay
 
     path = embedded.socket_path()
     node = f"the embedded server (unix://{path})"
-    return Server("UnixDomainSocketConnection", {"path": path}, node, prepare=embedded.ensure)
+    return ServerTarget("UnixDomainSocketConnection", {"path": path}, node, prepare=embedded.ensure)
 
 
-def from_settings(kind: type, given: dict[str, Any]) -> Server:
+def from_settings(kind: type, given: dict[str, Any]) -> ServerTarget:
     """Take over the kind and the settings of a connection."""
     settings = {
         name: value
@@ -550,7 +550,7 @@ def from_settings(kind: type, given: dict[str, Any]) -> Server:
     name = next((each for each in kinds if each in lineage), "Connection")
     if name != "UnixDomainSocketConnection":
         settings.setdefault("socket_keepalive", True)
-    return Server(name, settings, _name(name, settings))
+    return ServerTarget(name, settings, _name(name, settings))
 
 
 def _name(kind: str, settings: dict[str, Any]) -> str:
