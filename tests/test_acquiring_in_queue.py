@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.hold import HELD, Hold
 from holdfast.core.spec import validity_of
-from holdfast.core.subscribe import RETRY_AFTER_SILENCE
+from holdfast.core.subscribe import RETRY_AFTER_UNCOUNTED
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -266,23 +266,22 @@ def test_a_connection_that_is_lost_before_the_request_is_sent_has_it_sent_again(
     port: FakePort,
 ) -> None:
     line = listening(port)
-    line.ear.counted = False
+    line.subscription.is_counted = False
     cuts = [lambda: line.cut(port.time)]
     port.on_signal = lambda: cuts.pop()() if cuts else None
     plan(port, held(), held(ticket=3), 5)
     get(port)
-    assert places(port) == ["", "!0", "3"]
+    assert places(port) == ["", "0", "3"]
     assert port.time == BEGAN
 
 
 def test_a_subscription_is_probed_once(port: FakePort) -> None:
-    line = listening(port)
-    line.ear.counted = False  # found out before
+    line = line_of(port)
     port.later = [(BEGAN + 2, line.rally)]
     plan(port, held(), held(ticket=3), 5)
     get(port)
-    assert places(port) == ["", "!0", "!3"]
-    assert not port.of("probe")
+    assert places(port) == ["", "0", "3"]
+    assert len(port.of("probe")) == 1
 
 
 def test_a_waiter_whose_request_got_no_reply_asks_again_every_second(port: FakePort) -> None:
@@ -337,7 +336,7 @@ def test_a_server_that_refuses_to_push_is_polled_from_then_on(port: FakePort) ->
     port.answers["listen"] = [ConfigurationError("no SUBSCRIBE")]
     plan(port, *[held()] * 600, 5)
     get(port)
-    assert port.time > BEGAN + RETRY_AFTER_SILENCE
+    assert port.time > BEGAN + RETRY_AFTER_UNCOUNTED
     polling = [(event.lock, event.detail) for event in port.events if event.kind == "polling"]
     assert polling == [("a", "waiting polls: no SUBSCRIBE")]
     assert set(places(port)) == {""}
@@ -375,48 +374,29 @@ def test_a_waiter_keeps_its_place_while_it_polls(port: FakePort) -> None:
     assert places(port) == ["0", *[""] * 13, "3"]
 
 
-def test_a_server_that_does_not_count_a_listener_that_it_reaches_is_not_polled(
+def test_a_client_that_the_server_does_not_count_polls_for_a_minute_and_reports_it(
     port: FakePort,
 ) -> None:
-    line = line_of(port)
-    heard = [b"message", line.channel, b"P:0:0:0:"]
-    port.later = [(BEGAN + 0.5, lambda: line.heard(heard, port.time)), (BEGAN + 3, line.rally)]
-    plan(port, held(), held(ticket=3), 5, probe=[0])
-    get(port)
-    assert places(port) == ["", "!0", "!3"]
-    assert len(port.of("listen")) == 1
-    assert [each.at - BEGAN for each in port.of("acquire")] == [0, 0.5, 3]
-    assert line.ear.heard_itself is None
-    assert not port.events
-
-
-def test_a_client_that_receives_nothing_polls_for_a_minute_and_reports_it(port: FakePort) -> None:
     port.luck = 1.0
     plan(port, *[held()] * 260, 5, probe=[0, 1])
-    waiter = other_waiter(port)
-    line = waiter.line
-    line.cut(port.time)
-    waiter.ask = False
+    line = line_of(port)
     get(port)
-    assert waiter.ask
-    kinds = [event for event in port.events if event.kind == "polling"]
-    assert [event.detail for event in kinds] == [
-        "waiting polls: what the server publishes does not arrive"
-    ]
-    assert line.deaf_until == BEGAN + 1 + 60
+    polling = [event.detail for event in port.events if event.kind == "polling"]
+    assert polling == ["waiting polls: the server does not count the clients that subscribe"]
+    assert line.deaf_until == BEGAN + 60
     first = places(port).index("0")
     assert port.of("acquire")[first - 1].at < line.deaf_until <= port.of("acquire")[first].at
-    assert port.of("probe")[1].at >= line.deaf_until, "it may arrive by now"
+    assert port.of("probe")[1].at >= line.deaf_until
 
 
-@pytest.mark.parametrize("noticed", [False, True])
-def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(
-    port: FakePort, noticed: bool
-) -> None:
+def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(port: FakePort) -> None:
     line = line_of(port)
-    cut = (lambda: line.cut(port.time)) if noticed else lambda: setattr(line, "ear", None)
-    port.later = [(BEGAN + 0.5, cut)]
-    plan(port, held(), held(), 5, probe=[0, 1])
+
+    def lost() -> int:
+        line.cut(port.time)
+        return 0
+
+    plan(port, held(), held(), 5, probe=[lost, 1])
     get(port)
     assert not port.events
     assert len(port.of("listen")) == 2
@@ -432,40 +412,3 @@ def test_a_cluster_node_that_does_not_keep_the_lock_is_probed_again_later(port: 
     assert port.time - BEGAN >= 1.0
     assert places(port) == [*[""] * 15, "0"]
     assert not port.events
-
-
-@pytest.mark.parametrize(("race", "lasts"), [(True, 0.0), (False, 0.5), (False, 1.5)])
-def test_waiters_share_one_probe(port: FakePort, race: bool, lasts: float) -> None:
-    line = line_of(port)
-    line.opened(port.time, lambda: None)
-    line.ear.heard_itself = signal = port.signal()
-
-    def known() -> None:
-        line.ear.counted, line.ear.heard_itself = True, None
-        for each in line.ear.curious:
-            each.set()
-
-    if race:
-        port.on_signal = known
-    else:
-        port.later = [(BEGAN + lasts, known)]
-    plan(port, held(), 5)
-    get(port)
-    assert not signal.is_set
-    assert not port.of("probe")
-    assert port.time == BEGAN + min(lasts, 1.0)
-    assert places(port) == ["", "0" if lasts < 1 else ""]
-
-
-def test_a_waiter_that_probes_notifies_those_that_wait_for_it(port: FakePort) -> None:
-    line = line_of(port)
-    curious = port.signal()
-
-    def join() -> int:
-        assert line.ear.heard_itself is not None
-        line.ear.curious.append(curious)
-        return 1
-
-    plan(port, held(), 5, probe=[join])
-    get(port)
-    assert curious.is_set

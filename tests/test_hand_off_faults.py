@@ -13,7 +13,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core.hand_off import _MARK, adopt, export
 from holdfast.core.hold import RELEASED, Grip, Hold
-from holdfast.core.line import Ear
+from holdfast.core.line import Subscription
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.port import Uncopied
 from holdfast.scripts import ADOPT
@@ -132,27 +132,18 @@ def test_an_export_tells_all_that_is_known_of_the_lease(client: Any, port: Faili
     assert facts_in(lease.export())["max_hold"] is None
 
 
-def test_a_waiter_stays_known_until_what_it_exported_has_been_adopted_or_has_expired(
-    client: Any,
+def test_a_waiter_stays_known_until_all_that_was_pushed_to_it_has_arrived(
+    client: Any, port: FailingPort
 ) -> None:
     lease = client.lock("a").acquire()
     hold = lease._hold
     line = client._session.waiters.line(hold.spec.keys)
-    line.ear = Ear()
+    line.subscription = Subscription()
     hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
-    later: list[Any] = []
-
-    def note(*given: Any) -> bool:
-        later.append(given)
-        return True
-
-    client._session.renewer.later = note
     lease.export()
+    assert list(line._to_forget) == [(hold.token, port.time)]
     assert hold.token in line._known
-    ((seconds, forget),) = later
-    assert seconds == hold.spec.ttl
-    forget()
-    assert hold.token not in line._known
+    line.subscription = None
 
 
 # Adopting

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.line import ASK_AT_LEAST, Ear, Grant, Line, channel_of, read_message
+from holdfast.core.line import ASK_AT_LEAST, Grant, Line, channel_of, read_message
 
 if TYPE_CHECKING:
     from holdfast.core.line import Waiter
@@ -44,8 +44,6 @@ class Pushes:
 
     def open(self, at: float) -> None:
         self.line.opened(at, self._rouse)
-        assert self.line.ear is not None
-        self.line.ear.counted = True
 
     def _rouse(self) -> None:
         self.roused += 1
@@ -137,16 +135,6 @@ def test_a_grant_counts_from_the_later_of_the_last_answered_ping_and_its_waiters
     assert waiter.grant == Grant(2, 0.25, 1.5)
 
 
-def test_a_grant_of_a_server_that_does_not_count_this_client_is_of_unknown_age() -> None:
-    for counted in (None, False):
-        pushes = Pushes()
-        assert pushes.line.ear is not None
-        pushes.line.ear.counted = counted
-        waiter = pushes.enter("mine")
-        pushes.hear("G", "mine", 1.0, fence=17, time="250")
-        assert waiter.grant == Grant(17, 0.25, -math.inf)
-
-
 def test_a_grant_to_no_waiter_of_this_lock_is_handed_back() -> None:
     pushes = Pushes()
     other = pushes.enter("other", key=OTHER_KEY)
@@ -206,16 +194,9 @@ def test_a_message_for_an_attempt_that_has_ended_makes_it_leave_the_queue() -> N
         assert not pushes.handed_back
 
 
-def test_what_this_client_publishes_to_itself_ends_its_probe_only() -> None:
+def test_the_probe_of_this_client_is_for_no_waiter() -> None:
     pushes = Pushes()
-    probe = [b"message", pushes.line.channel, b"P:0:0:0:"]
-    pushes.line.heard(probe, 0.0)
-    assert pushes.line.ear is not None
-    pushes.line.ear.heard_itself = bell = Bell()
-    pushes.line.heard(probe, 0.0)
-    assert bell.rung == 1
-    pushes.line.cut(0.0)
-    pushes.line.heard(probe, 0.0)
+    pushes.line.heard([b"message", pushes.line.channel, b"P:0:0:0:"], 0.0)
     assert not pushes.left_queue
 
 
@@ -434,42 +415,28 @@ def test_a_grant_that_may_be_lost_makes_those_of_its_lock_ask() -> None:
     assert asked(mine, other) == [False, False]
 
 
-def test_a_lost_connection_makes_everybody_ask_and_ends_what_waits_for_it() -> None:
+def test_a_lost_connection_makes_everybody_ask() -> None:
     pushes = Pushes()
     waiters = [pushes.queue("first", 0.0, 100.0), pushes.queue("second", 0.0, 100.0)]
     pushes.line.tick(1.0)
-    ear = pushes.line.ear
-    assert ear is not None
-    ear.heard_itself, curious = Bell(), Bell()
-    ear.curious.append(curious)
     pushes.line.rally_soon(OTHER_KEY)
+    pushes.line.forget_after_drain("gone", 1.0)
     before = pushes.roused
     pushes.line.cut(2.0)
     assert asked(*waiters) == [True, True]
-    assert (pushes.line.ear, pushes.line.wake_at) == (None, math.inf)
+    assert (pushes.line.subscription, pushes.line.wake_at) == (None, math.inf)
     assert not pushes.line.listening
-    assert isinstance(ear.heard_itself, Bell)
-    assert (ear.heard_itself.rung, curious.rung) == (1, 1)
     assert not pushes.line._to_rally
+    assert not pushes.line._to_forget
     waiters[0].queued(2.0, 0.1)
     assert pushes.roused == before  # there is nobody
     pushes.line.places_lost(1.5, 2.5)
     assert asked(*waiters) == [False, False]
-    pushes.hear("G", "first", 3.0, fence=1, time="250")
-    assert waiters[0].grant == Grant(1, 0.25, -math.inf)
     pushes.open(4.0)
     assert pushes.line.listening
     assert pushes.pinged(4.5) == []
     pushes.line.cut(5.0)
     pushes.line.cut(6.0)
-
-
-def test_an_ear_that_ends_wakes_those_who_wait_for_it() -> None:
-    ear, bell = Ear(), Bell()
-    ear.ended()
-    ear.curious.append(bell)
-    ear.ended()
-    assert bell.rung == 1
 
 
 # PINGs
@@ -552,6 +519,47 @@ def test_waiters_are_woken_for_their_report_with_a_ping() -> None:
     assert not waiter.ask
     pushes.pinged(2.0)
     assert rung(waiter) == 1
+
+
+# Tokens that another process goes on with
+
+
+def test_a_token_that_was_handed_on_is_forgotten_when_all_that_was_pushed_has_arrived() -> None:
+    pushes = Pushes(0.0)
+    waiter, early = pushes.enter("mine"), pushes.enter("early")
+    pushes.line.tick(0.0)
+    before = pushes.roused
+    early.forget_after_drain(0.5)
+    assert pushes.roused == before + 1
+    (payload,) = pushes.pinged(1.5)
+    waiter.forget_after_drain(1.5)
+    pushes.hear("G", "mine", 1.6, time="250")
+    pushes.hear("G", "early", 1.6, time="250")
+    assert not pushes.handed_back
+    pushes.pong(payload, 1.7)
+    pushes.hear("G", "early", 1.8, time="250")
+    pushes.hear("G", "mine", 1.8, time="250")
+    assert pushes.handed_back == [(KEY, "early", 0)]
+    (payload,) = pushes.pinged(2.5)
+    pushes.pong(payload, 2.6)
+    pushes.hear("G", "mine", 2.7, time="250")
+    assert pushes.handed_back == [(KEY, "early", 0), (KEY, "mine", 0)]
+    pushes.line.tick(3.0)
+    assert pushes.line.idle
+
+
+def test_a_token_that_was_handed_on_is_forgotten_at_once_without_a_connection() -> None:
+    pushes = Pushes(None)
+    pushes.queue("early", 0.0, 0.5).forget()
+    pushes.line._inbox.clear()
+    pushes.enter("mine").forget_after_drain(0.5)
+    assert pushes.line.idle
+    pushes.open(1.0)
+    pushes.line.wake_at = 5.0
+    pushes.enter("other").forget_after_drain(5.0)
+    assert pushes.roused == 0
+    pushes.line.cut(6.0)
+    assert pushes.line.idle
 
 
 def test_a_line_is_idle_when_nobody_waits_and_all_was_looked_at() -> None:

@@ -90,11 +90,9 @@ def test_a_caller_waits_in_line_only_if_the_server_is_known_to_notify_it() -> No
     line = led.session.waiters.line(keys_of(KEY))
     assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     line.opened(START, lambda: None)
-    assert line.ear is not None
-    for counted in (None, False):
-        line.ear.counted = counted
-        assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
-    line.ear.counted = True
+    assert line.subscription is not None
+    assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
+    line.subscription.is_counted = True
     session: Session = led.session
     waiter = session.waiters.enter(led.spec(), TOKEN, START - 1)
     assert waiter is not None
@@ -106,8 +104,8 @@ def test_a_connection_that_is_lost_as_a_caller_enters_the_line_leaves_no_waiter(
     led = Led()
     line = led.session.waiters.line(keys_of(KEY))
     line.opened(START, lambda: None)
-    assert line.ear is not None
-    line.ear.counted = True
+    assert line.subscription is not None
+    line.subscription.is_counted = True
     led.port.signal = lambda: (line.cut(START), CountedSignal())[1]  # type: ignore[func-returns-value,method-assign]
     assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     assert not line._known

@@ -112,7 +112,7 @@ def listening(port: FakePort) -> Any:
     """The same, with a push connection that is known to work."""
     line = line_of(port)
     line.opened(port.time, lambda: None)
-    line.ear.counted = True
+    line.subscription.is_counted = True
     return line
 
 

@@ -589,8 +589,8 @@ HAND_OFF = [
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
-        "forget_later(session.port.now())\n    hold.state = RELEASED\n",
-        "forget_later(session.port.now())\n",
+        "forget_after_drain(session.port.now())\n    hold.state = RELEASED\n",
+        "forget_after_drain(session.port.now())\n",
         PASSED_CALM,
         "S12",
     ),
@@ -605,7 +605,7 @@ HAND_OFF = [
     Mutant(
         "what was exported is not handed back by a late push",
         "core/hand_off.py",
-        "hold.waiter.forget_later(session.port.now())",
+        "hold.waiter.forget_after_drain(session.port.now())",
         "hold.waiter.forget()",
         PASSED_SLOW,
         "S4",
@@ -714,7 +714,7 @@ MUTANTS = [
     Mutant(
         "a pushed grant counts from the last answered PING",
         "core/line.py",
-        "since = max(self._heard_since, waiter.since)",
+        "since = self._heard_since if waiter is None else max(self._heard_since, waiter.since)",
         "since = now",
         PAUSES,
         "S1 S2 S7",
@@ -929,8 +929,8 @@ MUTANTS = [
     Mutant(
         "everybody asks when the connection is lost",
         "core/line.py",
-        "        self._rallied_at = now\n        self.rally()\n        if ear",
-        "        self._rallied_at = now\n        if ear",
+        "        self._rallied_at = now\n        self.rally()\n\n    def heard",
+        "        self._rallied_at = now\n\n    def heard",
         STORM,
         "L2 L1",
     ),
@@ -961,8 +961,8 @@ MUTANTS = [
     Mutant(
         "a granted waiter is out of the line",
         "scripts/_hand_over.lua",
-        "      grant(who, window)\n",
-        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n",
+        "      grant(waiter, window)\n",
+        "      grant(waiter, window)\n      call('ZADD', queue, ticket, waiter)\n",
         STORM,
         "S8",
     ),
@@ -1034,7 +1034,7 @@ MUTANTS = [
     Mutant(
         "a late push for a lost lease does not end its lock delay",
         "core/session.py",
-        "hold.waiter.forget_later(self.port.now())",
+        "hold.waiter.forget_after_drain(self.port.now())",
         "hold.waiter.forget()",
         {"drawn": True, "nodes": 1, "slow": 0.3, "renew": False, "lock_delay": 1.3, "ttl": 0.4},
         "DELAY",
@@ -1093,8 +1093,8 @@ MUTANTS = [
     Mutant(
         "a waiter waits in the queue and does not poll",
         "core/server_acquire.py",
-        "        if line is not None:\n            ear = line.ear\n",
-        "        if False:\n            ear = line.ear\n",
+        "        if line is not None:\n            subscription = line.subscription\n",
+        "        if False:\n            subscription = line.subscription\n",
         {"calm": True, "ttl": 5.0},
         "POLL",
     ),
@@ -1226,7 +1226,7 @@ MUTANTS = [
     Mutant(
         "a waiter whose client is gone is passed over",
         "scripts/_tell.lua",
-        "return heard > 0 or uncounted",
+        "return heard > 0",
         "return true",
         CRASHES,
         "L3",
@@ -1435,7 +1435,6 @@ FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
 CLOSED: Worlds = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
 CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
-UNCOUNTED: Worlds = {"uncounted": True}
 
 OPERATED = [
     Mutant(
@@ -1763,14 +1762,6 @@ OPERATED = [
         "            if self._closed or now >= (idle_since or now) + LINGER:\n",
         CLOSED_CALM,
         "S3",
-    ),
-    Mutant(
-        "a granted waiter leaves the queue with and without its mark",
-        "scripts/_hand_over.lua",
-        "call('ZREM', queue, who, '!' .. who)",
-        "call('ZREM', queue, waiter)",
-        UNCOUNTED,
-        "L3 S8",
     ),
 ]
 """Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""

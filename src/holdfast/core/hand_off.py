@@ -70,7 +70,7 @@ async def export(session: Session, grip: Grip) -> str:
     text = _write(hold, session.port.now())
     session.forget(hold)
     if hold.waiter is not None:  # a late message must not return the grant, and so the export
-        hold.waiter.forget_later(session.port.now())
+        hold.waiter.forget_after_drain(session.port.now())
     hold.state = RELEASED
     return text
 

@@ -103,9 +103,9 @@ class Waiter:
         """Let the token be unknown: it is over, and a grant for it is handed back."""
         self.line.forget(self.token)
 
-    def forget_later(self, now: float) -> None:
+    def forget_after_drain(self, now: float) -> None:
         """Forget the token when every message that was sent before now has arrived."""
-        self.line.forget_later(self.token, now)
+        self.line.forget_after_drain(self.token, now)
 
 
 class _Timer:
@@ -120,24 +120,11 @@ class _Timer:
         self.scheduled = NEVER  # when its entry in the heap comes up
 
 
-class Ear:
-    """What was found out about one connection. The next one has to find it out again."""
+class Subscription:
+    """One connection that is subscribed to the channel."""
 
-    counted: bool | None = None
-    """The server counts it among its listeners; None: not found out yet."""
-    heard_itself: Signal | None = None
-    """Set when what we published to ourselves arrives, or never will. While it is there, and
-    nothing is found out yet, somebody is about to."""
-
-    def __init__(self) -> None:
-        self.curious: list[Signal] = []
-        """Those who wait until it is found out."""
-
-    def ended(self) -> None:
-        """Nothing more will be heard: whoever waits for that goes on."""
-        heard = self.heard_itself
-        for signal in self.curious if heard is None else [heard, *self.curious]:
-            signal.set()
+    is_counted = False
+    """The server counts it among the subscribers, as `core.subscribe` has found out."""
 
 
 class Line:
@@ -152,7 +139,7 @@ class Line:
         self.channel = channel
         self.sharded = bool(tag_of(channel))
         """It is of a cluster, where the node that grants a lock counts who listens for it there."""
-        self.ear: Ear | None = None
+        self.subscription: Subscription | None = None
         """What is known of the connection, while there is one."""
         self.deaf_until = -NEVER
         """Until then listening is not tried: it failed, or is not to be had."""
@@ -190,11 +177,11 @@ class Line:
         """Know the token no more."""
         self._known.pop(token, None)
 
-    def forget_later(self, token: str, now: float) -> None:
+    def forget_after_drain(self, token: str, now: float) -> None:
         """Forget the token when every message that was sent before now has arrived."""
         self._to_forget.append((token, now))
         # Noted first, looked at second: a connection that is lost does these two the other way.
-        if self.ear is None:
+        if self.subscription is None:
             self.forget(token)
         elif now < self.wake_at:
             self._rouse()
@@ -231,11 +218,11 @@ class Line:
         self._pings.clear()
         self._heard_since = sent_at
         self._rouse = rouse
-        self.ear = Ear()
+        self.subscription = Subscription()
 
     def cut(self, now: float) -> None:
         """The connection is gone, and with it perhaps a grant."""
-        ear, self.ear = self.ear, None
+        self.subscription = None
         self._rouse = _nobody
         self.wake_at = NEVER
         self._to_rally.clear()
@@ -243,8 +230,6 @@ class Line:
             self.forget(self._to_forget.popleft()[0])
         self._rallied_at = now
         self.rally()
-        if ear is not None:
-            ear.ended()
 
     def heard(self, message: object, now: float) -> None:
         """Take in one message of the connection.
@@ -261,15 +246,10 @@ class Line:
         kind, number, px, delay, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
-            since = -NEVER
-            # A server that does not count us is not the one that answers our PINGs.
-            if waiter is not None and self.ear is not None and self.ear.counted:
-                since = max(self._heard_since, waiter.since)
+            since = self._heard_since if waiter is None else max(self._heard_since, waiter.since)
             self._granted(token, key, delay, Grant(number, px / 1000, since), now)
-        elif kind == b"P":
-            heard = self.ear.heard_itself if self.ear is not None else None
-            if heard is not None:
-                heard.set()
+        elif kind == b"P":  # a probe (`core.subscribe`)
+            pass
         elif waiter is None:
             # The attempt has ended, but the server still has it in the queue: leaving failed, or
             # was undone by a failover. There it would receive messages that a waiter needs.
@@ -345,7 +325,7 @@ class Line:
     @property
     def listening(self) -> bool:
         """The channel is subscribed to."""
-        return self.ear is not None
+        return self.subscription is not None
 
     @property
     def idle(self) -> bool:

@@ -208,7 +208,7 @@ class _Attempt:
             line = self._session.waiters.line(keys)
             waiter = line.enter(self._waiter_token, keys[0], self._notified, port.now())
             self._waiters.append(waiter)
-            if line.ear is None and port.now() >= line.deaf_until:
+            if line.subscription is None and port.now() >= line.deaf_until:
                 try:
                     await port.listen(line, 0.0, keys)
                 except ConfigurationError:

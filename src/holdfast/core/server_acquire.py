@@ -160,25 +160,25 @@ class _Acquiring:
 
     async def _request(self) -> None:
         port, spec, line = self._session.port, self._spec, self._line
-        place, ear = "", None
+        place, subscription = "", None
         if line is not None:
-            ear = line.ear
-            if ear is None or not ear.counted:
+            subscription = line.subscription
+            if subscription is None or not subscription.is_counted:
                 client = client_in(self.token)
-                ear = await subscribe(self._session, spec, line, client, self._time_left)
+                subscription = await subscribe(self._session, spec, line, client, self._time_left)
                 self._check_process()
-        if line is not None and ear is not None:
+        if line is not None and subscription is not None:
             if self.waiter is None:
                 signal, now = port.signal(), port.now()
                 self.waiter = line.enter(self.token, spec.keys[0], signal, now)
-            place = self.attempt.ticket if ear.counted else f"!{self.attempt.ticket}"
+            place = self.attempt.ticket
         self.attempt = self.attempt.sending(port.now())
         if self.waiter is not None:
             # No lost connection goes unnoticed. Here: clear `ask`, then look at the connection. A
             # connection that is lost: takes itself away, then sets `ask`. In another order the
             # line below could clear what that has set.
             self.waiter.grant, self.waiter.ask = None, False
-            if self.waiter.line.ear is not ear:
+            if self.waiter.line.subscription is not subscription:
                 self.waiter.ask = True
         args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked
         try:

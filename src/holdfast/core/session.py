@@ -109,7 +109,7 @@ class Session:
         """Report a loss, and remove what is left of the lease from the server."""
         self.forget(hold)
         if hold.waiter is not None:  # a late push for it must not end the lock delay
-            hold.waiter.forget_later(self.port.now())
+            hold.waiter.forget_after_drain(self.port.now())
         reason = hold.reason or hold.overdue()
         self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension without a reply may keep the key long beyond the deadline, and a request

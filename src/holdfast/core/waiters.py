@@ -40,13 +40,13 @@ class Waiters:
     def enter(self, spec: LockSpec, token: str, now: float) -> Waiter | None:
         """Enter the queue before the first request, if this client is subscribed already."""
         line = self.line(spec.keys)
-        ear = line.ear
-        if ear is None or not ear.counted:
+        subscription = line.subscription
+        if subscription is None or not subscription.is_counted:
             return None
         waiter = line.enter(token, spec.keys[0], self._port.signal(), now)
         # No lost connection goes unnoticed. Here: enter, then look at the connection. A connection
         # that is lost: takes itself away, then notifies all that have entered.
-        if line.ear is ear:
+        if line.subscription is subscription:
             return waiter
         waiter.forget()
         return None

@@ -275,14 +275,14 @@ class SimClient:
     def listens(self) -> bool:
         """Whether pushes reach the client, as far as it knows: else its waiters try for that."""
         line = cast("Line | None", self._lines.get(None))
-        return line is not None and line.ear is not None and line.ear.counted is not None
+        return line is not None and line.subscription is not None and line.subscription.is_counted
 
     def registered(self) -> list[str]:
         """Return the tokens of waiters that the client keeps, waiting or not."""
         lines = cast("list[Line]", list(self._lines.values()))
         known = [token for line in lines for token in line._known]  # noqa: SLF001 - as above
         # Timers are kept by the connection: without one they wait for the next.
-        timers = [each for line in lines if line.ear for each in line._timers.values()]  # noqa: SLF001
+        timers = [each for line in lines if line.subscription for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]
 
     def remembered(self) -> set[str]:

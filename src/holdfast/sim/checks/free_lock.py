@@ -32,9 +32,7 @@ class FreeLockCheck:
     def is_subscribed(self, server: Server, token: str) -> None:
         """A script granted the lock to another client's waiter: that client is there (L3)."""
         record = self._record
-        if record.settings.uncounted:
-            record.reached["granted to a waiter that the server does not count"] += 1
-        elif not server.hears(channel_in(token)):
+        if not server.hears(channel_in(token)):
             record.fail("L3", f"{token} got the lock, and its client is gone")
 
     def is_handed_over(self, run: ScriptRun) -> None:
@@ -74,17 +72,14 @@ class FreeLockCheck:
         """Return for how many microseconds the lock may be free while a client waits.
 
         Two waiters in a row that do not receive what they are sent cost up to the time of a lease,
-        as the README says, and a lock delay. A server that does not count its listeners never
-        passes over a dead one: each costs as much. After an eviction or a restart without data
-        waiters still wait as long as they were told: until the lease that is gone would have been
-        over, and its lock delay. A message that a lock delay begins may arrive after the delay.
+        as the README says, and a lock delay. After an eviction or a restart without data waiters
+        still wait as long as they were told: until the lease that is gone would have been over, and
+        its lock delay. A message that a lock delay begins may arrive after the delay.
         """
         settings, gone = self._record.settings, self._record.gone
         if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
         deaf = 1 if settings.half_open or len(gone) > 1 else 0
-        if settings.uncounted:
-            deaf = max(deaf, len(gone | self._record.closed))
         told = 0.0 if settings.prompt else settings.lock_delay
         if settings.evict or settings.wipe:
             told = LONGER * settings.ttl + settings.lock_delay
