@@ -60,7 +60,6 @@ class Cleanup:
     """The taking back of a token whose fate on the server is unknown."""
 
     __slots__ = (
-        "again",
         "deadline",
         "due",
         "fence",
@@ -83,8 +82,6 @@ class Cleanup:
     ) -> None:
         self.name = name
         self.request = request
-        self.again = False
-        """It was asked for since it was sent."""
         self.forget = forget
         """Called if it is given up: the token expires by itself. A reply is noted elsewhere."""
         # Renewals wait behind it: one node of several is not worth much of their time.
@@ -148,21 +145,20 @@ class Renewer:
         ttl: float = 0,
         forget: Callable[[], object] | None = None,
     ) -> None:
-        """See to it, for as long as it matters, that a token is taken back; then `forget` it.
+        """Release a token in the background, for as long as it may be there; then `forget` it.
 
-        However often it is asked for, it is one thing to do.
+        It replaces an earlier clean-up of the same token, whose reply may be under way: what that
+        has released may have been granted again since.
         """
         now = self._background.now()
         deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
-        cleanup = self._cleanups.get(request[1:])
-        if cleanup is not None:
-            cleanup.deadline = max(cleanup.deadline, deadline)
-            cleanup.again = True
-        # Noted first, looked at second: when it is over these two are done the other way.
-        if cleanup is None or not cleanup.live:
-            cleanup = self._cleanups[request[1:]] = Cleanup(
-                name, request, now=now, deadline=deadline, fence=fence, forget=forget
-            )
+        earlier = self._cleanups.get(request[1:])
+        if earlier is not None:
+            earlier.live = False
+            deadline = max(deadline, earlier.deadline)
+        cleanup = self._cleanups[request[1:]] = Cleanup(
+            name, request, now=now, deadline=deadline, fence=fence, forget=forget
+        )
         self.handed_in[cleanup] = None
         self._background.rouse(self)
 
@@ -269,8 +265,7 @@ class Renewer:
         if isinstance(item, Hold):
             item.lose(item.overdue())
             return
-        if self._begins_anew(item):
-            return
+        self._end(item)
         if item.forget is not None:
             item.forget()
         if item.request[1].node is not None:  # one of several, which is known to fail
@@ -278,18 +273,10 @@ class Renewer:
         detail = "the server could not be told to forget it: it stays until it expires, if ever"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
-    def _begins_anew(self, cleanup: Cleanup) -> bool:
-        """End it; say whether another begins, because it was asked for since it was sent."""
+    def _end(self, cleanup: Cleanup) -> None:
         cleanup.live = False
         if self._cleanups.get(cleanup.request[1:]) is cleanup:
             del self._cleanups[cleanup.request[1:]]
-        left = cleanup.deadline - self._background.now()
-        if not cleanup.again or left <= 0:
-            return False
-        self.clean_up(
-            cleanup.name, cleanup.request, fence=cleanup.fence, ttl=left, forget=cleanup.forget
-        )
-        return True
 
     def _may_renew(self, hold: Hold, now: float) -> bool:
         """Say whether a renewal may be sent now; report that `max_hold` ends its renewal."""
@@ -331,9 +318,6 @@ class Renewer:
             return
         timeout = max(item.patience for item in batch)
         requests = [_request(item, asked_at) for item in batch]
-        for item in batch:
-            if isinstance(item, Cleanup):
-                item.again = False
         try:
             replies = await self._background.call_many(requests, timeout, self._meanwhile)
         except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
@@ -353,7 +337,7 @@ class Renewer:
             else:
                 self._schedule(item, min(now + item.patience / 2, item.deadline))
         elif not isinstance(item, Hold):
-            self._begins_anew(item)
+            self._end(item)
         elif not reply:
             item.lose(item.refusal(reply, now))
         elif item.prolong(asked_at, item.spec.ttl, now):
