@@ -1068,9 +1068,8 @@ MUTANTS = [
     Mutant(
         "an inner level reports the loss of the lease",
         "core/release.py",
-        "    if hold.state is LOST or not current:\n        check(session, grip)\n",
-        "    if len(hold.grips) == 1 and (hold.state is LOST or not current):\n"
-        "        check(session, grip)\n",
+        "    if not hold.alive(port.now(), port.process()):\n",
+        "    if len(hold.grips) == 1 and not hold.alive(port.now(), port.process()):\n",
         {"drawn": True, "reentrant": True, "renew": False, "stall": 0.3},
         "S12",
     ),
@@ -1290,7 +1289,7 @@ MUTANTS = [
     Mutant(
         "a check of a released level does not end the lease",
         "core/release.py",
-        "if hold.state is HELD and not current:",
+        "if hold.state is HELD and port.now() >= hold.deadline:",
         "if hold.state is HELD:",
         NESTED,
         "S12",
@@ -1699,8 +1698,8 @@ OPERATED = [
     Mutant(
         "a forked child is refused what it asks of its parent's lease",
         "core/release.py",
-        " and hold.process == port.process()\n    if current and hold.state is HELD and ref(",
-        "\n    if current and hold.state is HELD and ref(",
+        "if hold.alive(port.now(), port.process()) and ref(",
+        "if hold.alive(port.now(), hold.process) and ref(",
         FORKED,
         "S13",
     ),

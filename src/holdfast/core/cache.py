@@ -414,8 +414,7 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
 def _abandon(session: Session, hold: Hold) -> None:
     """Leave a lock to the background: the server does not answer."""
     session.abandon(hold)
-    if hold.waiter is not None:
-        hold.waiter.forget()
+    hold.forget_waiter()
     session.cleanups.schedule_lease(hold)
 
 

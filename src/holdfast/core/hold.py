@@ -139,6 +139,11 @@ class Hold:
         """Whether its holder may believe in it at this moment."""
         return self.state is HELD and now < self.deadline and self.process == process
 
+    def forget_waiter(self) -> None:
+        """Forget the waiter that was granted this lease: a later message for it is returned."""
+        if self.waiter is not None:
+            self.waiter.forget()
+
     def claim_release(self) -> bool:
         """Return True to the first caller only: to the thread that sends the release.
 

@@ -37,11 +37,10 @@ def check(session: Session, grip: Grip) -> Hold:
     port, hold = session.port, grip._hold
     if hold is None:
         raise NotHeld("this lease never held anything")
-    current = port.now() < hold.deadline and hold.process == port.process()
-    if current and hold.state is HELD and ref(grip) in hold.grips:
+    if hold.alive(port.now(), port.process()) and ref(grip) in hold.grips:
         return hold
     _check_process(session, hold)
-    if hold.state is HELD and not current:
+    if hold.state is HELD and port.now() >= hold.deadline:
         hold.lose(hold.overdue())
     if hold.state is LOST:
         raise hold.loss()
@@ -81,8 +80,7 @@ async def release(session: Session, grip: Grip) -> None:
             )
         except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
             _give_up(session, hold, error)
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        hold.forget_waiter()
         released = reply == 1 or _released(session, hold, reply, asked_at)
         if not released or hold.state is LOST:
             _was_not_ours(session, hold, reply)
@@ -106,8 +104,7 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         if not session.closed:
             hold.unsure = True
         return True
-    current = port.now() < hold.deadline and hold.process == port.process()
-    if hold.state is LOST or not current:
+    if not hold.alive(port.now(), port.process()):
         check(session, grip)
     hold.grips.discard(mine)
     if hold.grips or not hold.claim_release():
@@ -133,8 +130,7 @@ def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
 def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
     """Leave the release to the background, and say so; a closed client has none."""
     _check_process(session, hold)
-    if hold.waiter is not None:
-        hold.waiter.forget()
+    hold.forget_waiter()
     name, seconds = hold.spec.name, hold.longest_ttl + hold.spec.lock_delay
     message = f"{name!r} may stay locked for up to {seconds:.12g} s"
     kind = OutcomeUnknown if hold.unsure else NodeUnavailable
@@ -177,8 +173,7 @@ def abandon(session: Session, grip: Grip) -> None:
     if hold is not None and _is_to_end(session, hold, grip):
         session.waiters.recheck_all(hold.spec)
         session.cleanups.schedule_lease(hold)
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        hold.forget_waiter()
         hold.state = RELEASED
 
 
@@ -200,6 +195,5 @@ async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
     try:
         await cancel_token(session, hold.spec, hold.token, longest=hold.longest_ttl)
     finally:
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        hold.forget_waiter()
     hold.state = RELEASED

@@ -106,8 +106,7 @@ class TokenLocks:
         await cancel_token(self._session, spec, hold.token)
         if acquisition._given is not None:
             await self._release_given(spec, acquisition._given)
-        if hold.waiter is not None:
-            hold.waiter.forget()
+        hold.forget_waiter()
 
     def _forget(self, acquisition: Acquisition) -> Hold | None:
         """Forget what was granted, and return it; None in a forked child: it is the parent's."""
@@ -158,8 +157,8 @@ class TokenLocks:
                 await session.port.shielded(self._release_given(spec, token))
             raise
         finally:
-            if hold is not None and hold.waiter is not None:
-                hold.waiter.forget()
+            if hold is not None:
+                hold.forget_waiter()
 
     async def _send(
         self, script: Script, spec: LockSpec, args: tuple[str, ...], process: int
@@ -199,5 +198,4 @@ class TokenLocks:
         with contextlib.suppress(StopIteration, RuntimeError, KeyError):
             while recent[token := next(iter(recent))][0] < now - MEMORY:
                 _, old = recent.pop(token)
-                if old.waiter is not None:
-                    old.waiter.forget()
+                old.forget_waiter()
