@@ -1068,8 +1068,9 @@ MUTANTS = [
     Mutant(
         "an inner level reports the loss of the lease",
         "core/release.py",
-        "    if not hold.alive(port.now(), port.process()):\n",
-        "    if len(hold.grips) == 1 and not hold.alive(port.now(), port.process()):\n",
+        "    if hold.state is LOST or not current:\n        check(session, grip)\n",
+        "    if len(hold.grips) == 1 and (hold.state is LOST or not current):\n"
+        "        check(session, grip)\n",
         {"drawn": True, "reentrant": True, "renew": False, "stall": 0.3},
         "S12",
     ),

@@ -104,7 +104,8 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         if not session.closed:
             hold.unsure = True
         return True
-    if not hold.alive(port.now(), port.process()):
+    current = port.now() < hold.deadline and hold.process == port.process()
+    if hold.state is LOST or not current:
         check(session, grip)
     hold.grips.discard(mine)
     if hold.grips or not hold.claim_release():
