@@ -128,13 +128,12 @@ class GivenAgain(Story):
         note = self.ask_for("t")
         for node in NODES:
             note(node, 1 if lost or node != 2 else 0)
-        self.renewed = Tally(NODES, is_complete, nothing)
         if lost:
-            self.renewed.heard(0, 2, 0)
+            self.where.renewing("t")(2, 0)
         self.given: list[int] = []
 
     def one(self) -> None:
-        self.given, *_ = self.where.giving_again("t", self.renewed)
+        self.given, *_ = self.where.giving_again("t")
 
     def other(self) -> None:
         there = self.where.of("t") or {}
@@ -404,11 +403,10 @@ def test_a_node_whose_late_answer_nobody_read_is_given_the_lease_by_the_next_ren
     note = story.ask_for("t")
     for node in (0, 1):
         note(node, 1)
-    in_time = Tally(NODES, is_complete, lambda *_: None)
-    assert story.where.giving_again("t", in_time)[0] == []
+    assert story.where.giving_again("t")[0] == []
     story.where.renewing("t")(2, 0)
-    assert story.where.giving_again("t", in_time)[0] == [2]
-    assert story.where.giving_again("t", in_time)[0] == []
+    assert story.where.giving_again("t")[0] == [2]
+    assert story.where.giving_again("t")[0] == []
 
 
 def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
@@ -417,7 +415,7 @@ def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     story.where.renewing("t")(2, 0)
     story.where.forget("t")
     story.ask_for("t")
-    assert story.where.giving_again("t", Tally(NODES, is_complete, lambda *_: None))[0] == []
+    assert story.where.giving_again("t")[0] == []
 
 
 def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_there() -> None:
@@ -427,7 +425,7 @@ def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_
         note(node, 1)
     first, second = story.where.renewing("t"), story.where.renewing("t")
     first(2, 0)
-    nodes, voted = story.where.giving_again("t", Tally(NODES, is_complete, nothing))
+    nodes, voted = story.where.giving_again("t")
     assert nodes == [2]
     voted(2, 1)
     second(2, 0)  # it was sent before the vote

@@ -212,7 +212,7 @@ class Quorum:
             if script is not RENEW or len(tally.given) < self.majority:
                 continue
             token, ttl, settings, _ = args
-            nodes, voted = self.whereabouts.giving_again(token, tally)
+            nodes, voted = self.whereabouts.giving_again(token)
             if nodes:
                 fence, every = str(max(tally.given.values())), keys_of(keys[0])
                 posts.append((nodes, (VOTE, every, (token, ttl, fence, settings, ""))))

@@ -181,7 +181,7 @@ class Whereabouts:
 
         return note
 
-    def giving_again(self, token: str, tally: Tally) -> tuple[list[int], Note]:
+    def giving_again(self, token: str) -> tuple[list[int], Note]:
         """Where a token is to be given again, and what to note of the vote.
 
         It stays unsure there: a renewal that was sent before the vote may be refused after it, and
@@ -191,7 +191,6 @@ class Whereabouts:
         if there is None:
             return [], nothing
         missing = {node for node in self._all if (token, node) in self._missing}
-        missing |= {node for node in self._all if is_no(tally.answers.get(node))}
         nodes = [node for node in self._all if node not in there or node in missing]
         self._missing.difference_update((token, node) for node in nodes)
         new = {node for node in nodes if node not in there}
