@@ -362,3 +362,13 @@ def test_of_two_threads_that_release_one_lease_at_once_one_sends_the_release(
         if line.struck is None:
             assert at > 5
             return
+
+
+def test_a_thread_that_releases_a_lease_again_before_the_reply_arrives_finds_it_released(
+    client: Any, port: FailingPort
+) -> None:
+    lease = client.lock("a").acquire()
+    port.after["release"] = lease.release
+    lease.release()
+    assert len(port.sent("release")) == 2
+    assert not lease.lost.is_set()

@@ -93,11 +93,12 @@ class GivenAgain(Story):
         note = self.ask_for("t")
         for node in NODES:
             note(node, 1 if lost or node != 2 else 0)
-        self.refused = [2] if lost else []
+        if lost:
+            self.where.on_renewal("t", 2, 0)
         self.given: list[int] = []
 
     def one(self) -> None:
-        self.given, _ = self.where.restore("t", self.refused)
+        self.given, _ = self.where.restore("t")
 
     def other(self) -> None:
         there = self.where.of("t") or {}
@@ -323,10 +324,10 @@ def test_a_node_whose_late_answer_nobody_read_is_given_the_lease_by_the_next_ren
     note = story.ask_for("t")
     for node in (0, 1):
         note(node, 1)
-    assert story.where.restore("t", [])[0] == []
+    assert story.where.restore("t")[0] == []
     story.where.on_renewal("t", 2, 0)
-    assert story.where.restore("t", [])[0] == [2]
-    assert story.where.restore("t", [])[0] == []
+    assert story.where.restore("t")[0] == [2]
+    assert story.where.restore("t")[0] == []
 
 
 def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
@@ -335,7 +336,7 @@ def test_what_a_renewal_did_not_find_is_forgotten_with_its_token() -> None:
     story.where.on_renewal("t", 2, 0)
     story.where.forget("t")
     story.ask_for("t")
-    assert story.where.restore("t", [])[0] == []
+    assert story.where.restore("t")[0] == []
 
 
 def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_there() -> None:
@@ -344,7 +345,7 @@ def test_a_refusal_from_before_a_token_was_given_again_does_not_make_it_unknown_
     for node in NODES:
         note(node, 1)
     story.where.on_renewal("t", 2, 0)
-    assert story.where.restore("t", []) == ([2], [2])
+    assert story.where.restore("t") == ([2], [2])
     story.where.on_renewal("t", 2, 0)  # a reply to a request that was sent before the vote
     assert (story.where.of("t") or {})[2] is UNSURE
 

@@ -26,6 +26,8 @@ class FailingPort:
         self.lasts = 0.0
         """Seconds that a request lasts which fails."""
         self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
+        """Called when the next request of a script was carried out, before its reply arrives."""
         self.limits: list[tuple[str, float]] = []
         self.gone = False
         self.forked = 0
@@ -58,6 +60,7 @@ class FailingPort:
         fates = self.plan.get(script.name)
         fate = fates.pop(0) if fates else ""
         reply = None if fate in {UNSENT, LATE} else await self._port.call(script, keys, args, 5.0)
+        self.after.pop(script.name, lambda: None)()
         if not fate:
             return reply
         self.time += self.lasts

@@ -217,7 +217,7 @@ class Restoration(Round):
 
     def __init__(self, renewal: Renewal, request: Request) -> None:
         _, keys, (self._token, ttl, settings, _) = request
-        nodes, self._new = renewal.locations.restore(self._token, list(renewal.no))
+        nodes, self._new = renewal.locations.restore(self._token)
         fence, every = str(max(renewal.yes.values())), keys_of(keys[0])
         vote = VOTE, every, (self._token, ttl, fence, settings, "")
         confirmation = CONFIRM, every, (self._token, ttl, fence, settings)

@@ -164,7 +164,7 @@ class TokenLocations:
             if token in self._leaving:  # the release was quicker: its reply is not read
                 self.forget_if_nowhere(token)
 
-    def restore(self, token: str, refused: Sequence[int]) -> tuple[list[int], list[int]]:
+    def restore(self, token: str) -> tuple[list[int], list[int]]:
         """Note that a token is sent again to the nodes that lack it; return them, and the new ones.
 
         Not while it is being released. A release that comes later finds these nodes noted, and
@@ -177,7 +177,7 @@ class TokenLocations:
                 return [], []
             new = [node for node in self._all if node not in there]
             missing = {node for node in self._all if (token, node) in self._missing}
-            nodes = [node for node in self._all if node in {*new, *missing, *refused}]
+            nodes = [node for node in self._all if node in {*new, *missing}]
             self._missing.difference_update((token, node) for node in nodes)
             there.update(dict.fromkeys(nodes, UNSURE))
             return nodes, new
