@@ -26,6 +26,7 @@ from holdfast.core.attempt import (
     on_confirmation,
     on_error,
     on_grant,
+    on_holder,
     on_reply,
     on_timeout,
 )
@@ -275,11 +276,19 @@ def test_a_grant_counts_more_than_a_timeout_or_a_lost_server(state: Any, counts:
 
 def test_a_confirmed_grant_has_the_fence_and_the_time_of_the_confirmation() -> None:
     attempt, sent_at = waiting(state=Confirming(), on_server=True), START + 5
-    confirmed = on_confirmation(attempt, spec(), 9, sent_at, sent_at + 1)
+    confirmed = on_confirmation(attempt, spec(), 9, sent_at, at(sent_at + 1))
     assert confirmed.state == Acquired(Grant(9, TTL, sent_at))
-    for fence, now in ((0, sent_at + 1), (9, sent_at + validity_of(TTL))):
-        refused = on_confirmation(attempt, spec(), fence, sent_at, now)
+    for reply, now in ((0, sent_at + 1), (AWAY, sent_at + 1), (9, sent_at + validity_of(TTL))):
+        refused = on_confirmation(attempt, spec(), reply, sent_at, at(now))
         assert (refused.state, refused.leftover) == (Ready(), "0")
+    wrong = on_confirmation(attempt, spec(), ConfigurationError("no"), sent_at, at(sent_at + 1))
+    assert isinstance(wrong.state, Failed)
+
+
+def test_a_look_at_the_queue_shows_the_holder_if_there_is_one() -> None:
+    attempt = waiting(holder=(OURS, 3000))
+    assert on_holder(attempt, FOREIGN, 5).holder == (FOREIGN, 5)
+    assert on_holder(attempt, b"", 0) == attempt
 
 
 # Waiting

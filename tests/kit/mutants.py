@@ -730,8 +730,8 @@ MUTANTS = [
     Mutant(
         "a confirmed grant counts from before the sending",
         "core/attempt.py",
-        "_acquired(attempt, Grant(fence, spec.ttl, sent_at))",
-        "_acquired(attempt, Grant(fence, spec.ttl, now))",
+        "_acquired(attempt, Grant(reply, spec.ttl, sent_at))\n\n\ndef on_holder",
+        "_acquired(attempt, Grant(reply, spec.ttl, moment.now))\n\n\ndef on_holder",
         PAUSES,
         "S2 S1",
     ),
@@ -1563,9 +1563,10 @@ OPERATED = [
     Mutant(
         "a confirmed grant has the fence that the renewal answers",
         "core/server_acquire.py",
-        "self.attempt = on_confirmation(self.attempt, spec, fence, sent_at, port.now())",
-        'fence = fence and cast("Waiter", self.waiter).grant.fence\n'
-        "        self.attempt = on_confirmation(self.attempt, spec, fence, sent_at, port.now())",
+        "self.attempt = on_confirmation(",
+        "if isinstance(reply, int) and reply:\n"
+        '            reply = cast("Waiter", self.waiter).grant.fence\n'
+        "        self.attempt = on_confirmation(",
         PAUSES,
         "S9",
     ),

@@ -36,12 +36,17 @@ from holdfast.core.retry import TRIES
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import is_ours, read_holder
-from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown
+from holdfast.errors import (
+    AcquireTimeout,
+    ConfigurationError,
+    HoldfastError,
+    NodeUnavailable,
+    OutcomeUnknown,
+)
 from holdfast.port import Quarantined, Uncopied
 
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
-    from holdfast.errors import HoldfastError
     from holdfast.port import Reply
 
 PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
@@ -112,7 +117,13 @@ class Failed(NamedTuple):
     error: Exception
 
 
-State: TypeAlias = Ready | Requesting | Queued | Paused | Evicted | Confirming | Acquired | Failed
+class Raised(NamedTuple):
+    """The error of `Failed` was raised, and is not kept: it refers to the frame that raised it."""
+
+
+State: TypeAlias = (
+    Ready | Requesting | Queued | Paused | Evicted | Confirming | Acquired | Failed | Raised
+)
 
 
 class Moment(NamedTuple):
@@ -323,15 +334,22 @@ def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Atte
 
 
 def on_confirmation(
-    attempt: Attempt, spec: LockSpec, fence: Reply, sent_at: float, now: float
+    attempt: Attempt, spec: LockSpec, reply: Reply | HoldfastError, sent_at: float, moment: Moment
 ) -> Attempt:
-    """Return the attempt after the reply to the renewal that was to confirm a grant.
+    """Return the attempt after the renewal that was to confirm a grant.
 
     The fence is the one of this reply: the push may be older than a later grant to this token.
     """
-    if fence and now < sent_at + spec.usable:
-        return _acquired(attempt, Grant(fence, spec.ttl, sent_at))
-    return attempt.ready()
+    if isinstance(reply, ConfigurationError):
+        return on_error(attempt, spec, reply, moment)
+    if isinstance(reply, HoldfastError) or not reply or moment.now >= sent_at + spec.usable:
+        return attempt.ready()
+    return _acquired(attempt, Grant(reply, spec.ttl, sent_at))
+
+
+def on_holder(attempt: Attempt, token: bytes, left_ms: int) -> Attempt:
+    """Return the attempt after a look at the queue, which names the holder."""
+    return attempt._replace(holder=(token, left_ms)) if token else attempt
 
 
 def _acquired(attempt: Attempt, grant: Grant) -> Attempt:

@@ -21,12 +21,14 @@ from holdfast.core.attempt import (
     Moment,
     Paused,
     Queued,
+    Raised,
     Ready,
     begin,
     message_in,
     on_confirmation,
     on_error,
     on_grant,
+    on_holder,
     on_reply,
     on_timeout,
 )
@@ -134,7 +136,7 @@ class _Acquiring:
                 case Acquired(grant):
                     return grant
                 case Failed(error):
-                    self.attempt = self.attempt.ready()  # else it would refer to this frame
+                    self.attempt = self.attempt._replace(state=Raised())
                     try:
                         raise error from None
                     finally:
@@ -192,9 +194,7 @@ class _Acquiring:
     def handle(self, reply: Reply | HoldfastError) -> None:
         """Handle the reply to a request, or that there is none."""
         self._check_process()
-        session, line, now = self._session, self._line, self._session.port.now()
-        can_queue = line is not None and self.waiter is None and now >= line.deaf_until
-        moment = Moment(now, session.port.jitter(), session.closed, can_queue)
+        session, moment = self._session, self._moment()
         if isinstance(reply, HoldfastError):
             self.attempt = on_error(self.attempt, self._spec, reply, moment)
             if isinstance(reply, OutcomeUnknown):  # it may have granted the lock to another here
@@ -205,6 +205,11 @@ class _Acquiring:
                 session.waiters.on_grant(message, self.attempt.sent_at)
             self.attempt = on_reply(self.attempt, self._spec, reply, moment)
         self._handle_grant()
+
+    def _moment(self) -> Moment:
+        session, line, now = self._session, self._line, self._session.port.now()
+        can_queue = line is not None and self.waiter is None and now >= line.deaf_until
+        return Moment(now, session.port.jitter(), session.closed, can_queue)
 
     def _handle_grant(self) -> bool:
         """Handle the grant that was pushed to this waiter; False if there is none."""
@@ -258,8 +263,7 @@ class _Acquiring:
         except HoldfastError as error:
             return str(error)
         token, left_ms, ahead = reply
-        if token:
-            self.attempt = self.attempt._replace(holder=(token, left_ms))
+        self.attempt = on_holder(self.attempt, token, left_ms)
         return f"{self.attempt.why()}; {place_in_queue(ahead)}"
 
     async def _confirm(self) -> None:
@@ -267,13 +271,11 @@ class _Acquiring:
         sent_at, args = port.now(), (self.token, spec.ttl_ms, spec.settings, "0")
         try:
             call = self._session.deployment.call
-            fence = await call(RENEW, spec.kept_keys, args, self._time_left())
-        except (OutcomeUnknown, NodeUnavailable):
-            fence = 0
-        except ConfigurationError as error:
-            self.handle(error)
-            return
-        self.attempt = on_confirmation(self.attempt, spec, fence, sent_at, port.now())
+            reply = await call(RENEW, spec.kept_keys, args, self._time_left())
+        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+            reply = error
+        self.attempt = on_confirmation(self.attempt, spec, reply, sent_at, self._moment())
+        del reply  # an error refers to this frame
 
     def _draw_another_token(self) -> None:
         if self.waiter is not None:
