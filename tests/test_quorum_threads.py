@@ -22,8 +22,9 @@ import holdfast
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted
 from holdfast.scripts import INSPECT
-from holdfast.wire.shared_pool import SharedPool, _Pending
-from holdfast.wire.table import LATE, Table
+from holdfast.wire.node_connection import LATE_AFTER
+from holdfast.wire.node_pool import NodePool
+from holdfast.wire.shared_node_pool import SharedNodePool, _Pending
 from holdfast.wire.target import targets_of
 from kit.homes import settle_in
 from kit.interrupts import (
@@ -139,20 +140,23 @@ def test_threads_share_one_connection_to_each_node(three: list[Server]) -> None:
     eventually(lambda: nothing_is_left(three), what="all is released")
 
 
-def connected_table(client: holdfast.Client, work: Work) -> SharedPool:
-    """The table that threads share, connected to all nodes: a majority is enough to acquire."""
+def connected_table(client: holdfast.Client, work: Work) -> SharedNodePool:
+    """The pool that threads share, connected to all nodes: a majority is enough to acquire."""
 
     def is_connected() -> bool:
         work.begin(client.lock("warm").acquire().release).join()
-        return all(seat.sock is not None and not seat.owed for seat in table().seats)
+        return all(
+            connection.sock is not None and not connection.expected
+            for connection in pool().connections
+        )
 
-    def table() -> SharedPool:
+    def pool() -> SharedNodePool:
         port: Any = client._session.port
-        found: SharedPool = port._crowd._shared
+        found: SharedNodePool = port._crowd._shared
         return found
 
     eventually(is_connected, what="it is connected to all nodes")
-    return table()
+    return pool()
 
 
 def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
@@ -189,8 +193,8 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
 ) -> None:
     with patient(proxies) as client:
         work = Work()
-        table = connected_table(client, work)
-        sockets = [seat.sock for seat in table.seats]
+        pool = connected_table(client, work)
+        sockets = [connection.sock for connection in pool.connections]
         done: list[str] = []
         held = [proxy.hold_reply(matching=asks_for("first")) for proxy in proxies]
 
@@ -214,24 +218,24 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
             each.release()
         eventually(lambda: sorted(done) == ["first", "second"], what="both are through")
         assert work.errors == []
-        assert [seat.sock for seat in table.seats] == sockets
+        assert [connection.sock for connection in pool.connections] == sockets
 
 
 def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_at_once(
     proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = SharedPool._look
+    look = SharedNodePool._look
     held = {name: [proxy.hold_reply(matching=asks_for(name)) for proxy in proxies] for name in "ab"}
 
-    def replies_come_first(table: SharedPool) -> float:
-        if table._queue and not held["a"][0].released.is_set():
+    def replies_come_first(pool: SharedNodePool) -> float:
+        if pool._queue and not held["a"][0].released.is_set():
             for each in held["a"]:
                 each.release()
-            for seat in table.seats:
-                assert select.select([seat.sock], [], [], PATIENCE)[0]
-        return look(table)
+            for connection in pool.connections:
+                assert select.select([connection.sock], [], [], PATIENCE)[0]
+        return look(pool)
 
-    monkeypatch.setattr(SharedPool, "_look", replies_come_first)
+    monkeypatch.setattr(SharedNodePool, "_look", replies_come_first)
     with patient(proxies) as client:
         work, done = Work(), list[str]()
         connected_table(client, work)
@@ -243,7 +247,7 @@ def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_a
         work.begin(take, "a")
         for each in held["a"]:
             assert each.arrived.wait(PATIENCE)
-        time.sleep(2 * LATE)  # from then on replies are looked for before more is sent
+        time.sleep(2 * LATE_AFTER)  # from then on replies are looked for before more is sent
         work.begin(take, "b")
         try:
             eventually(lambda: done == ["a"], what="it does not wait for the other's replies")
@@ -270,8 +274,10 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
         try:
             work.begin(cycles, 50).join()
             port: Any = client._session.port
-            seats = port._crowd._shared.seats
-            owed = {question for seat in seats for question, *_ in seat.owed}  # by a slow node
+            seats = port._crowd._shared.connections
+            owed = {
+                question for connection in seats for question, *_ in connection.expected
+            }  # by a slow node
             left = turns() - others - owed
         finally:
             gc.enable()
@@ -353,7 +359,7 @@ def patient(nodes: list[Any]) -> holdfast.Client:
     return holdfast.Client(urls(nodes), command_timeout=LONG, longest_ttl=10 * LONG)
 
 
-SEATS = (f"wire{os.sep}table",)
+CONNECTIONS = (f"wire{os.sep}node_",)
 
 
 @pytest.mark.parametrize("amid_hanging_up", [False, True], ids=["amid coming", "amid hanging up"])
@@ -361,88 +367,91 @@ def test_a_node_that_is_hung_up_on_just_as_another_comes_is_connected_to_again(
     three: list[Server], *, amid_hanging_up: bool
 ) -> None:
     for at in itertools.count(1):
-        table = Table(targets_of(urls(three), LONG), PATIENCE)
-        table.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
-        seat = table.seats[0]
-        both: list[Callable[[], Any]] = [table._ready, partial(seat.drop, "it fails")]
+        pool = NodePool(targets_of(urls(three), LONG), PATIENCE)
+        pool.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
+        connection = pool.connections[0]
+        both: list[Callable[[], Any]] = [pool._ready, partial(connection.drop, "it fails")]
         one, other = reversed(both) if amid_hanging_up else both
-        with AtLine(at, SEATS, other) as line:
+        with AtLine(at, CONNECTIONS, other) as line:
             one()
-        assert seat.sock is None or line.struck is None
-        assert seat in table.empty or line.struck is None, line.struck
-        table.close()
+        assert connection.sock is None or line.struck is None
+        assert connection in pool.unready or line.struck is None, line.struck
+        pool.close()
         if line.struck is None:
             assert at > 1
             return
 
 
-def test_a_connection_that_two_threads_hang_up_on_at_once_is_closed(three: list[Server]) -> None:
+def test_a_connection_that_two_threads_close_on_at_once_is_closed(three: list[Server]) -> None:
     for at in itertools.count(1):
-        table = Table(targets_of(urls(three), LONG), PATIENCE)
-        look(table)
-        seat = table.seats[0]
-        sock = seat.sock
-        with AtLine(at, SEATS, partial(seat.drop, "it fails")) as line:
-            seat.hang_up()
+        pool = NodePool(targets_of(urls(three), LONG), PATIENCE)
+        look(pool)
+        connection = pool.connections[0]
+        sock = connection.sock
+        with AtLine(at, CONNECTIONS, partial(connection.drop, "it fails")) as line:
+            connection.close()
         assert sock.fileno() == -1
-        table.close()
+        pool.close()
         if line.struck is None:
             assert at > 1
             return
 
 
-def look(table: Table) -> None:
-    """Ask all nodes something, at any table."""
-    table.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
+def look(pool: NodePool) -> None:
+    """Ask all nodes something, at any pool."""
+    pool.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
 
 
-def with_an_empty_seat(servers: list[Server]) -> Table:
-    """A table at which one connection was lost."""
-    table = Table(targets_of(urls(servers), LONG), PATIENCE)
-    look(table)
-    table.seats[0].drop("it fails")
-    return table
+def with_an_unready_connection(servers: list[Server]) -> NodePool:
+    """A pool at which one connection was lost."""
+    pool = NodePool(targets_of(urls(servers), LONG), PATIENCE)
+    look(pool)
+    pool.connections[0].drop("it fails")
+    return pool
 
 
 def test_wherever_one_who_takes_a_connection_over_is_interrupted_another_will(
     three: list[Server],
 ) -> None:
     for at in itertools.count(1):
-        table = with_an_empty_seat(three)
-        interrupt = InterruptAt(at, (f"wire{os.sep}table",))
+        pool = with_an_unready_connection(three)
+        interrupt = InterruptAt(at, (f"wire{os.sep}node_",))
         with contextlib.suppress(KeyboardInterrupt), interrupt:
-            look(table)
-        taken = [seat.sock is not None or seat in table.empty for seat in table.seats]
+            look(pool)
+        taken = [
+            connection.sock is not None or connection in pool.unready
+            for connection in pool.connections
+        ]
         assert all(taken), interrupt.struck
-        table.close()
+        pool.close()
         if interrupt.struck is None:
             assert at > 1
             return
 
 
-def are_taken(table: Table) -> bool:
+def are_taken(pool: NodePool) -> bool:
     """Whether all seats are, for who asks."""
-    look(table)
-    return all(seat.sock is not None for seat in table.seats)
+    look(pool)
+    return all(connection.sock is not None for connection in pool.connections)
 
 
-@pytest.mark.parametrize("end", [Table.interrupt, Table.close], ids=["interrupted", "closed"])
+@pytest.mark.parametrize("end", [NodePool.interrupt, NodePool.close], ids=["interrupted", "closed"])
 def test_a_connection_that_is_closed_amid_being_taken_over_is_no_error(
-    three: list[Server], end: Callable[[Table], None]
+    three: list[Server], end: Callable[[NodePool], None]
 ) -> None:
     for at in itertools.count(1):
-        table = with_an_empty_seat(three)
-        seat = table.seats[0]
-        seat.open()
-        eventually(lambda: not seat.opening, what="it is there")  # noqa: B023 - of this round
-        with AtLine(at, (f"wire{os.sep}table",), partial(end, table)) as line:
-            table._ready()
+        pool = with_an_unready_connection(three)
+        connection = pool.connections[0]
+        connection.open()
+        eventually(lambda: not connection.opening, what="it is there")  # noqa: B023 - of this round
+        with AtLine(at, (f"wire{os.sep}node_",), partial(end, pool)) as line:
+            pool._ready()
         with contextlib.ExitStack() as stack:
             for _ in range(8):  # the numbers of closed sockets go to files, which can be read from
                 stack.enter_context(Path(os.devnull).open("rb"))
-            if end is Table.interrupt:
-                eventually(partial(are_taken, table), what=f"all are taken after {line.struck}")
-        table.close()
+            if end is NodePool.interrupt:
+                eventually(partial(are_taken, pool), what=f"all are taken after {line.struck}")
+        pool.close()
         if line.struck is None:
             assert at > 1
             return

@@ -79,9 +79,9 @@ def test_nodes_of_a_cluster_are_suspected_while_its_map_is_requested(
 
 def test_a_client_is_closed_while_threads_begin_to_use_it() -> None:
     crowd = BlockingCrowd(target.targets_of(NOWHERE, 60.0), 1.0)
-    tables = [crowd.new_table(), crowd.new_table()]
-    interleaved(crowd.close, lambda: tables.append(crowd.new_table()), within=_weakrefset)
-    interleaved(crowd.close, lambda: tables.append(crowd.new_table()), within=weakref)
+    tables = [crowd.new_pool(), crowd.new_pool()]
+    interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=_weakrefset)
+    interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=weakref)
 
 
 def test_event_loops_begin_and_end_while_another_one_begins() -> None:

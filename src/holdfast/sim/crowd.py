@@ -16,8 +16,9 @@ from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.port import Unconnected
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.world import Future, check_duration
+from holdfast.wire.node_connection import PendingPosts, aged, retry_after
+from holdfast.wire.node_pool import GRACE
 from holdfast.wire.refusals import refusal
-from holdfast.wire.table import GRACE, Question, aged, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.sim.world import Task
 
 
-class _Asked(Question):
+class _Asked(PendingPosts):
     """A question that somebody waits for."""
 
     def __init__(self, posts: Sequence[Post], heard: Heard) -> None:

@@ -1,8 +1,9 @@
 """Which connections to several nodes a thread uses.
 
-Threads share them (`wire.shared_pool`). Three have their own (`wire.table`): the main thread, which
-a signal may interrupt; the background, which has to look at the time while it waits; and a thread
-that asks while it is asking already, as a finalizer that the garbage collector calls may do.
+Threads share them (`wire.shared_node_pool`). Three have their own (`wire.node_pool`): the main
+thread, which a signal may interrupt; the background, which has to look at the time while it waits;
+and a thread that asks while it is asking already, as a finalizer that the garbage collector calls
+may do.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NodeUnavailable
+from holdfast.wire.node_pool import NodePool
 from holdfast.wire.process import reset_after_fork
-from holdfast.wire.shared_pool import SharedPool, WakePipe
-from holdfast.wire.table import Table
+from holdfast.wire.shared_node_pool import SharedNodePool, WakePipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +39,8 @@ class BlockingCrowd:
     def _begin(self) -> None:
         self._thread = threading.local()
         self._mutex = threading.Lock()
-        self._shared: SharedPool | None = None
-        self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
+        self._shared: SharedNodePool | None = None
+        self._pools: weakref.WeakValueDictionary[int, NodePool] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
 
     def ask(
@@ -67,13 +68,13 @@ class BlockingCrowd:
                     return
             finally:
                 del mine["asking"]
-        # As in `BlockingWire`, a table is out of its place while it is used.
-        table: Table | None = mine.pop("table", None)
-        if table is None:
-            table = self.new_table()
-        table.ask(posts, timeout, heard, meanwhile)
-        if mine.setdefault("table", table) is not table:
-            table.interrupt()  # a signal handler asked meanwhile
+        # As in `BlockingWire`, a pool is out of its place while it is used.
+        pool: NodePool | None = mine.pop("pool", None)
+        if pool is None:
+            pool = self.new_pool()
+        pool.ask(posts, timeout, heard, meanwhile)
+        if mine.setdefault("pool", pool) is not pool:
+            pool.interrupt()  # a signal handler asked meanwhile
 
     def new_mutex(self) -> threading.RLock:
         """Make the mutex that guards what is known of the nodes.
@@ -83,13 +84,13 @@ class BlockingCrowd:
         self._known = threading.RLock()
         return self._known
 
-    def new_table(self) -> Table:
-        """Make a table that is closed with the client."""
-        table = Table(self._targets, self._timeout)
-        self._tables[id(table)] = table
-        return table
+    def new_pool(self) -> NodePool:
+        """Make a pool that is closed with the client."""
+        pool = NodePool(self._targets, self._timeout)
+        self._pools[id(pool)] = pool
+        return pool
 
-    def _shared_pool(self) -> SharedPool | None:
+    def _shared_pool(self) -> SharedNodePool | None:
         """The connections that the threads of this process share, if they can be made."""
         if self._shared is None:
             with self._mutex:
@@ -98,24 +99,24 @@ class BlockingCrowd:
                         pipe = WakePipe()
                     except OSError:  # too many open files: the error about the nodes says so
                         return None
-                    self._shared = SharedPool(self._targets, self._timeout, pipe)
-                    self._tables[id(self._shared)] = self._shared
+                    self._shared = SharedNodePool(self._targets, self._timeout, pipe)
+                    self._pools[id(self._shared)] = self._shared
         return self._shared
 
     def drop(self) -> None:
         """Throw away the calling thread's connections."""
-        table: Table | None = self._thread.__dict__.pop("table", None)
-        if table is not None:
-            table.interrupt()
+        pool: NodePool | None = self._thread.__dict__.pop("pool", None)
+        if pool is not None:
+            pool.interrupt()
 
     def close(self) -> None:
         """Close every thread's connections, the calling thread's when it has heard the last."""
         self.closed = True
         shared, self._shared = self._shared, None
-        for table in (self._thread.__dict__.pop("table", None), shared):
-            if table is not None:
-                table.drain()
-        for reference in self._tables.valuerefs():  # a copy: a thread may begin just now
+        for pool in (self._thread.__dict__.pop("pool", None), shared):
+            if pool is not None:
+                pool.drain()
+        for reference in self._pools.valuerefs():  # a copy: a thread may begin just now
             each = reference()
             if each is not None:
                 each.close()

@@ -13,8 +13,9 @@ from holdfast.port import Unconnected
 from holdfast.wire.blocking import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
 from holdfast.wire.multiplexed import Multiplexer, seen
+from holdfast.wire.node_connection import PendingPosts, aged, retry_after
+from holdfast.wire.node_pool import GRACE
 from holdfast.wire.packing import StrayAnswer, by_sha, opened, serials
-from holdfast.wire.table import GRACE, Question, aged, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ FLUSH = 32
 """Requests to all nodes that are written without waiting for the end of the loop's turn."""
 
 
-class _Question(Question):
+class _Question(PendingPosts):
     """A question that a task waits for."""
 
     __slots__ = ("waiting",)

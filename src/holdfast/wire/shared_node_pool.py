@@ -19,7 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast.wire.clock import now
-from holdfast.wire.table import GRACE, Question, Table
+from holdfast.wire.node_connection import PendingPosts
+from holdfast.wire.node_pool import GRACE, NodePool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
     from holdfast.wire.target import Target
 
 
-class _Pending(Question):
+class _Pending(PendingPosts):
     """The requests of one thread, which sleeps until they are settled, or until it is to read."""
 
     __slots__ = ("changed", "end_at", "posts", "thread", "waits")
 
     def __init__(
-        self, posts: Sequence[Post], heard: Heard, timeout: float, mutex: threading.RLock
+        self, posts: Sequence[Post], on_reply: Heard, timeout: float, mutex: threading.RLock
     ) -> None:
-        super().__init__(posts, heard)
+        super().__init__(posts, on_reply)
         self.posts = posts
         self.waits = timeout > 0
         """For replies. If not, they are settled as soon as they are sent."""
@@ -75,7 +76,7 @@ class WakePipe:
         self._other.close()
 
 
-class SharedPool(Table):
+class SharedNodePool(NodePool):
     """The connections that many threads share."""
 
     def __init__(self, targets: Sequence[Target], timeout: float, pipe: WakePipe) -> None:
@@ -89,21 +90,21 @@ class SharedPool(Table):
         self._has_reader = False
         self._sleeps = False
         """The reader sleeps, and was not woken yet."""
-        self.seated[pipe.number] = pipe
+        self.readable[pipe.number] = pipe
         self.poll.register(pipe.number, select.POLLIN)
 
     def ask(
         self,
         posts: Sequence[Post],
         timeout: float,
-        heard: Heard,
+        on_reply: Heard,
         meanwhile: Callable[[], float] | None = None,  # noqa: ARG002 - only the background has one
     ) -> None:
         """As `Nodes.ask`, blocking."""
-        mine = _Pending(posts, heard, timeout, self._mutex)
+        mine = _Pending(posts, on_reply, timeout, self._mutex)
         if mine.over:
             return
-        if self.empty:
+        if self.unready:
             self._connect(mine.end_at, None)
         self._queue.append(mine)
         if self._becomes_reader(mine):
