@@ -21,7 +21,7 @@ import hiredis
 
 from holdfast.keys import keys_of
 from holdfast.scripts import ACQUIRE, RELEASE, VOTE
-from holdfast.wire.blocking import SPIN
+from holdfast.wire.link import SPIN
 from holdfast.wire.multiplexed import FLUSH
 from holdfast.wire.packing import by_sha, pack
 

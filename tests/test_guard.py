@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.wire import guard
-from holdfast.wire.target import from_url
+from holdfast.wire.given import from_url
 from kit.homes import settle_in
 from kit.servers import Server, programs
 from kit.waiting import eventually

@@ -22,10 +22,10 @@ import holdfast
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted
 from holdfast.scripts import INSPECT
+from holdfast.wire.given import targets_of
 from holdfast.wire.node_connection import LATE_AFTER
 from holdfast.wire.node_pool import NodePool
 from holdfast.wire.shared_node_pool import SharedNodePool, _Pending
-from holdfast.wire.target import targets_of
 from kit.homes import settle_in
 from kit.interrupts import (
     AtLine,

@@ -23,7 +23,7 @@ from holdfast.overview.looking import Overview
 from holdfast.scripts import ACQUIRE, RENEW
 from holdfast.wire import guard
 from holdfast.wire.clock import now
-from holdfast.wire.target import target_of
+from holdfast.wire.given import target_of
 from kit.cable import Cable
 from kit.faces import Tasks, Threads, fails_because
 from kit.faults import says

@@ -16,7 +16,7 @@ from holdfast.adapters import tasks
 from holdfast.core import waiters
 from holdfast.faces import redis_lock_runtime
 from holdfast.keys import keys_of
-from holdfast.wire import cluster, target
+from holdfast.wire import cluster, given, target
 from holdfast.wire.crowd import BlockingCrowd
 from kit.homes import settle_in
 from kit.interleave import interleaved
@@ -58,7 +58,7 @@ def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
     own_server: Server, numbers: Iterator[int]
 ) -> None:
     settle_in(own_server)
-    first, *_ = target.targets_of([own_server.url, *NOWHERE[:2]], 60.0)
+    first, *_ = given.targets_of([own_server.url, *NOWHERE[:2]], 60.0)
     assert isinstance(first, target.ServerTarget)
 
     def another_is_connected() -> None:
@@ -71,21 +71,21 @@ def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
 def test_nodes_of_a_cluster_are_suspected_while_its_map_is_requested(
     numbers: Iterator[int],
 ) -> None:
-    asked = cluster.Cluster(target.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
+    asked = cluster.Cluster(given.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
     asked.suspect(("127.0.0.1", 1))
     doubt: Callable[[], None] = lambda: asked.suspect(("127.0.0.1", 10 + next(numbers)))  # noqa: E731
     assert interleaved(asked.to_ask, doubt, within=cluster)
 
 
 def test_a_client_is_closed_while_threads_begin_to_use_it() -> None:
-    crowd = BlockingCrowd(target.targets_of(NOWHERE, 60.0), 1.0)
+    crowd = BlockingCrowd(given.targets_of(NOWHERE, 60.0), 1.0)
     tables = [crowd.new_pool(), crowd.new_pool()]
     interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=_weakrefset)
     interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=weakref)
 
 
 def test_event_loops_begin_and_end_while_another_one_begins() -> None:
-    port = tasks.TasksPort(target.from_url(NOWHERE[0]), 1.0)
+    port = tasks.TasksPort(given.from_url(NOWHERE[0]), 1.0)
 
     async def use() -> None:
         port._here()

@@ -22,9 +22,10 @@ from holdfast.core.spec import checked_longest_ttl
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire import guard
 from holdfast.wire.at_once import at_once
-from holdfast.wire.blocking import Link
+from holdfast.wire.given import LEAST_SILENCE
+from holdfast.wire.link import Link
 from holdfast.wire.packing import pack
-from holdfast.wire.target import LEAST_SILENCE, ServerTarget
+from holdfast.wire.target import ServerTarget
 from holdfast.wire.wiring import one_or_several
 
 if TYPE_CHECKING:

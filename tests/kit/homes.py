@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.wire import guard
-from holdfast.wire.target import from_url
+from holdfast.wire.given import from_url
 
 if TYPE_CHECKING:
     from kit.servers import Server

@@ -29,8 +29,9 @@ from holdfast.doctor.facts import (
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import Addresses, addresses_in
 from holdfast.wire.at_once import at_once_within
-from holdfast.wire.blocking import Link
 from holdfast.wire.clock import now
+from holdfast.wire.given import from_url
+from holdfast.wire.link import Link
 from holdfast.wire.packing import pack
 from holdfast.wire.refusals import (
     CHANNEL,
@@ -40,12 +41,12 @@ from holdfast.wire.refusals import (
     probes,
     refusal,
 )
-from holdfast.wire.target import ServerTarget, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.wire.packing import Command
+    from holdfast.wire.target import ServerTarget
 
 ANSWER = 2.0
 """Seconds to wait for one answer."""

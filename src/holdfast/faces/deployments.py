@@ -11,7 +11,7 @@ from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
 from holdfast.wire.blocking_ears import BlockingEars
 from holdfast.wire.cluster import Cluster
-from holdfast.wire.target import is_undecided
+from holdfast.wire.given import is_undecided
 from holdfast.wire.wiring import on_threads, one_or_several
 
 if TYPE_CHECKING:

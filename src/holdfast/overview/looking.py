@@ -20,19 +20,19 @@ from holdfast.keys import SLOTS, Keys, is_named, keys_of, lock_key_in
 from holdfast.overview.views import NOTHING, LockView, Sight, Survey, view_of
 from holdfast.scripts import OVERVIEW
 from holdfast.wire.at_once import at_once
-from holdfast.wire.blocking import Link
 from holdfast.wire.cluster import Cluster
 from holdfast.wire.clustered import ClusterWire
+from holdfast.wire.given import is_undecided
+from holdfast.wire.link import Link
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, pack
 from holdfast.wire.refusals import denial, is_denial, probes_of_look
-from holdfast.wire.target import is_undecided
 from holdfast.wire.wiring import one_or_several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from holdfast.port import Request
-    from holdfast.wire.blocking import Packer
+    from holdfast.wire.link import Packer
     from holdfast.wire.target import Target
 
 P = ParamSpec("P")

@@ -19,7 +19,8 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.keys import slot_of
 from holdfast.wire.addresses import CLUSTER_FORM, addresses_in
 from holdfast.wire.clock import now
-from holdfast.wire.target import ServerTarget, from_pool, from_url
+from holdfast.wire.given import from_pool, from_url
+from holdfast.wire.target import ServerTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
 from holdfast.wire.cluster import Address, Redirected, shared_slot
-from holdfast.wire.clustered import ASKS, Detours
+from holdfast.wire.cluster_node_wire import ASKS
+from holdfast.wire.clustered import Detours
 from holdfast.wire.copies import confirmed, needed, wait_for
 from holdfast.wire.multiplexed import Future, Multiplexer, seen
 from holdfast.wire.packing import by_text

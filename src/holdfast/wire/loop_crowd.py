@@ -10,8 +10,8 @@ import hiredis
 
 from holdfast.errors import HoldfastError
 from holdfast.port import Unconnected
-from holdfast.wire.blocking import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
+from holdfast.wire.link import CAN_SPIN, QUICK
 from holdfast.wire.multiplexed import Multiplexer, seen
 from holdfast.wire.node_connection import PendingPosts, aged, retry_after
 from holdfast.wire.node_pool import GRACE

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
-from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
 from holdfast.wire.copies import confirmed, wait_for
 from holdfast.wire.diagnosis import unanswered
+from holdfast.wire.link import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack, serials
 from holdfast.wire.refusals import denial, is_denial, is_doubtful, probes, probes_of_step
 from holdfast.wire.sealed import check_seal, run_script, seal

@@ -15,8 +15,8 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from holdfast.wire.blocking import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
+from holdfast.wire.link import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.node_connection import LATE_AFTER, NodeConnection, PendingPosts
 from holdfast.wire.packing import by_sha, serials
 

@@ -15,11 +15,12 @@ from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
 from holdfast.wire.clock import now
 from holdfast.wire.diagnosis import NO_REPLY
+from holdfast.wire.given import from_settings
+from holdfast.wire.given import from_url as server_from_url
 from holdfast.wire.guard import watch
 from holdfast.wire.process import reset_after_fork
 from holdfast.wire.refusals import refusal
-from holdfast.wire.target import ServerTarget, from_settings, nothing
-from holdfast.wire.target import from_url as server_from_url
+from holdfast.wire.target import ServerTarget, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,9 +11,9 @@ from holdfast.wire.cluster_ears import ClusterEars
 from holdfast.wire.cluster_loop_ears import LoopClusterEars
 from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.clustered_loop import LoopClusterWire
+from holdfast.wire.given import targets_of
 from holdfast.wire.loop_ears import LoopEars
 from holdfast.wire.multiplexed import Multiplexer
-from holdfast.wire.target import targets_of
 
 if TYPE_CHECKING:
     from holdfast.wire.target import Target
