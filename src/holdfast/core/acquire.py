@@ -390,7 +390,7 @@ class _Attempt:
             line.deaf_until = port.now() + DEAF_FOR
         ear = line.ear
         known = ear is not None and ear.counted is not None
-        return ear if known and port.now() >= line.deaf_until else None
+        return ear if known else None
 
     async def _find_out(self, line: Line, ear: Ear) -> None:
         """Find out whether the server counts us among its listeners, and whether we hear it."""

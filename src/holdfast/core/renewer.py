@@ -285,9 +285,9 @@ class Renewer:
         cleanup.live = False
         if self._cleanups.get(_same(cleanup.request)) is cleanup:
             del self._cleanups[_same(cleanup.request)]
-        left = cleanup.deadline - self._background.now()
-        if not cleanup.again or left <= 0:
+        if not cleanup.again:
             return False
+        left = cleanup.deadline - self._background.now()
         self.clean_up(
             cleanup.name, cleanup.request, fence=cleanup.fence, ttl=left, forget=cleanup.forget
         )
