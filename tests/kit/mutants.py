@@ -1242,7 +1242,7 @@ MUTANTS = [
     Mutant(
         "the delay is nobody's",
         "scripts/_settings.lua",
-        "return left >= 0 and left <= delay and delay > 0",
+        "return left ~= -1 and left <= delay and delay > 0",
         "return false",
         DELAYED,
         "S5 DELAY S2",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mutation.mutants import Mutant
     from mutation.reach import Reach
 
-MOST_TESTS, MOST_SECONDS = 400, 40.0
+MOST_TESTS, MOST_SECONDS = 2000, 120.0
 """Limits for the tests of one mutant: their number, and the sum of their recorded seconds."""
 
 MEMORY_BYTES = 4 << 30

@@ -14,5 +14,5 @@ end
 
 -- Whether the holder's time is up, and what `left` is of the lock is the delay.
 local function is_over(left)
-  return left >= 0 and left <= delay and delay > 0
+  return left ~= -1 and left <= delay and delay > 0
 end
