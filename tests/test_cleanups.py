@@ -64,7 +64,7 @@ class Story:
         self.forgotten += 1
 
     def ask(self, ttl: float = 0.0) -> None:
-        self.renewer.clean_up("a", REQUEST, ttl=ttl, forget=self.forget)
+        self.renewer.clean_up("a", REQUEST, fence=0, ttl=ttl, forget=self.forget)
 
     def go_on(self) -> None:
         self.renewer._advance()

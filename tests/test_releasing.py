@@ -13,7 +13,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core.hold import LOST as LOST_STATE
 from holdfast.core.hold import RELEASED, Grip, Hold
-from holdfast.core.release import _released, abandon, check, release
+from holdfast.core.release import _handle, abandon, check, release
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.scripts import RELEASE
 from kit.failing_port import (
@@ -326,7 +326,7 @@ def test_the_answer_to_a_release_may_grant_the_lock_to_another_waiter_here() -> 
     assert waiter.grant.since == 100.0
     port.number, waiter.grant = 2, None
     with pytest.raises(holdfast.NotHeld):
-        _released(session, second, [1, message], 100.0)
+        _handle(session, second, [1, message], 100.0)
     assert waiter.grant is None
 
 

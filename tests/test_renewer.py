@@ -79,7 +79,7 @@ class Led:
         )
         token = f"hf1:me:{number}:us@here:1:main:"
         hold = Hold(spec, token, 7, at, actor, 1, session, self.grips[-1])
-        self.renewer.watch(hold, at + spec.first_due)
+        self.renewer.watch(hold)
         return hold
 
     def look(self, at: float) -> None:
@@ -370,11 +370,11 @@ def test_it_is_told_when_nothing_can_be_done_in_the_background() -> None:
     led = Led()
     led.can_run = False
     hold = led.hold(1)
-    assert not led.renewer.watch(hold, 0.0)
+    assert not led.renewer.watch(hold)
     assert led.renewer.later(1.0, led.lost.clear) is None
     assert list(led.renewer.handed_in) == [hold]
     led.renewer._wake_at = 0.5
-    assert led.renewer.watch(hold, 0.5)
+    assert led.renewer.watch(hold)
     assert led.renewer.later(0.5, led.lost.clear) is not None
 
 
@@ -430,10 +430,10 @@ def test_what_has_ended_does_not_stay_in_memory() -> None:
 # Clean-ups
 
 
-def clean_up(led: Led, request: Request = REQUEST, **settings: Any) -> list[str]:
+def clean_up(led: Led, request: Request = REQUEST, ttl: float = 0.0) -> list[str]:
     forgotten: list[str] = []
     led.renewer.clean_up(
-        "a", request, fence=9, forget=lambda: forgotten.append("forgotten"), **settings
+        "a", request, fence=9, ttl=ttl, forget=lambda: forgotten.append("forgotten")
     )
     return forgotten
 

@@ -329,8 +329,8 @@ QUORUM = [
     Mutant(
         "a withdrawal that is interrupted is left to the background",
         "core/quorum_acquire.py",
-        "            if not done:\n",
-        "            if False:\n",
+        "        except BaseException:\n            self.abandon()\n            raise\n",
+        "        except BaseException:\n            raise\n",
         MANY_LATE,
         "S10 S16 LEAK",
     ),
@@ -589,15 +589,15 @@ HAND_OFF = [
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
-        "forget_after_drain(session.port.now())\n    hold.state = RELEASED\n",
-        "forget_after_drain(session.port.now())\n",
+        "    hold.state = RELEASED\n    return text\n",
+        "    return text\n",
         PASSED_CALM,
         "S12",
     ),
     Mutant(
         "what is exported is kept from now on",
         "core/hand_off.py",
-        "    await keep(session, grip, hold, spec.ttl)\n",
+        "    await renew_now(session, grip, hold, spec.ttl)\n",
         "",
         PASSED_AT_LAST,
         "ADOPT",
@@ -605,8 +605,8 @@ HAND_OFF = [
     Mutant(
         "what was exported is not handed back by a late push",
         "core/hand_off.py",
-        "hold.waiter.forget_after_drain(session.port.now())",
-        "hold.waiter.forget()",
+        "hold.forget_waiter(session.port.now())",
+        "hold.forget_waiter()",
         PASSED_SLOW,
         "S4",
     ),
@@ -804,10 +804,10 @@ MUTANTS = [
     Mutant(
         "one token for the whole attempt",
         "core/server_acquire.py",
-        "        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked\n        try:\n",
+        "        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked\n        reply",
         "        self.token = port.draw_token(port.actor(), spec.suffix)\n"
         "        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked\n"
-        "        try:\n",
+        "        reply",
         STORM,
         "S9 S1 S10 S4 S16",
     ),
@@ -880,23 +880,23 @@ MUTANTS = [
     Mutant(
         "who gives up takes its token back",
         "core/server_acquire.py",
-        "        tombstone = self.attempt.leftover\n",
-        '        tombstone = ""\n',
+        "session, spec, tombstone = self._session, self._spec, self.attempt.leftover",
+        'session, spec, tombstone = self._session, self._spec, ""',
         GIVING_UP,
         "S10 S16",
     ),
     Mutant(
         "who gives up leaves the line",
         "core/server_acquire.py",
-        "        if not tombstone:\n",
-        '        if not tombstone or tombstone == "0":\n',
+        "        elif tombstone:\n",
+        '        elif tombstone and tombstone != "0":\n',
         GIVING_UP,
         "S10",
     ),
     Mutant(
         "who gives up a silent server cleans up later",
         "core/server_acquire.py",
-        "        session.cleanups.schedule(spec, self.token)\n",
+        "            session.cleanups.schedule(spec, self.token)\n",
         "",
         STORM,
         "S10 S16",
@@ -904,8 +904,8 @@ MUTANTS = [
     Mutant(
         "what could not be taken back is cleaned up later",
         "core/cleanup.py",
-        "        if not done:\n",
-        "        if False:\n",
+        "        session.cleanups.schedule(spec, token, longest=longest)\n",
+        "        pass\n",
         CANCELS,
         "S10 S16",
     ),
@@ -1034,8 +1034,8 @@ MUTANTS = [
     Mutant(
         "a late push for a lost lease does not end its lock delay",
         "core/session.py",
-        "hold.waiter.forget_after_drain(self.port.now())",
-        "hold.waiter.forget()",
+        "hold.forget_waiter(self.port.now())",
+        "hold.forget_waiter()",
         {"drawn": True, "nodes": 1, "slow": 0.3, "renew": False, "lock_delay": 1.3, "ttl": 0.4},
         "DELAY",
     ),
@@ -1109,10 +1109,10 @@ MUTANTS = [
     Mutant(
         "a waiter that gives up wakes no more",
         "core/server_acquire.py",
-        "        tombstone = self.attempt.leftover\n"
         "        if self.waiter is not None:\n"
-        "            self.waiter.leave()\n",
-        "        tombstone = self.attempt.leftover\n",
+        "            self.waiter.leave()\n"
+        "        session, spec, tombstone",
+        "        session, spec, tombstone",
         LEAVING,
         "LEAK",
     ),
@@ -1488,7 +1488,8 @@ OPERATED = [
     Mutant(
         "a lease whose extension is refused is lost",
         "core/extend.py",
-        "    if not kept:\n        hold.lose(hold.refusal(kept, session.port.now()))\n"
+        "    if not reply:\n"
+        "        hold.lose(hold.refusal(reply, session.port.now()))\n"
         "        raise hold.loss()\n",
         "",
         EVICTED_CALM,
@@ -1647,8 +1648,7 @@ OPERATED = [
     Mutant(
         "waiters ask again after an acquire that was interrupted",
         "core/server_acquire.py",
-        '            if tombstone != "0":\n'
-        "                self._session.waiters.recheck_all(self._spec)\n",
+        '            if tombstone != "0":\n                session.waiters.recheck_all(spec)\n',
         "",
         CUT_SHORT,
         "L1 L3",

@@ -71,7 +71,7 @@ class Led:
         self._grips.append(Grip())
         spec, port, grip = self.spec(name, **settings), self.port, self._grips[-1]
         hold = Hold(spec, token, 3, port.time, port.caller, port.number, self.session, grip)
-        self.session.took(hold, port.time + 3)
+        self.session.took(hold)
         return hold
 
     def waiter(self, token: str = TOKEN, key: bytes = KEY) -> Any:

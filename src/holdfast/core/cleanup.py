@@ -89,19 +89,17 @@ async def cancel_token(  # noqa: PLR0913 - what is known of a token
 ) -> None:
     """Remove a token, whether it has the lock, a place in the queue, or nothing.
 
-    In the background if there is no reply within `timeout`, or if this is interrupted. `longest`
-    is the longest ttl that was requested, if that may be more than the lock's.
+    In the background if there is no reply in time, or if this is interrupted. It waits for
+    `timeout`, but no longer than for the timeout of a command. `longest` is the longest ttl that
+    was requested, if that may be more than the lock's.
     """
-    done = False
     try:
         sent_at = session.port.now()
         request = session.deployment.ending(spec, token, tombstone, longest)
         reply = await session.deployment.call(*request, min(timeout, spec.command_timeout))
         session.waiters.on_release(reply, sent_at)
-        done = True
-    except HoldfastError:
-        pass
-    finally:
-        if not done:
-            session.waiters.recheck_all(spec)
-            session.cleanups.schedule(spec, token, longest=longest)
+    except BaseException as error:
+        session.waiters.recheck_all(spec)
+        session.cleanups.schedule(spec, token, longest=longest)
+        if not isinstance(error, HoldfastError):
+            raise

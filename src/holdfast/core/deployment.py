@@ -28,11 +28,10 @@ class Deployment(Protocol):
     is_quorum: bool
     """Several servers vote about each lock. Some settings of a lock need a single server."""
     has_queue: bool
-    """Waiters are granted the lock in order. If a message names a token that no attempt here has,
-    the token must leave the queue. Not on a quorum: one server may send it after others have
-    granted the lock."""
+    """The server grants the lock to queued waiters. So a token without an attempt is removed;
+    not on a quorum, where one server may notify a waiter after others have granted the lock."""
     refusal_is_final: bool
-    """A token that was refused is on no server. On a quorum a minority may still have it."""
+    """A refused token is on no server. On a quorum a minority may still have it."""
     longest_ttl: float
     """The servers rely on no lock having a longer ttl than this. Infinite for a single server that
     no other one can replace."""
@@ -56,7 +55,7 @@ class Deployment(Protocol):
     def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
         """Return the request that removes a token; `longest` is the longest ttl it ever had."""
 
-    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
+    def settings(self, delay_ms: int, group: str) -> str:
         """Return the settings of a lock as the scripts read them (`core.spec.settings_of`)."""
 
     def forget(self, token: str) -> None:
@@ -81,6 +80,9 @@ class OneServer:
     def close(self) -> None:
         """Do nothing."""
 
+    def forget(self, token: str) -> None:
+        """Do nothing."""
+
     def releasing(self, hold: Hold) -> Request:
         """Return the request that releases a lease."""
         spec = hold.spec
@@ -98,9 +100,6 @@ class OneServer:
         """Return the request that removes a token."""
         return RELEASE, spec.keys, (token, spec.ttl_ms, tombstone, spec.settings)
 
-    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:
+    def settings(self, delay_ms: int, group: str) -> str:
         """Return the settings of a lock as the scripts read them."""
-        return settings_of(delay_ms, group, fair=fair, guarded=self.longest_ttl < math.inf)
-
-    def forget(self, token: str) -> None:
-        """Do nothing."""
+        return settings_of(delay_ms, group, fair=True, guarded=self.longest_ttl < math.inf)

@@ -1,7 +1,7 @@
-"""Evicting: taking a lock from whoever holds it, on somebody's word that this must be.
+"""Evicting the holder of a lock, as an operator may request it.
 
-It is taken only from the holder that was seen, by their token: a lease that was given since is
-safe. The lock delay is the one that this token tells, and not what the caller would set.
+The holder is named by its token, so that a lease which was granted since is not affected. The lock
+delay is the one in this token, and not the caller's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
-    """Take the lock from `holder`; False if it is not theirs any more.
+    """Take the lock from `holder`; return False if it is not the holder any more.
 
-    Interrupted or unanswered, it may have been done or not; it may be tried again.
+    If it is interrupted, it may have been carried out or not; it may be tried again.
 
     Raises:
-        OutcomeUnknown: the server did not answer.
-        NodeUnavailable: the server cannot be reached, or refuses to work.
+        OutcomeUnknown: the server did not reply; it may have been carried out.
+        NodeUnavailable: the server cannot be reached, or refuses.
         ConfigurationError: the server will never do this.
     """
     request = _request(session, spec, holder)

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 async def extend(session: Session, grip: Grip, ttl: Duration) -> None:
-    """Have `ttl` seconds left from now on, more or fewer than before.
+    """Set the remaining time of a lease to `ttl` seconds, more or fewer than before.
 
-    Interrupted or unanswered, it leaves the deadline where it was. The server's expiry only ever
-    grows; fewer seconds are the holder's own resolution.
+    If it is interrupted or gets no reply, the deadline stays as it was. The server's expiry never
+    shrinks: a shorter deadline applies in this process only.
 
     Raises:
-        LeaseLost: it was no longer ours, or the answer came after the deadline.
-        NotHeld: it was released, or belongs to the process this one was forked from.
-        OutcomeUnknown, NodeUnavailable: the server was not heard; the old deadline stands.
+        LeaseLost: the lease is lost, or the reply came after its deadline.
+        NotHeld: it was released, or belongs to the process from which this one was forked.
+        OutcomeUnknown, NodeUnavailable: no reply; the old deadline stays.
     """
     hold, ttl = check(session, grip), in_seconds(ttl)
     check_ttl(ttl, lock=hold.spec.name, longest=hold.spec.longest_ttl)
     hold.longest_ttl = max(hold.longest_ttl, ttl)
-    asked_at = await keep(session, grip, hold, ttl)
-    hold.prolong(asked_at, ttl, session.port.now(), exactly=True)
-    session.renewer.watch(hold, hold.next_due())
+    sent_at = await renew_now(session, grip, hold, ttl)
+    hold.prolong(sent_at, ttl, session.port.now(), exactly=True)
+    session.renewer.watch(hold)
 
 
-async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
-    """Have the server keep it for `ttl` more; returns only while it may be believed in.
+async def renew_now(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
+    """Renew a lease for `ttl` seconds, with retries; return when the request was sent.
 
-    Returns when the request was sent that got a reply. The time counts from there, and not from an
-    earlier try.
+    It is the request that got a reply, and not an earlier one. Returns only while the lease is
+    valid.
 
     Raises:
         LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`.
@@ -53,9 +53,9 @@ async def keep(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
         sent_at = port.now()
         return session.deployment.call(*hold.renewal(ttl), hold.spec.command_timeout)
 
-    kept, _ = await retry(send, lambda _: check(session, grip))
+    reply, _ = await retry(send, lambda _: check(session, grip))
     check(session, grip)
-    if not kept:
-        hold.lose(hold.refusal(kept, session.port.now()))
+    if not reply:
+        hold.lose(hold.refusal(reply, session.port.now()))
         raise hold.loss()
     return sent_at

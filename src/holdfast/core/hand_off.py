@@ -1,9 +1,9 @@
-"""Handing a lease from one process to another, which carries it on.
+"""Passing a lease from one process to another.
 
-The exporter lets go without releasing, and what it gives out is a text. Whoever adopts it takes the
-lock over under a token of its own, with the same fence: it is the same lease, and whoever comes
-next has a greater one. Of two who adopt the same text at most one gets the lease; if nobody does,
-it runs out.
+`export` ends the lease in this process without releasing it, and returns a text. `adopt` replaces
+the token on the server and keeps the fence: it is the same lease, and the next one has a greater
+fence. Of two processes that adopt the same text at most one gets the lease. If none does, it
+expires.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.cleanup import cancel_token
-from holdfast.core.extend import keep
-from holdfast.core.hold import RELEASED, Grip, Hold, forked
+from holdfast.core.extend import renew_now
+from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.release import check
 from holdfast.core.retry import retry
 from holdfast.core.spec import check_ttl, describe
@@ -42,15 +42,16 @@ _MARK = "hf1-lease-"
 
 
 async def export(session: Session, grip: Grip) -> str:
-    """Let go of the lease without releasing it; return the text by which it can be adopted.
+    """End the lease in this process without releasing it; return the text for `adopt`.
 
-    The server keeps it for a whole ttl from now on. Interrupted, it leaves the lease as it was.
+    The server keeps it for a whole ttl from now on. If this is interrupted, the lease stays as it
+    was.
 
     Raises:
-        LeaseLost: it was no longer ours.
-        NotHeld: it was released, or belongs to the process this one was forked from.
-        ConfigurationError: it is held at several levels, or by an owner.
-        OutcomeUnknown, NodeUnavailable: the server was not heard; the lease is still ours.
+        LeaseLost: the lease is lost.
+        NotHeld: it was released, or belongs to the process from which this one was forked.
+        ConfigurationError: it is held at several levels, by an owner, or on several servers.
+        OutcomeUnknown, NodeUnavailable: no reply; the lease is still held.
     """
     _check_deployment(session)
     hold = check(session, grip)
@@ -66,11 +67,10 @@ async def export(session: Session, grip: Grip) -> str:
             f"{spec.name!r} is held at several levels: release the inner ones, then export",
             lock=spec.name,
         )
-    await keep(session, grip, hold, spec.ttl)
+    await renew_now(session, grip, hold, spec.ttl)
     text = _write(hold, session.port.now())
     session.forget(hold)
-    if hold.waiter is not None:  # a late message must not return the grant, and so the export
-        hold.waiter.forget_after_drain(session.port.now())
+    hold.forget_waiter(session.port.now())  # a late message must not return the grant
     hold.state = RELEASED
     return text
 
@@ -113,7 +113,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
         token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
         longest = facts.pop("longest")
         check_ttl(longest, lock=name, name="longest")
-    # It is seen to for as long as any lock of this client may last.
+    # Clean-ups rely on no lock of this client having a longer ttl.
     check_ttl(longest, lock=name, longest=session.deployment.longest_ttl, name="longest")
     with _refusing_others():
         spec = describe(
@@ -129,7 +129,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
 
 @contextlib.contextmanager
 def _refusing_others() -> Iterator[None]:
-    """Say that it is no text of ours, whatever is wrong with it."""
+    """Raise ConfigurationError for a text that `export` did not return."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -137,21 +137,21 @@ def _refusing_others() -> Iterator[None]:
         raise ConfigurationError(message) from None
 
 
-def _check(spec: LockSpec, given: bool) -> None:  # noqa: FBT001 - whether it was
-    if not given:
+def _check(spec: LockSpec, *, adopted: bool) -> None:
+    if not adopted:
         message = f"the exported lease of {spec.name!r} is over: it ran out, or was adopted already"
         raise LeaseLost(message, lock=spec.name, reason="taken")
 
 
 async def adopt(session: Session, text: str, grip: G, command_timeout: float) -> G:
-    """Take the exported lease into `grip`.
+    """Adopt an exported lease into `grip`.
 
-    Interrupted, it gives the lock back if it had taken it over.
+    If this is interrupted, the lock is released if it was adopted.
 
     Raises:
-        LeaseLost: it ran out, was broken, or was adopted by somebody else.
-        NodeUnavailable: the server does not answer.
-        ConfigurationError: `text` was not made by `export`.
+        LeaseLost: it expired, was evicted, or was adopted before.
+        NodeUnavailable: the server does not reply.
+        ConfigurationError: `export` did not return this text.
         NotHeld: this process was forked meanwhile, and is the child.
     """
     _check_deployment(session)
@@ -166,8 +166,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
 
     def on_failure(error: HoldfastError) -> None:
         nonlocal maybe_adopted, uncopied
-        if process != port.process():
-            raise forked(spec.name) from None
+        session.check_process(process, spec.name)
         maybe_adopted = maybe_adopted or isinstance(error, OutcomeUnknown)
         uncopied = error if isinstance(error, Uncopied) else uncopied
 
@@ -182,10 +181,10 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
             message = f"{spec.name!r} was not adopted: {uncopied or error}"
             raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
         maybe_adopted = uncertain or bool(given)
-        _check(spec, bool(given) and port.now() < asked_at + spec.validity)
+        _check(spec, adopted=bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
         hold.tainted, hold.longest_ttl = uncertain, longest
-        session.took(hold, asked_at + spec.first_due)
+        session.took(hold)
     except BaseException as error:
         if grip._hold is not None:
             session.abandon(grip._hold)

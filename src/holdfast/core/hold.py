@@ -1,25 +1,29 @@
-"""The life of one holding of a lock, from the grant to its end.
+"""The life of one lease, from the grant to its end.
 
-    HELD ──release──▶ RELEASING ──answered──▶ RELEASED
-      └──deadline passed, or learnt from the server──▶ LOST
+    HELD ──release()──▶ RELEASING ──a reply──▶ RELEASED
+     │ │                    └──refused──▶ LOST
+     │ └──exported, or abandoned by an interrupted acquire──▶ RELEASED
+     └──deadline passed, or refused by the server──▶ LOST
 
-The rules, which everything else relies on:
+The rules on which everything else relies:
 
-1. A hold is believed in only while HELD, before its deadline, in the process that acquired it. The
-   deadline needs nobody to notice it: `alive` compares it with the clock.
-2. The deadline is counted from a moment before the first sending of the request that the server
-   granted, never from its answer.
-3. The deadline moves only by an answer that arrives while the hold is alive. LOST is final.
-4. Nothing here talks to a server. Verbs (`acquire`, `release`, `extend`) and the renewer do.
+1. A lease is valid only while it is HELD, before its deadline, in the process that acquired it. The
+   deadline needs no thread to notice it: `alive` compares it with the clock.
+2. The deadline of a grant counts from before the first request that may have caused it. That of a
+   renewal or an extension counts from before the request that got the reply.
+3. The deadline moves only by a reply that arrives while the lease is valid. LOST is final.
+4. Nothing here sends a request. The operations (`acquire`, `release`, `extend`) and the renewer do.
 
-Several threads touch a hold: its users, and the renewer. No lock guards it. Every deadline ever
-written was confirmed by the server, so they may be written in any order. A grip is taken out before
-one looks whether it was the last, so that of two at once at least one sees that it was. The right
-to send the release, and each watcher, is taken off a list by `pop`: one thread gets it.
+Several threads use a hold: those of the program, and the renewer. No mutex guards it:
+
+- Every deadline that is ever written was confirmed by the server, so their order does not matter.
+- A thread removes its grip before it looks whether others are left. Of two threads that release the
+  last two levels at once, at least one finds none left; `claim_release` selects one of them.
+- Each watcher is taken off a list by `pop`, so one thread calls it.
 
 A loss is reported in this order: the state; `lease.lost` and the cancellation of an async body; the
-event and the clean-up on the server; and only then the callbacks of the user. An exception in one
-callback does not keep the others from being called.
+event and the clean-up on the server; the callbacks of the user. An exception in one callback does
+not prevent the others.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ SETTLE = 0.1
 
 
 class State(Enum):
-    """Where a hold is in its life; the module's docstring draws it."""
+    """The module's docstring shows the transitions."""
 
     HELD = "held"
     RELEASING = "releasing"
@@ -66,10 +70,10 @@ HELD, RELEASING, RELEASED, LOST = State
 
 
 class Grip:
-    """One caller's grip on a hold: what a lease of either face is to the core.
+    """One level of a hold: the base class of the leases that users see.
 
-    It exists before the lock is asked for. So whoever is interrupted, at whatever moment, can tell
-    from it what there is to give back.
+    It exists before the first request. So an operation that is interrupted at any moment finds here
+    what it has to release.
     """
 
     __slots__ = ("__weakref__", "_hold")
@@ -80,29 +84,30 @@ class Grip:
         self._hold = None
 
     def _cancel_body(self) -> None:
-        """Cancel what the caller does under the lock, where that is possible.
+        """Cancel the code of the caller that needs the lock, where that is possible.
 
         Called when the hold is lost, in any thread.
         """
 
 
 class Hold:
-    """One holding of one lock, shared by the grips of all levels of a re-entered lock."""
+    """One lease of one lock, with a grip for each level of a re-entered lock."""
 
     state = HELD
     reason: LossReason | None = None
     unanswered = False
-    """The last renewal got no answer."""
+    """The last renewal got no reply."""
     unsure = False
-    """A release was sent and not answered: the server may have carried it out."""
+    """Another release of this token may be carried out: a refusal does not mean a loss."""
     due: float
-    """When the renewer will look at this. Written by the renewer alone."""
+    """When the renewer looks at it next. Only the renewer writes this."""
     tainted = False
-    """A request of this token was abandoned and may yet arrive: its end leaves a tombstone."""
+    """A request with this token may still be carried out: the release leaves a tombstone."""
     forsaken: Callable[[], bool] | None = None
-    """Says whether nobody will ever release it. Asked before each renewal."""
+    """Set by `core.cache`: whether the thread or task that would release it has ended. The renewer
+    calls this before each renewal, and then stops renewing."""
     waiter: Waiter | None = None
-    """Who stood in line for it: the server may have more to say to them."""
+    """The waiter that was granted it. Late messages for its token may still arrive."""
     reported_dropped = False
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of a grant, all at once, and often
@@ -123,31 +128,37 @@ class Hold:
         self.token = token
         self.fence = fence
         self.actor: object | None = actor
-        """The thread or task that acquired it; None once that task is done (see the renewer)."""
+        """The thread or task that acquired it; the renewer sets None once a task is done."""
         self.process = process
-        """Where the attempt began: in a child forked since then this lease is not valid."""
+        """Where the attempt began. In a child that was forked since, this lease is not valid."""
         self.deadline = asked_at + spec.validity
         self.renew_at = asked_at + spec.renew_after
         self.renew_until = asked_at + spec.max_hold
         self.renewing = spec.renew
         self.longest_ttl = spec.ttl
-        """The most that was ever asked for: so long the server may keep it at worst."""
+        """The longest ttl that was ever requested: the server keeps the key no longer."""
         self._watchers: list[Callable[[Hold], object]] = [session.lost]
         self._release_claims = [None]
 
     def alive(self, now: float, process: int) -> bool:
-        """Whether its holder may believe in it at this moment."""
+        """Whether it is valid at this moment."""
         return self.state is HELD and now < self.deadline and self.process == process
 
-    def forget_waiter(self) -> None:
-        """Forget the waiter that was granted this lease: a later message for it is returned."""
-        if self.waiter is not None:
+    def forget_waiter(self, drain_from: float | None = None) -> None:
+        """Unregister the waiter that was granted this lease: a later grant to it is released.
+
+        With `drain_from`, once every message that was sent before that time has arrived.
+        """
+        if self.waiter is None:
+            return
+        if drain_from is None:
             self.waiter.forget()
+        else:
+            self.waiter.forget_after_drain(drain_from)
 
     def claim_release(self) -> bool:
         """Return True to the first caller only: to the thread that sends the release.
 
-        Two threads that release the last two levels at the same moment may both find no level left.
         The reply to a second release would be taken for a loss.
         """
         try:
@@ -163,37 +174,35 @@ class Hold:
 
     @property
     def live(self) -> bool:
-        """Whether the renewer still has to care for it."""
+        """Whether the renewer still watches it."""
         return self.state is HELD
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for the answer to a renewal before it is tried again."""
+        """Seconds to wait for the reply to a renewal before it is sent again."""
         return self.spec.command_timeout
 
     def next_due(self) -> float:
-        """When the renewer has something to do: renew it, end its renewal, or declare it lost."""
+        """Return when the renewer has to renew it, to end its renewal, or to declare it lost."""
         if not self.renewing:
             return self.deadline
         return min(self.renew_at, self.renew_until)
 
-    def begin(self, since: float, seconds: float, now: float) -> float:
-        """Count a grant for `seconds` from `since` on; return when there is something to do.
+    def begin(self, since: float, seconds: float, now: float) -> None:
+        """Count a pushed grant for `seconds` from `since` on.
 
-        What was handed over is held for a short window only: unless it is released at once, it is
-        soon renewed for its full ttl.
+        It is valid for a short window only. So it is renewed soon, unless it is released at once.
         """
         self.deadline = since + validity_of(seconds)
         self.renew_until = now + self.spec.max_hold
         if seconds < self.spec.ttl:
             self.renew_at = now + SETTLE
-        return self.next_due()
 
     def prolong(self, asked_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
-        """Take in the server's word that a request sent at `asked_at` keeps it for `ttl` more.
+        """Apply the reply to a renewal for `ttl` that was sent at `asked_at`.
 
         The deadline only grows, unless it is to be `exactly` this one. Returns False, and changes
-        nothing, when the word came too late to be believed.
+        nothing, if the reply came after the deadline.
         """
         if now >= self.deadline:
             return False
@@ -204,7 +213,7 @@ class Hold:
         return True
 
     def lose(self, reason: LossReason) -> None:
-        """End it: it is over, and its watchers are told, each once."""
+        """Declare it lost, and call each watcher once."""
         if self.state is HELD or self.state is RELEASING:
             self.reason = reason
             self.state = LOST
@@ -216,11 +225,11 @@ class Hold:
                 self._tell()
 
     def overdue(self) -> LossReason:
-        """Why it is lost when its deadline passes now."""
+        """Return why it is lost when its deadline passes now."""
         return "unreachable" if self.unanswered else "expired"
 
     def refusal(self, reply: Reply, now: float) -> LossReason:
-        """Why it is lost when the server refuses a renewal or a release."""
+        """Return why it is lost when the server refuses a renewal or a release."""
         if now >= self.deadline:
             return self.overdue()
         return "key_missing" if reply == [] else "taken"
@@ -251,7 +260,7 @@ class Hold:
                 raise
 
     def loss(self) -> LeaseLost:
-        """Make the error that says that and why it was lost."""
+        """Make the error that says why it was lost."""
         reason = self.reason or self.overdue()
         return LeaseLost(
             f"the lease of {self.spec.name!r} (fence {self.fence}) was lost: {_WHY[reason]}",
@@ -261,16 +270,16 @@ class Hold:
         )
 
     def renewal(self, ttl: float) -> Request:
-        """Make the request that keeps it for `ttl` more."""
+        """Make the request that renews it for `ttl`."""
         args = self.token, to_ms(ttl), self.spec.settings, str(self.fence)
         return RENEW, self.spec.kept_keys, args
 
 
 def forked(name: str, verb: str = "acquire") -> NotHeld:
-    """Make the error for a child that was forked, as by a signal handler, amid an operation.
+    """Make the error for a child that was forked, as by a signal handler, during an operation.
 
-    The operation goes on in the parent, under the parent's token. So the child sends nothing more:
-    the server would take it for a retry, and parent and child would both hold the lock.
+    The operation goes on in the parent, with the parent's token. So the child sends no request: the
+    server would take it for a retry, and parent and child would both hold the lock.
     """
     message = (
         f"this process was forked in the middle of {verb}() of {name!r}, which goes on in its "

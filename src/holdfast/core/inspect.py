@@ -1,4 +1,4 @@
-"""Looking at a lock without touching it."""
+"""Asking for the holder of a lock. It changes nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 async def holder(session: Session, spec: LockSpec) -> Holder | None:
-    """Say who holds the lock at this moment, if anybody does.
+    """Return the holder of the lock at this moment; None if it is free.
 
     Raises:
-        NodeUnavailable: the server does not answer.
-        ConfigurationError: the server will not say.
+        NodeUnavailable: the server does not reply.
+        ConfigurationError: the server refuses to reply.
     """
     request = INSPECT, spec.keys, (), spec.command_timeout
     try:

@@ -119,7 +119,7 @@ class Quorum:
         ttl_ms = to_ms(longest) if longest > spec.ttl else spec.ttl_ms
         return RELEASE, spec.keys, (token, ttl_ms, tombstone, spec.settings)
 
-    def settings(self, delay_ms: int, group: str, *, fair: bool = True) -> str:  # noqa: ARG002
+    def settings(self, delay_ms: int, group: str) -> str:
         """Return the settings of a lock as the scripts read them: no node hands a lock over."""
         return settings_of(delay_ms, group, fair=False)
 

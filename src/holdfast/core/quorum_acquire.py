@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.core.hold import Grip, Hold, forked
+from holdfast.core.hold import Grip, Hold
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.rounds import in_one_line
@@ -69,7 +69,7 @@ async def acquire(
         fence = await attempt.run()
         token, sent_at, actor = attempt.token, attempt.sent_at, attempt.actor
         grip._hold = hold = Hold(spec, token, fence, sent_at, actor, process, session, grip)
-        session.took(hold, sent_at + spec.first_due)
+        session.took(hold)
         await attempt.stop_waiting()
     except BaseException as error:
         if grip._hold is not None:  # interrupted after the grant, before acquire() returned
@@ -141,8 +141,7 @@ class _Attempt:
             self._check_process()
 
     def _check_process(self) -> None:
-        if self._port.process() != self._process:
-            raise forked(self._spec.name)
+        self._session.check_process(self._process, self._spec.name)
 
     def _left_to_win(self) -> float:
         """Return the seconds in which the round can still be won."""
@@ -169,14 +168,12 @@ class _Attempt:
 
     async def undo(self) -> None:
         """Leave nothing on the nodes, in the background if this is interrupted."""
-        done = False
         try:
             await self._withdraw(hurry=self._withdrawn == self.token)
             await self.stop_waiting()
-            done = True
-        finally:
-            if not done:
-                self.abandon()
+        except BaseException:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Clean up in the background, where nothing can be awaited."""

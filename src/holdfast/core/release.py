@@ -1,8 +1,8 @@
-"""Releasing: one script and one round trip; the lock is free before it returns.
+"""Releasing: one script and one round trip. After that the lock is free, or another waiter's.
 
-A release whose answer was lost is not a lost lease. The token is kept until the outcome is known,
-so that releasing can be tried again, here and by the caller; and "not ours" in answer to a second
-try means that the first one did it.
+A release without a reply is no lost lease. The token is kept until the outcome is known, so that
+the release can be retried, here and by the caller. A refusal of a retry means that an earlier try
+was carried out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def check(session: Session, grip: Grip) -> Hold:
-    """Return the hold that the grip is on, if it may be believed in.
+    """Return the hold of a grip if it is valid.
 
     Raises:
-        LeaseLost: it is over, or its deadline has passed.
-        NotHeld: it was released, or belongs to the process this one was forked from.
+        LeaseLost: it is lost, or its deadline has passed.
+        NotHeld: it was released, or belongs to the process from which this one was forked.
     """
     port, hold = session.port, grip._hold
     if hold is None:
@@ -57,13 +57,13 @@ def _check_process(session: Session, hold: Hold) -> None:
 
 
 async def release(session: Session, grip: Grip) -> None:
-    """Loosen the grip, and give the lock back if it was the last one on the hold.
+    """Remove the grip. The last grip of a hold releases the lock.
 
     Raises:
-        LeaseLost: it was no longer ours.
-        NotHeld: it belongs to the process this one was forked from.
-        OutcomeUnknown, NodeUnavailable: the server was not heard. It is tried again in the
-            background, and may be tried again by the caller. Or the client is closed: then not.
+        LeaseLost: it was lost.
+        NotHeld: it belongs to the process from which this one was forked.
+        OutcomeUnknown, NodeUnavailable: no reply. It is retried in the background, unless the
+            client is closed, and the caller may retry.
     """
     hold = grip._hold
     if hold is None:
@@ -81,9 +81,9 @@ async def release(session: Session, grip: Grip) -> None:
         except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
             _give_up(session, hold, error)
         hold.forget_waiter()
-        released = reply == 1 or _released(session, hold, reply, asked_at)
-        if not released or hold.state is LOST:
-            _was_not_ours(session, hold, reply)
+        if reply != 1:
+            _handle(session, hold, reply, asked_at)
+        _check_not_lost(hold)
         hold.state = RELEASED
     except HoldfastError:
         raise
@@ -93,7 +93,7 @@ async def release(session: Session, grip: Grip) -> None:
 
 
 def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
-    """Say whether the lock is to be given back now, and end its being held if so."""
+    """Return whether the caller has to send the release; then the hold is RELEASING."""
     mine, port = ref(grip), session.port
     if hold.state is RELEASED or (hold.state is HELD and mine not in hold.grips):
         return False
@@ -129,7 +129,7 @@ def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
 
 
 def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
-    """Leave the release to the background, and say so; a closed client has none."""
+    """Leave the release to the background, and raise; a closed client has none."""
     _check_process(session, hold)
     hold.forget_waiter()
     name, seconds = hold.spec.name, hold.longest_ttl + hold.spec.lock_delay
@@ -145,15 +145,14 @@ def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
     raise kind(message, lock=name, node=getattr(error, "node", "")) from None
 
 
-def _released(session: Session, hold: Hold, reply: Reply, asked_at: float) -> bool:
-    _check_process(session, hold)  # the reply may grant the lock to another waiter of the parent
-    return session.waiters.on_release(reply, asked_at)
-
-
-def _was_not_ours(session: Session, hold: Hold, reply: Reply) -> None:
-    """Raise that it was lost, unless an earlier release of ours may have been carried out."""
-    if not hold.unsure:
+def _handle(session: Session, hold: Hold, reply: Reply, sent_at: float) -> None:
+    """Handle a reply that grants the lock to another waiter, or refuses the release."""
+    _check_process(session, hold)  # the waiter may be the parent's
+    if not session.waiters.on_release(reply, sent_at) and not hold.unsure:
         hold.lose(hold.refusal(reply, session.port.now()))
+
+
+def _check_not_lost(hold: Hold) -> None:
     if hold.state is LOST:
         raise hold.loss()
 
@@ -179,7 +178,7 @@ def abandon(session: Session, grip: Grip) -> None:
 
 
 def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
-    """Say whether an interrupted release, wherever it was, has to be brought to its end."""
+    """Return whether an interrupted release, wherever it was, has to be completed."""
     hold.grips.discard(ref(grip))
     if hold.grips or hold.state is LOST or hold.process != session.port.process():
         return False
@@ -190,7 +189,7 @@ def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
 
 
 async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
-    """Bring an interrupted release to its end, from wherever it was."""
+    """Complete an interrupted release."""
     if not _is_to_end(session, hold, grip):
         return
     try:

@@ -1,29 +1,28 @@
-"""The renewer: the one background job of a client, which keeps its leases alive.
+"""The renewer: the one background job of a client. It renews leases and carries out clean-ups.
 
-It owns time. A heap says which hold is due next, and for what: to be renewed, to have its renewal
-ended by `max_hold`, or to be declared lost because its deadline has come. It also carries out
-clean-ups that an interrupted operation could not finish. The rules:
+A heap says which item is due next: a lease (to be renewed, to end its renewal at `max_hold`, or to
+be declared lost at its deadline), a clean-up, or a task. The rules:
 
-1. Everything due within a short window is renewed in one pipeline.
-2. A deadline is declared the moment it comes, also while answers are outstanding: a hung server
-   must not make a loss known late.
-3. A renewal without an answer is tried again until the strict deadline.
-4. A hold whose release has begun is not renewed. A renewal may be under way at that moment; the
-   release does not wait for it. If the server runs the release first, it refuses the renewal, as
-   the lock is no longer the token's. The reply is ignored, as the hold is no longer live.
-5. With nothing to watch the job lingers for a moment, so that a program which takes and releases
-   locks all the time does not start and end it each time; then it ends, until the next `watch`.
+1. Everything that is due within a short time is sent in one pipeline.
+2. A loss is declared at the deadline, even while replies are outstanding: a server that hangs must
+   not delay it.
+3. A renewal without a reply is sent again until the deadline.
+4. A lease whose release has begun is not renewed. A renewal may be under way at that moment; the
+   release does not wait for it. If the server runs the release first, it refuses the renewal. The
+   reply is ignored, because the lease is no longer HELD.
+5. Without anything to watch, the job waits for a moment and then ends, until the next `watch`. So a
+   program that acquires and releases all the time does not start it each time.
 
-Callers hand things in through a dictionary, whose single operations need no lock, and wake the
-job only when what they hand in is due before it would wake by itself. A lease that is released
-sooner is taken out again, so that short holdings never cost the job anything. The two sides meet
-in the order "hand in, then look whether it sleeps" against "say that I wake, then look what was
-handed in": whichever comes first, one of them sees the other.
+Callers add items to `handed_in`, a dictionary whose single operations are atomic. They wake the job
+only if the item is due before the job would wake by itself. A lease that is released sooner is
+removed again, so that short leases cost the job nothing. No item is missed: a caller adds it, then
+looks at `_wake_at`; the job resets `_wake_at`, then looks at the items.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
@@ -41,71 +40,52 @@ if TYPE_CHECKING:
     from holdfast.port import Background, Reply, Request
 
 EARLY_MOST = 0.05
-"""Seconds by which a renewal may come early, to share a pipeline with others."""
+"""Seconds by which a renewal may be sent early, to share a pipeline with others."""
 
 LOOK = 0.02
-"""Seconds between two looks at what was handed in while answers are outstanding."""
+"""Seconds between two looks at `handed_in` while replies are outstanding."""
 
 BATCH = 1000
-"""Requests in one pipeline, so that its answers come well within a command's timeout."""
+"""Requests in one pipeline, so that the replies come well within a command's timeout."""
 
 NAP, LINGER = 0.1, 1.0
 """Seconds between two looks with nothing to watch, and after which the job ends."""
 
 SLACK = 1000
-"""Entries the heap may have beyond twice what was alive when it was last cleared of dead ones."""
+"""Entries that the heap may have beyond twice those that were live when it was last compacted."""
 
 
+@dataclass(slots=True, eq=False)
 class Cleanup:
-    """The taking back of a token whose fate on the server is unknown."""
+    """The release of a token that may be on a server."""
 
-    __slots__ = (
-        "deadline",
-        "due",
-        "fence",
-        "forget",
-        "live",
-        "name",
-        "patience",
-        "request",
-    )
+    name: str
+    request: Request
+    due: float
+    deadline: float
+    fence: int
+    forget: Callable[[], object]
+    """Called if the clean-up is given up: the token expires by itself."""
+    live: bool = True
 
-    def __init__(  # noqa: PLR0913 - what is known of it
-        self,
-        name: str,
-        request: Request,
-        *,
-        now: float,
-        deadline: float,
-        fence: int,
-        forget: Callable[[], object] | None,
-    ) -> None:
-        self.name = name
-        self.request = request
-        self.forget = forget
-        """Called if it is given up: the token expires by itself. A reply is noted elsewhere."""
-        # Renewals wait behind it: one node of several is not worth much of their time.
-        self.patience = 1.0 if request[1].node is None else 0.2
-        self.fence = fence
-        self.live = True
-        self.due = now
-        self.deadline = deadline
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a reply: fewer for one node of several, because renewals wait too."""
+        return 1.0 if self.request[1].node is None else 0.2
 
 
+@dataclass(slots=True, eq=False)
 class BackgroundTask:
-    """Something to be done later, in passing: it must not block."""
+    """A function that is called later. It must not block."""
 
-    __slots__ = ("deadline", "do", "due", "live")
-
-    def __init__(self, do: Callable[[], None], due: float) -> None:
-        self.do = do
-        self.due = due
-        self.deadline = math.inf
-        self.live = True
+    do: Callable[[], None]
+    due: float
+    deadline: float = math.inf
+    live: bool = True
 
 
 class Renewer:
-    """Keeps the leases of one client, in one process, and tells when one is lost."""
+    """Renews the leases of one client in one process, and declares them lost."""
 
     def __init__(
         self,
@@ -117,23 +97,26 @@ class Renewer:
         self._report = report
         self._has_ended = has_ended
         self.handed_in: dict[Hold | Cleanup | BackgroundTask, None] = {}
-        """What was not looked at yet; whoever ends a hold takes it out again."""
+        """Items that the job has not seen yet. A lease that ends is removed again."""
         self._heap: list[tuple[float, int, Hold | Cleanup | BackgroundTask]] = []
         self._order = count()
         self._compact_at = SLACK
         self._ready: list[Hold | Cleanup] = []
         self._cleanups: dict[tuple[Keys, tuple[str, ...]], Cleanup] = {}
-        """Those that are not over."""
+        """The live ones, by keys and arguments."""
         self._wake_at = math.inf
         self._closed = False
         self._looks_again = False
 
-    def watch(self, hold: Hold, due: float) -> bool:
-        """Watch the hold from now on, or look again at one whose next due time has changed.
+    def watch(self, hold: Hold) -> bool:
+        """Watch a lease from now on, or look again at one whose next due time has changed.
 
-        False if nothing can be done in the background.
+        Returns False if there can be no background job.
         """
-        self.handed_in[hold] = None
+        return self._hand_in(hold, hold.next_due())
+
+    def _hand_in(self, item: Hold | Cleanup | BackgroundTask, due: float) -> bool:
+        self.handed_in[item] = None
         return due >= self._wake_at or self._background.rouse(self)
 
     def clean_up(
@@ -141,13 +124,13 @@ class Renewer:
         name: str,
         request: Request,
         *,
-        fence: int = 0,
-        ttl: float = 0,
-        forget: Callable[[], object] | None = None,
+        fence: int,
+        ttl: float,
+        forget: Callable[[], object],
     ) -> None:
-        """Release a token in the background, for as long as it may be there; then `forget` it.
+        """Send a release in the background until it is carried out, or the token has expired.
 
-        It replaces an earlier clean-up of the same token, whose reply may be under way: what that
+        It replaces an earlier clean-up by the same request, whose reply may be under way: what that
         has released may have been granted again since.
         """
         now = self._background.now()
@@ -156,37 +139,34 @@ class Renewer:
         if earlier is not None:
             earlier.live = False
             deadline = max(deadline, earlier.deadline)
-        cleanup = self._cleanups[request[1:]] = Cleanup(
-            name, request, now=now, deadline=deadline, fence=fence, forget=forget
-        )
-        self.handed_in[cleanup] = None
-        self._background.rouse(self)
+        cleanup = Cleanup(name, request, now, deadline, fence, forget)
+        self._cleanups[request[1:]] = cleanup
+        self._hand_in(cleanup, -math.inf)
 
     def look_again(self) -> None:
-        """Renew now all that is to be renewed some time: it may be lost. Called from any thread."""
+        """Renew all leases now: the server may have lost them. Called from any thread."""
         self._looks_again = True
         self._background.rouse(self)
 
     def later(self, seconds: float, do: Callable[[], None]) -> BackgroundTask | None:
         """Call `do` after that many seconds, even if the client is closed by then.
 
-        None if nothing can be done in the background.
+        Returns None if there can be no background job.
         """
         task = BackgroundTask(do, self._background.now() + seconds)
-        self.handed_in[task] = None
-        if task.due >= self._wake_at or self._background.rouse(self):
+        if self._hand_in(task, task.due):
             return task
         self.handed_in.pop(task, None)
         return None
 
     def close(self) -> None:
-        """Renew nothing from now on; the deadlines of what is still held are watched to the end."""
+        """Stop renewing. The deadlines of the leases that are still held are watched."""
         self._closed = True
         if self._wake_at < math.inf:
             self._background.rouse(self)
 
     async def run(self) -> None:
-        """Work until nothing is watched any more."""
+        """Work until there is nothing to watch."""
         idle_since: float | None = None
         while True:
             self._wake_at = math.inf
@@ -227,7 +207,7 @@ class Renewer:
             self._compact_at = 2 * len(self._heap) + SLACK
 
     def _advance(self) -> float | None:
-        """Declare what is over, collect what is to be sent, and say when the next thing is due."""
+        """Declare losses, collect what is to be sent, and return when the next item is due."""
         self._take_in()
         now = self._background.now()
         if self._looks_again:
@@ -250,14 +230,14 @@ class Renewer:
             if now >= item.deadline:
                 self._give_up(item)
                 continue
-            # Its deadline stays watched while it waits to be sent and to be answered.
+            # Its deadline is watched while it waits to be sent, and for a reply.
             self._schedule(item, item.deadline)
             if self._is_to_be_sent(item, now):
                 self._ready.append(item)
         return None
 
     def _meanwhile(self) -> float:
-        """Go on with everything but sending; say when to be called again."""
+        """Do everything but sending; return when to be called again."""
         due, soon = self._advance(), self._background.now() + LOOK
         return soon if due is None else min(due, soon)
 
@@ -266,9 +246,8 @@ class Renewer:
             item.lose(item.overdue())
             return
         self._end(item)
-        if item.forget is not None:
-            item.forget()
-        if item.request[1].node is not None:  # one of several, which is known to fail
+        item.forget()
+        if item.request[1].node is not None:  # `node_failed` was reported for it
             return
         detail = "the server could not be told to forget it: it stays until it expires, if ever"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
@@ -279,7 +258,7 @@ class Renewer:
             del self._cleanups[cleanup.request[1:]]
 
     def _may_renew(self, hold: Hold, now: float) -> bool:
-        """Say whether a renewal may be sent now; report that `max_hold` ends its renewal."""
+        """Return whether a renewal may be sent now; end and report what ends by now."""
         if self._closed:
             return False
         if hold.renewing and now + _early(hold, hold.renew_until) >= hold.renew_until:
@@ -302,7 +281,7 @@ class Renewer:
         return item.live and (not isinstance(item, Hold) or self._may_renew(item, now))
 
     def _next_batch(self) -> list[Hold | Cleanup]:
-        """Take what is sent next; what waits for one node of several is sent by itself, later."""
+        """Take what is sent next. Clean-ups of one node of several are sent later, alone."""
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
         first = [item for item in batch if isinstance(item, Hold) or item.request[1].node is None]
         if not first or len(first) == len(batch):
@@ -311,7 +290,7 @@ class Renewer:
         return first
 
     async def _work(self) -> None:
-        # What was collected may have waited since for the replies to an earlier batch.
+        # These items may have waited for the replies to an earlier batch.
         asked_at = self._background.now()
         batch = [item for item in self._next_batch() if self._is_to_be_sent(item, asked_at)]
         if not batch:
@@ -320,7 +299,7 @@ class Renewer:
         requests = [_request(item, asked_at) for item in batch]
         try:
             replies = await self._background.call_many(requests, timeout, self._meanwhile)
-        except Exception as error:  # noqa: BLE001 - whatever it is, these are not renewed yet
+        except Exception as error:  # noqa: BLE001 - in any case they are not renewed
             replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
         for item, reply in zip(batch, replies, strict=True):
             if item.live:
@@ -354,7 +333,7 @@ def _dropped(hold: Hold) -> str:
 
 
 def _early(item: Hold | Cleanup | BackgroundTask, due: float) -> float:
-    """By how much this may be done before it is due: less than the pause after a failure."""
+    """Return by how much it may be done early: by less than the pause after a failure."""
     if due >= item.deadline:
         return 0.0
     if isinstance(item, Hold):
@@ -365,5 +344,5 @@ def _early(item: Hold | Cleanup | BackgroundTask, due: float) -> float:
 def _request(item: Hold | Cleanup, now: float) -> Request:
     if not isinstance(item, Hold):
         return item.request
-    # As long as the holder believes in it, if it was extended: a node may be given it anew.
+    # An extended lease is renewed for all that is left of it: a node may be given it again.
     return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))

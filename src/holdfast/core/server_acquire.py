@@ -4,8 +4,8 @@ A free lock takes one script and one round trip. A lock that is held puts the to
 the server, which sends a message when it is this waiter's turn (`core.line`). If the server cannot
 send messages to this client, the client polls.
 
-An attempt has one token. A request without a reply is sent again with it, and the server replies as
-it did, or would have done, the first time.
+An attempt uses one token until an operator evicts it. A request without a reply is sent again with
+the same token, and the server replies as it did, or would have done, the first time.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from holdfast.core.attempt import (
     on_timeout,
 )
 from holdfast.core.cleanup import cancel_token
-from holdfast.core.hold import Grip, Hold, forked
+from holdfast.core.hold import Grip, Hold
 from holdfast.core.spec import WINDOW_LONGEST
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
 from holdfast.core.wait_report import LOOK_TIMEOUT, WaitReport, place_in_queue
-from holdfast.errors import (
-    ConfigurationError,
-    HoldfastError,
-    NodeUnavailable,
-    OutcomeUnknown,
-)
+from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import POSITION, RENEW
 
 if TYPE_CHECKING:
     from holdfast.core.line import Grant, Line, Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.keys import Keys
     from holdfast.port import Reply
+    from holdfast.scripts import Script
 
 G = TypeVar("G", bound=Grip)
+
+NO_PLACE, NEW_PLACE = "", "0"
+"""What a request asks for besides a ticket, which keeps the place that it has."""
 
 
 async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
@@ -66,23 +66,20 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
     waiter = (
         session.waiters.enter(spec, token, asked_at) if queues and session.waiters.any_yet else None
     )
-    place = "" if waiter is None else "0"
+    place = NO_PLACE if waiter is None else NEW_PLACE
     acquiring: _Acquiring | None = None
     try:
+        args: tuple[str, ...] = token, spec.ttl_ms
+        if place or spec.settings or spec.asked:
+            args = token, spec.ttl_ms, place, spec.settings, *spec.asked
+        limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
         try:
-            args: tuple[str, ...] = token, spec.ttl_ms
-            if place or spec.settings or spec.asked:
-                args = token, spec.ttl_ms, place, spec.settings, *spec.asked
-            limit = spec.command_timeout
-            if timeout and timeout < limit:
-                limit = min(limit, seconds_to_end(spec, timeout))
             reply = await session.deployment.call(spec.taking, spec.keys, args, limit)
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+        except HoldfastError as error:
             reply = error
         if isinstance(reply, int) and reply and port.now() < asked_at + spec.usable:
             grip._hold = hold = Hold(spec, token, reply, asked_at, actor, process, session, grip)
             hold.waiter = waiter
-            due = asked_at + spec.first_due
         else:
             attempt = begin(spec, timeout, asked_at)
             line = session.waiters.line(spec.keys) if queues else None
@@ -93,8 +90,8 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             token = acquiring.token
             fence, since = grant.fence, grant.since
             grip._hold = hold = Hold(spec, token, fence, since, actor, process, session, grip)
-            due = acquiring.hand_over(hold, grant)
-        session.took(hold, due)
+            acquiring.hand_over(hold, grant)
+        session.took(hold)
     except BaseException as error:
         if acquiring is None:
             attempt = begin(spec, timeout, asked_at)
@@ -105,7 +102,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
 
 
 class _Acquiring:
-    """Carries out an attempt whose first request did not acquire the lock: all its I/O."""
+    """Carries out an attempt after its first request, and cleans up when it fails."""
 
     __slots__ = ("_line", "_process", "_report", "_session", "_spec", "attempt", "token", "waiter")
 
@@ -122,7 +119,7 @@ class _Acquiring:
         self._session = session
         self._spec = spec
         self._line = line
-        """The queue that it may enter; None if it polls, or does not wait."""
+        """Where it may wait; None if it polls, or does not wait."""
         self._process = process
         self._report = WaitReport(session, spec.name, attempt.sent_at)
         self.attempt = attempt
@@ -154,15 +151,23 @@ class _Acquiring:
             self._check_process()
 
     def _check_process(self) -> None:
-        if self._session.port.process() != self._process:
-            raise forked(self._spec.name)
+        self._session.check_process(self._process, self._spec.name)
+
+    async def _call(
+        self, script: Script, keys: Keys, args: tuple[str, ...]
+    ) -> Reply | HoldfastError:
+        """Run a script, once; return the error if there is no reply."""
+        try:
+            return await self._session.deployment.call(script, keys, args, self._time_left())
+        except HoldfastError as error:
+            return error
 
     def _time_left(self) -> float:
         return self.attempt.budget.for_request(self._session.port.now())
 
     async def _request(self) -> None:
         port, spec, line = self._session.port, self._spec, self._line
-        place, subscription = "", None
+        place, subscription = NO_PLACE, None
         if line is not None:
             subscription = line.subscription
             if subscription is None or not subscription.is_counted:
@@ -176,18 +181,13 @@ class _Acquiring:
             place = self.attempt.ticket
         self.attempt = self.attempt.sending(port.now())
         if self.waiter is not None:
-            # No lost connection goes unnoticed. Here: clear `ask`, then look at the connection. A
-            # connection that is lost: takes itself away, then sets `ask`. In another order the
-            # line below could clear what that has set.
+            # No lost connection goes unnoticed. Here: clear `ask`, then compare the subscription.
+            # `Line.cut`: clears the subscription, then sets `ask`.
             self.waiter.grant, self.waiter.ask = None, False
             if self.waiter.line.subscription is not subscription:
                 self.waiter.ask = True
         args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked
-        try:
-            call = self._session.deployment.call
-            reply = await call(spec.taking, spec.keys, args, self._time_left())
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            reply = error
+        reply = await self._call(spec.taking, spec.keys, args)
         self.handle(reply)
         del reply  # an error refers to this frame
 
@@ -269,11 +269,7 @@ class _Acquiring:
     async def _confirm(self) -> None:
         port, spec = self._session.port, self._spec
         sent_at, args = port.now(), (self.token, spec.ttl_ms, spec.settings, "0")
-        try:
-            call = self._session.deployment.call
-            reply = await call(RENEW, spec.kept_keys, args, self._time_left())
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            reply = error
+        reply = await self._call(RENEW, spec.kept_keys, args)
         self.attempt = on_confirmation(self.attempt, spec, reply, sent_at, self._moment())
         del reply  # an error refers to this frame
 
@@ -287,13 +283,13 @@ class _Acquiring:
 
     # The end of an attempt
 
-    def hand_over(self, hold: Hold, grant: Grant) -> float:
-        """Tell the hold all that is known; return when it is due to be renewed."""
+    def hand_over(self, hold: Hold, grant: Grant) -> None:
+        """Give the hold all that is known of its grant."""
         hold.tainted = self.attempt.uncertain
         if self.waiter is not None:
             hold.waiter = self.waiter
             self.waiter.leave()
-        return hold.begin(grant.since, grant.seconds, self._session.port.now())
+        hold.begin(grant.since, grant.seconds, self._session.port.now())
 
     async def fail(self, grip: Grip, error: BaseException) -> None:
         """Leave nothing on the server when the attempt ends with `error`."""
@@ -301,31 +297,18 @@ class _Acquiring:
             self._session.abandon(grip._hold)
         if self._session.port.process() != self._process:
             return  # this is a forked child, and the attempt its parent's
-        if isinstance(error, GeneratorExit):
-            self._abandon()
-        else:
-            await self._undo()
-
-    async def _undo(self) -> None:
-        tombstone = self.attempt.leftover
         if self.waiter is not None:
             self.waiter.leave()
-        if not tombstone:
-            self._forget_waiter()
-        elif tombstone != "0" and self.attempt.failures:  # it has just failed to reply
-            self._abandon()
-        else:
+        session, spec, tombstone = self._session, self._spec, self.attempt.leftover
+        has_no_reply = tombstone not in {"", "0"} and self.attempt.failures
+        if isinstance(error, GeneratorExit) or has_no_reply:
+            session.waiters.recheck_all(spec)
+            session.cleanups.schedule(spec, self.token)
+        elif tombstone:
             if tombstone != "0":
-                self._session.waiters.recheck_all(self._spec)
-            await self._session.port.shielded(self._remove(tombstone))
-
-    def _abandon(self) -> None:
-        """Clean up in the background: the server does not reply, or nothing can be awaited."""
-        session, spec = self._session, self._spec
-        session.waiters.recheck_all(spec)
-        session.cleanups.schedule(spec, self.token)
-        if self.waiter is not None:
-            self.waiter.leave()
+                session.waiters.recheck_all(spec)
+            await session.port.shielded(self._remove(tombstone))
+            return
         self._forget_waiter()
 
     async def _remove(self, tombstone: str) -> None:

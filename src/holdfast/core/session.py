@@ -76,40 +76,45 @@ class Session:
         detail = f"the client was closed while it held {', '.join(names)}: no longer renewed"
         self.report(Event("closed_while_held", detail=detail))
 
-    def took(self, hold: Hold, due: float) -> None:
-        """Keep and renew a lease that was just granted; the renewer looks at it when it is `due`.
+    def took(self, hold: Hold) -> None:
+        """Keep a lease that was just granted, and renew it.
 
         Raises:
             ConfigurationError: it is to be renewed, and cannot be.
-            NotHeld: it is the parent's, and this is a child forked since the attempt began.
+            NotHeld: it is the parent's: this process was forked since the attempt began.
         """
         self.held.add(hold)
-        # Without renewal the background only announces the deadline, which holds by itself.
-        if not self.renewer.watch(hold, due) and hold.spec.renew:
+        # Without renewal the background only reports the deadline, which holds by itself.
+        if not self.renewer.watch(hold) and hold.spec.renew:
             name = hold.spec.name
             raise ConfigurationError(
                 f"lock {name!r} cannot be renewed: no thread can be started, as in an atexit "
                 "handler; give it renew=False and a ttl that is longer than the work",
                 lock=name,
             )
-        if hold.process != self.process:  # last: a fork after this is one after the acquire
-            raise forked(hold.spec.name)
+        self.check_process(
+            hold.process, hold.spec.name
+        )  # last: a later fork is one after acquire()
+
+    def check_process(self, process: int, name: str, verb: str = "acquire") -> None:
+        """Raise NotHeld if this process was forked from the one in which an operation began."""
+        if process != self.port.process():
+            raise forked(name, verb) from None
 
     def abandon(self, hold: Hold) -> None:
-        """End a lease that its caller never received."""
+        """End a lease in this process, without releasing it on the server."""
         hold.state = RELEASED
         self.forget(hold)
 
     def forget(self, hold: Hold) -> None:
-        """Forget a lease that has ended, unless a newer one of the same lock has its place."""
+        """Forget a lease that has ended. A newer one of the same lock stays."""
         self.renewer.handed_in.pop(hold, None)
         self.held.remove(hold)
 
     def lost(self, hold: Hold) -> None:
         """Report a loss, and remove what is left of the lease from the server."""
         self.forget(hold)
-        if hold.waiter is not None:  # a late push for it must not end the lock delay
-            hold.waiter.forget_after_drain(self.port.now())
+        hold.forget_waiter(self.port.now())  # a late message must not end the lock delay
         reason = hold.reason or hold.overdue()
         self.report(Event("lost", hold.spec.name, hold.fence, reason))
         # An extension without a reply may keep the key long beyond the deadline, and a request
@@ -119,9 +124,6 @@ class Session:
             self.cleanups.schedule_lease(hold, f"{TOMBSTONE_MS} lost")  # begins the lock delay
 
     def moved(self, _seat: object) -> None:
-        """Check at once whether the server that replaced another knows what is held here.
-
-        Called from any thread.
-        """
+        """Renew all leases: another server has taken over. Called from any thread."""
         if self.held.newest or self.held.shared:
             self.renewer.look_again()

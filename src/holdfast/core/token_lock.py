@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from holdfast.core.acquire import acquire
 from holdfast.core.cleanup import cancel_token
-from holdfast.core.hold import Grip, Hold, forked
+from holdfast.core.hold import Grip, Hold
 from holdfast.core.retry import Answer, retry
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, to_ms
 from holdfast.core.token import is_ours
@@ -166,18 +166,16 @@ class TokenLocks:
         """Send a request until there is a reply, unless this process is forked meanwhile."""
         session = self._session
 
-        def check_process() -> None:
-            if process != session.port.process():
-                raise forked(spec.name, "release" if script is RELEASE else "acquire") from None
+        verb = "release" if script is RELEASE else "acquire"
 
         def on_failure(error: HoldfastError) -> None:
-            check_process()
+            session.check_process(process, spec.name, verb)
             if isinstance(error, OutcomeUnknown):  # it may have granted the lock to another here
                 session.waiters.recheck_all(spec)
 
         send = partial(session.deployment.call, script, spec.keys, args, spec.command_timeout)
         answer = await retry(send, on_failure)
-        check_process()
+        session.check_process(process, spec.name, verb)
         return answer
 
     async def _release_given(self, spec: LockSpec, token: bytes) -> None:

@@ -98,10 +98,10 @@ class _Session(Session):
 
         self.cleanups.return_grant = returned  # type: ignore[method-assign]  # to observe it
 
-    def took(self, hold: Hold, due: float) -> None:
-        """Keep what was granted, and say so."""
+    def took(self, hold: Hold) -> None:
+        """Observe it."""
         self._observer.took(self._client, hold)
-        super().took(hold, due)
+        super().took(hold)
 
     def lost(self, hold: Hold) -> None:
         """See to a loss, and say so."""
