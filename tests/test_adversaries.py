@@ -112,7 +112,7 @@ async def test_s3_the_loss_is_told_on_time_while_a_renewal_of_others_hangs(
     client = face.connect(own_server.url, command_timeout=30)
     long = await client.lock("long", ttl=20).acquire()
     long._hold.renew_at -= 7  # due for renewal now, its deadline far away
-    client._session.renewer.watch(long._hold, 0.0)
+    client._session.renewer.watch(long._hold)
     short = await client.lock("short", ttl=0.6, renew=False).acquire()
     own_server.freeze()
     assert await face.wait(short.lost, PATIENCE)

@@ -346,7 +346,7 @@ async def test_rediss_is_spoken_over_tls_and_trust_is_checked(face: Face, server
         async with client.lock("a", ttl=60) as lease:
             first = lease._held.deadline
             lease._hold.renew_at = now()  # instead of in 20 s
-            client._session.renewer.watch(lease._hold, 0.0)
+            client._session.renewer.watch(lease._hold)
 
             async def renewed() -> bool:
                 return bool(lease._held.deadline > first)

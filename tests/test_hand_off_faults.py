@@ -161,7 +161,7 @@ def test_an_adoption_is_sent_again_and_counts_from_the_first_request(
     port.plan["adopt"] = [*fates]
     lease: Any = holdfast.Lease(client)
     dues: list[float] = []
-    client._session.renewer.watch = lambda _, due: (dues.append(due),)  # type: ignore[func-returns-value]
+    client._session.renewer.watch = lambda hold: (dues.append(hold.next_due()),)  # type: ignore[func-returns-value]
     assert run(adopt(client._session, text, lease, 1.0)) is lease
     assert dues == pytest.approx([began + 19.799 / 3])
     hold = lease._hold

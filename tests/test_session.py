@@ -88,7 +88,7 @@ def test_a_lease_that_cannot_be_renewed_is_refused(renew: bool) -> None:
 
 def test_a_hold_of_the_parent_is_refused_in_a_forked_child() -> None:
     led = Led()
-    led.session.process = 2
+    led.port.number = 2
     with pytest.raises(NotHeld, match="forked in the middle") as error:
         led.take()
     assert error.value.lock == "a"
