@@ -70,8 +70,9 @@ class Led:
         """Have the caller be granted a lock."""
         self._grips.append(Grip())
         spec, port, grip = self.spec(name, **settings), self.port, self._grips[-1]
-        hold = Hold(spec, token, 3, port.time, port.caller, port.number, self.session, grip)
-        self.session.took(hold)
+        session = self.session
+        hold = Hold(spec, token, 3, port.time, port.caller, session.process, session, grip)
+        session.took(hold)
         return hold
 
     def waiter(self, token: str = TOKEN, key: bytes = KEY) -> Any:
