@@ -72,7 +72,7 @@ def test_a_refused_request_of_a_waiter_leaves_the_queue(
     port: FakePort, before: list[Any], tombstone: str
 ) -> None:
     line = listening(port)
-    port.later = [(BEGAN + 1, line.rally)]
+    port.later = [(BEGAN + 1, line.recheck_all)]
     plan(port, *before, held(ticket=3), ConfigurationError("it is read-only"))
     with pytest.raises(ConfigurationError):
         get(port)
@@ -207,7 +207,7 @@ def test_a_forked_child_sends_nothing_more_and_cleans_nothing_up(amid: str) -> N
     if amid == "renew":
         port.later = [(BEGAN + 1, lambda: port.session.waiters.on_grant(grant(TOKEN), 0.0))]
     if amid == "wait":
-        port.later.append((BEGAN + 0.5, lambda: line_of(port).rally()))
+        port.later.append((BEGAN + 0.5, lambda: line_of(port).recheck_all()))
     with pytest.raises(NotHeld, match="forked in the middle of acquire"):
         get(port)
     assert [each for each in port.sent[len(sent) :] if each.script != "probe"] == []

@@ -47,7 +47,7 @@ def port() -> FakePort:
 
 def test_a_waiter_listens_and_then_asks_for_a_place(port: FakePort) -> None:
     plan(port, after(port, 0.25, held()), held(ticket=3), 5)
-    port.later = [(BEGAN + 2, lambda: line_of(port).rally())]
+    port.later = [(BEGAN + 2, lambda: line_of(port).recheck_all())]
     hold = get(port)
     assert [each.script for each in port.sent] == ["acquire", "listen", "probe", *["acquire"] * 2]
     assert places(port) == ["", "0", "3"]
@@ -117,7 +117,7 @@ def test_a_waiter_reports_its_holder_and_its_place(port: FakePort) -> None:
     line = listening(port)
     position = [[b"hf1:them:2:eve@db:9:Main:weekly", 500, 1], [b"", 0, 0], LOST]
     plan(port, at(port, BEGAN + 10, held(ticket=3)), 5, position=position)
-    port.later = [(BEGAN + 45, line.rally)]
+    port.later = [(BEGAN + 45, line.recheck_all)]
     get(port, 90)
     details = [event.detail for event in port.events]
     assert [detail.partition(":")[0] for detail in details] == ["for 10 s", "for 20 s", "for 40 s"]
@@ -277,7 +277,7 @@ def test_a_connection_that_is_lost_before_the_request_is_sent_has_it_sent_again(
 
 def test_a_subscription_is_probed_once(port: FakePort) -> None:
     line = line_of(port)
-    port.later = [(BEGAN + 2, line.rally)]
+    port.later = [(BEGAN + 2, line.recheck_all)]
     plan(port, held(), held(ticket=3), 5)
     get(port)
     assert places(port) == ["", "0", "3"]
@@ -309,7 +309,7 @@ def test_a_place_in_the_queue_is_left_in_the_end_even_by_a_client_that_polls_now
 
 def test_a_connection_that_is_lost_has_the_waiter_ask_again_on_the_next(port: FakePort) -> None:
     line = listening(port)
-    port.later = [(BEGAN + 2, lambda: line.cut(port.time)), (BEGAN + 4, line.rally)]
+    port.later = [(BEGAN + 2, lambda: line.cut(port.time)), (BEGAN + 4, line.recheck_all)]
     plan(port, held(ticket=3), held(ticket=3), 5)
     hold = get(port)
     assert [each.at - BEGAN for each in port.of("acquire")] == [0, 2, 4]

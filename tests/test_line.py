@@ -406,7 +406,7 @@ def test_a_grant_that_may_be_lost_makes_those_of_its_lock_ask() -> None:
     mine, other = pushes.queue("mine", 0.0, 100.0), pushes.queue("other", 0.0, 100.0, OTHER_KEY)
     pushes.line.tick(0.0)
     before = pushes.roused
-    pushes.line.rally_soon(KEY)
+    pushes.line.recheck_soon(KEY)
     assert pushes.roused == before + 1
     assert asked(mine, other) == [False, False]
     pushes.line.tick(0.1)
@@ -419,14 +419,14 @@ def test_a_lost_connection_makes_everybody_ask() -> None:
     pushes = Pushes()
     waiters = [pushes.queue("first", 0.0, 100.0), pushes.queue("second", 0.0, 100.0)]
     pushes.line.tick(1.0)
-    pushes.line.rally_soon(OTHER_KEY)
+    pushes.line.recheck_soon(OTHER_KEY)
     pushes.line.forget_after_drain("gone", 1.0)
     before = pushes.roused
     pushes.line.cut(2.0)
     assert asked(*waiters) == [True, True]
     assert (pushes.line.subscription, pushes.line.wake_at) == (None, math.inf)
     assert not pushes.line.listening
-    assert not pushes.line._to_rally
+    assert not pushes.line._to_recheck
     assert not pushes.line._to_forget
     waiters[0].queued(2.0, 0.1)
     assert pushes.roused == before  # there is nobody

@@ -145,7 +145,7 @@ class Planned:
 
     def hold(self, token: str, *nodes: int) -> None:
         """Note that a token is on these nodes."""
-        self.quorum.locations.expect_queued(token)
+        self.quorum.locations.expect(token, PRESENT)
         for node in {*self.all} - {*nodes}:
             self.quorum.locations.on_renewal(token, node, 0)
 
@@ -365,8 +365,9 @@ def test_a_lease_is_given_again_only_if_a_majority_renewed_it_and_a_node_lacks_i
     quarantine closed-5 away no = closed-5;     quarantine closed-9 closed-3 closed-5 = closed-5
     quarantine away closed-5 away = none;       quarantine away away 7 = none
     quarantine closed-9 closed-5 closed-3 away closed-3 = closed-5
-    lacks_majority away 7 no = 0;               lacks_majority away broken no = 1
-    lacks_majority broken no away 7 no = 0;     lacks_majority broken no away 7 broken = 1
+    has_too_many_failures away 7 no = 0;               has_too_many_failures away broken no = 1
+    has_too_many_failures broken no away 7 no = 0
+    has_too_many_failures broken no away 7 broken = 1
     is_refused_for_good away broken no = 0;        is_refused_for_good broken broken 7 = 1
     is_refused_for_good broken 7 broken away 7 = 0
     is_refused_for_good broken 7 broken away broken = 1

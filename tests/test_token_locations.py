@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.token_locations import UNSURE, TokenLocations
+from holdfast.core.token_locations import ASKED, UNSURE, TokenLocations
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.scripts import RELEASE, VOTE
@@ -51,7 +51,7 @@ class Story:
 
     def ask_for(self, token: str) -> Callable[[int, Reply | HoldfastError], object]:
         """Ask for a token; return what notes a reply."""
-        self.where.expect_reply(token)
+        self.where.expect(token, ASKED)
         return partial(self.where.on_vote, (VOTE, KEYS, (token, "10000", "1", "0 barge ", "")))
 
     def leave(self, token: str, *failed: int, complete: bool = False) -> None:

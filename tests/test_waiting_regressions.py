@@ -164,7 +164,7 @@ async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_lat
     lease = await holder.lock("a").acquire()
     (waiting,) = await joined(face, server, far.lock("a").acquire())
     late = proxy.hold_request(matching=calls(ACQUIRE))
-    far._session.waiters.line(far.lock("a")._spec.keys).rally()
+    far._session.waiters.line(far.lock("a")._spec.keys).recheck_all()
     await _came(face, late)
     await lease.release()
     await (await waiting.result()).release()

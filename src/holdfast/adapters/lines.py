@@ -41,7 +41,7 @@ class Lines:
                     line = self._known[place] = make(channel)
         return cast("L", line)
 
-    def rally(self) -> None:
+    def recheck_all(self) -> None:
         """Wake all who wait."""
         for line in list(self._known.values()):
-            line.rally()
+            line.recheck_all()

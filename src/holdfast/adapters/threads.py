@@ -135,7 +135,7 @@ class Threads:
 
     def _begin_in_child(self) -> None:
         # The thread that forked may be waiting for a grant, which only the parent will receive.
-        self._lines.rally()
+        self._lines.recheck_all()
         self._begin()
 
     def _begin(self) -> None:

@@ -19,7 +19,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
     """Acquire the lock into `grip`; wait up to `timeout` seconds (None: for ever, 0: not at all).
 
     Raises:
-        AcquireTimeout: other clients held it all the time.
+        AcquireTimeout: it was not granted within the timeout.
         WouldDeadlock: the caller holds it, it is not reentrant, and the caller would wait; or a
             task holds it that could not run meanwhile.
         NodeUnavailable: the server does not reply; nothing is held.

@@ -135,7 +135,7 @@ class Moment(NamedTuple):
     closed: bool
     """The client was closed."""
     can_queue: bool
-    """The server can notify this client, and was not asked for a place in the queue yet."""
+    """The attempt has no waiter yet, and a subscription may be tried."""
 
 
 class Attempt(NamedTuple):
@@ -145,7 +145,7 @@ class Attempt(NamedTuple):
     sent_at: float
     """When the first request since the last reply was sent."""
     replied_at: float
-    """When the last reply arrived that was no grant."""
+    """When the last reply arrived that was no grant; behind Sentinels at first the beginning."""
     state: State = Requesting()
     failures: int = 0
     """Requests without a reply, since the last reply."""
@@ -157,9 +157,9 @@ class Attempt(NamedTuple):
     on_server: bool = False
     """As far as is known, the token has the lock or a place in the queue."""
     uncertain: bool = False
-    """A request of this token got no reply, and may still be carried out."""
+    """A request of this token may still be carried out, or its grant came too late to be used."""
     uncopied: Uncopied | None = None
-    """That replicas are missing explains a failure better than a request without a reply."""
+    """The last error about missing replicas. It explains a failure better than a later one."""
     holder: tuple[bytes, int] | None = None
     """The last known holder: its token, and the milliseconds that were left."""
 
@@ -174,10 +174,7 @@ class Attempt(NamedTuple):
 
     @property
     def leftover(self) -> str:
-        """How to release the token if the attempt ends now: for how long (ms) a tombstone stays.
-
-        Empty if the token is not on the server.
-        """
+        """How long (ms) the tombstone of its release stays; "" if there is nothing to release."""
         if self.uncertain or isinstance(self.state, Requesting):
             return TOMBSTONE_MS
         return "0" if self.on_server else ""
@@ -220,7 +217,7 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
 def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
     """The grant is too old to be valid. Another request renews it, and counts from its own start.
 
-    The server considers the token the holder, whatever becomes of the next request.
+    The token is the holder on the server, even if that request gets no reply.
     """
     late = attempt.late_grants + 1
     attempt = attempt._replace(failures=0, late_grants=late, uncertain=True, state=Ready())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeldLeases:
-    """Written by the threads that acquire and release; each operation is a single step."""
+    """Several threads use this without a mutex. `_remove_shared` has a race, which is harmless."""
 
     __slots__ = ("_port", "newest", "shared")
 

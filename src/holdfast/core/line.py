@@ -1,27 +1,24 @@
-"""The line: those of one client who wait, and the push connection that all of them share.
+"""Line: the waiters of one client on one pub/sub channel.
 
-In a cluster each lock that is waited for has a line of its own, because its channel lives where the
-lock does; several lines then share a connection, which `wire.exchange` divides among them.
+A client has one channel. In a cluster it has one per hash tag, because a channel is on the node of
+its locks; several lines then share a connection (`wire.exchange`).
 
-The server puts a waiter's name in a queue and speaks to its client when something concerns it. This
-is what the client makes of that. It does no input or output: whoever owns the connection passes on
-what was received (`heard`), asks what there is to send and when to look again (`tick`), and says
-when the connection began and ended (`opened`, `cut`).
+The server has the queue of each lock, and publishes messages for the tokens in it. This module
+handles them, without I/O. The owner of the connection calls `opened`, `heard`, `tick` and `cut`.
 
-**How old is a grant?** A lock that was handed over is ours for a short window, which the server
-counts from a moment we do not know. But pushes and answers come down one connection in order: a
-grant that arrives after the answer to a PING was made after that PING was sent. It was also made
-after its waiter first asked for a place in the queue. So every grant is handed on with the later of
-these two moments, and its deadline counts from there. A process that slept for a minute finds a
-deadline that has passed. A grant that comes with the answer to one of our releases was made after
-that release was sent.
+**The age of a grant.** A grant that the server pushes is valid for a short window, which the server
+counts from a moment that the client does not know. But messages and replies arrive on one
+connection in order: a grant that arrives after the reply to a PING was made after that PING was
+sent. It was also made after its waiter was registered. So a grant counts from the later of these
+two moments, and after a pause of the process its deadline has passed. A grant that comes with the
+reply to a release of this client was made after that release was sent.
 
-**What if a push is lost?** For each lock there is one moment at which somebody has to ask again:
-when the holder's time is up, as last heard, or a grant's window is over. `tick` then has the first
-waiter of that lock ask. When the connection was lost, everybody asks.
+**A lost message.** For each lock there is a moment at which one waiter has to request again: when
+the lease of the holder, or the window of a grant, should be over. `tick` then has the first waiter
+do so. After a lost connection all waiters request again.
 
-One thread or loop calls `opened`, `heard`, `tick` and `cut`, and only it touches the timers. All
-others register in a dictionary, and hand in the rest through a deque: single operations both.
+One thread or event loop calls `opened`, `heard`, `tick` and `cut`, and only it uses the timers. All
+others register in a dictionary and append to a deque, whose single operations are atomic.
 """
 
 from __future__ import annotations
@@ -41,26 +38,26 @@ if TYPE_CHECKING:
     from holdfast.port import Command, Signal
 
 PING_EVERY = 1.0
-"""Seconds between two PINGs while anybody waits."""
+"""Seconds between two PINGs while there are waiters."""
 
 PATIENCE = 2.0
-"""Seconds without an answer to a PING after which the connection counts as dead."""
+"""Seconds without a reply to a PING after which the connection counts as lost."""
 
 ASK_AT_LEAST = 1800.0
-"""Seconds after which somebody asks in any case: the server forgets a queue after twice as long."""
+"""Longest time without a request, in seconds. The server deletes an idle queue after 3,600."""
 
 LAG = 0.05
-"""Seconds by which a look may be late before this process counts as having been paused."""
+"""Seconds by which a tick may be late before this process counts as having been paused."""
 
 NEVER = math.inf
 
-_PARTS_LEAST = 2  # of a PONG: the word and the payload
+_MIN_PARTS = 2  # of a PONG: the word and the payload
 
 _QUEUED, _LEFT, _GRANTED, _WATCHES = "queued", "left", "granted", "watches"
 
 
 class Grant(NamedTuple):
-    """The lock is the waiter's for `seconds`, from some moment after `since` on."""
+    """The waiter has the lock for `seconds`, from some moment after `since` on."""
 
     fence: int
     seconds: float
@@ -68,56 +65,56 @@ class Grant(NamedTuple):
 
 
 class Waiter:
-    """One attempt that stands in line. `grant` and `ask` are what it was told, then `signal`."""
+    """An attempt that waits. The line sets `grant` or `ask` (request again), then `signal`."""
 
     __slots__ = ("ask", "grant", "key", "line", "report_at", "signal", "since", "token", "waits")
 
     def __init__(self, line: Line, token: str, key: bytes, signal: Signal, since: float) -> None:
         self.line = line
-        self.since = since  # its token was not sent before, so no grant to it is older
-        self.report_at = NEVER  # when it is woken to report that it waits
+        self.since = since  # no request with its token is older, so no grant to it is
+        self.report_at = NEVER  # when the attempt has to be woken to report that it waits
         self.token = token
         self.key = key
         self.signal = signal
         self.grant: Grant | None = None
         self.ask = False
-        self.waits = False  # the line will have it ask when somebody has to
+        self.waits = False  # it is among the waiters of a timer
 
-    def tell_to_ask(self) -> None:
-        """Have it ask the server again."""
+    def recheck(self) -> None:
+        """Have the attempt request again."""
         self.ask = True
         self.signal.set()
 
     def queued(self, asked_at: float, left: float) -> None:
-        """Take in the answer to an asking: it stands in line, and the holder has `left` seconds."""
+        """Note that the token is in the queue, and that the holder has `left` seconds."""
         self.line.hand_in(_QUEUED, self, asked_at, left)
-        self.waits = True  # last: a grant that comes in between must not keep it in line
+        self.waits = True  # last: if a grant comes first, `leave` must still note it
 
     def leave(self) -> None:
-        """Wait no more; a push for this token is still expected, and ignored."""
+        """Remove it from its timer. The token stays registered: a late grant to it is ignored."""
         if self.waits:
             self.waits = False
             self.line.hand_in(_LEFT, self, NEVER, NEVER)
 
     def forget(self) -> None:
-        """Let the token be unknown: it is over, and a grant for it is handed back."""
+        """Unregister the token: a later grant to it is released in the background."""
         self.line.forget(self.token)
 
     def forget_after_drain(self, now: float) -> None:
-        """Forget the token when every message that was sent before now has arrived."""
+        """Unregister the token when every message that was sent before now has arrived."""
         self.line.forget_after_drain(self.token, now)
 
 
 class _Timer:
-    """The waiters for one lock, in order, and when one of them has to ask."""
+    """The waiters for one lock, in order, and when one of them has to request again."""
 
-    __slots__ = ("due", "scheduled", "told_at", "waiters")
+    __slots__ = ("due", "notified_at", "scheduled", "waiters")
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.due: float
-        self.told_at = -NEVER  # when a push last said so
-        self.scheduled = NEVER  # when its entry in the heap comes up
+        self.notified_at = -NEVER  # when the last message about this lock arrived
+        self.scheduled = NEVER  # when its entry in the heap is due
 
 
 class Subscription:
@@ -128,7 +125,7 @@ class Subscription:
 
 
 class Line:
-    """Everybody who waits on one channel: of a client, or of a client for one lock of a cluster."""
+    """The waiters on one channel."""
 
     def __init__(
         self,
@@ -138,11 +135,11 @@ class Line:
     ) -> None:
         self.channel = channel
         self.sharded = bool(tag_of(channel))
-        """It is of a cluster, where the node that grants a lock counts who listens for it there."""
+        """It uses sharded pub/sub, in a cluster."""
         self.subscription: Subscription | None = None
-        """What is known of the connection, while there is one."""
+        """None while there is no connection."""
         self.deaf_until = -NEVER
-        """Until then listening is not tried: it failed, or is not to be had."""
+        """No subscription is tried before this time: it failed, or the server refuses it."""
         self.wake_at = NEVER
         self._rouse: Callable[[], None] = _nobody
         self._hand_back = hand_back
@@ -153,91 +150,91 @@ class Line:
         self._heap: list[tuple[float, int, bytes]] = []
         self._order = count()
         self._waiting = 0
-        self._paused: bool
+        self._paused = False  # the last tick was late: the timeout of PINGs is not checked
         self._heard_since: float  # while there is a connection
         self._pings: deque[tuple[bytes, float]] = deque()
         self._to_forget: deque[tuple[str, float]] = deque()
-        self._rallied_at = -NEVER
-        self._to_rally: deque[bytes] = deque()
+        self._rechecked_at = -NEVER
+        self._to_recheck: deque[bytes] = deque()
 
-    # For those who wait
+    # For the attempts that wait
 
     def enter(self, token: str, key: bytes, signal: Signal, now: float) -> Waiter:
-        """Be known, before the first asking: from then on the server may grant."""
+        """Register a waiter, before its first request: from then on it may be granted the lock."""
         waiter = self._known[token] = Waiter(self, token, key, signal, now)
         return waiter
 
     def hand_in(self, what: str, waiter: Waiter, at: float, seconds: float) -> None:
-        """Note what became of a waiter; its lock is to be asked for `seconds` after `at`."""
+        """Note what happened to a waiter; one is to request its lock `seconds` after `at`."""
         self._inbox.append((what, waiter, at, seconds))
         if at + seconds < self.wake_at:
             self._rouse()
 
     def forget(self, token: str) -> None:
-        """Know the token no more."""
+        """Unregister a token."""
         self._known.pop(token, None)
 
     def forget_after_drain(self, token: str, now: float) -> None:
-        """Forget the token when every message that was sent before now has arrived."""
+        """Unregister the token when every message that was sent before now has arrived."""
         self._to_forget.append((token, now))
-        # Noted first, looked at second: a connection that is lost does these two the other way.
+        # Here: append, then look at the subscription. `cut` clears the subscription first.
         if self.subscription is None:
             self.forget(token)
         elif now < self.wake_at:
             self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:
-        """Have everybody ask again: who asked at `asked_at` learnt that places were lost."""
-        if asked_at >= self._rallied_at:
-            self._rallied_at = now
-            self.rally()
+        """Have all waiters request again, once: a request at `asked_at` found places lost."""
+        if asked_at >= self._rechecked_at:
+            self._rechecked_at = now
+            self.recheck_all()
 
-    def rally(self) -> None:
-        """Have everybody ask again."""
+    def recheck_all(self) -> None:
+        """Have all waiters request again."""
         for waiter in list(self._known.values()):
-            waiter.tell_to_ask()
+            waiter.recheck()
 
-    def rally_soon(self, key: bytes) -> None:
-        """Have everybody ask again who waits for the lock with this key: a grant may be lost.
+    def recheck_soon(self, key: bytes) -> None:
+        """Have all waiters for the lock with this key request again: a grant may be lost.
 
-        Many may notice at once: the next `tick` sees to all. Without a connection all ask anyway.
+        The next `tick` does it, once for all callers. Without a connection all request anyway.
         """
-        self._to_rally.append(key)
+        self._to_recheck.append(key)
         self._rouse()
 
     def answered(self, message: bytes, asked_at: float, now: float) -> None:
-        """Take in a grant that came with the answer to a request sent at `asked_at`."""
+        """Handle a grant that came with the reply to a request that was sent at `asked_at`."""
         kind, number, px, delay, token, key = read_message(message)
         if kind == b"G":
             self._granted(token, key, delay, Grant(number, px / 1000, asked_at), now)
 
-    # For the one who owns the connection
+    # For the owner of the connection
 
     def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
-        """The channel is subscribed to, by a request sent at `sent_at`."""
+        """Note that the channel is subscribed to, by a request that was sent at `sent_at`."""
         self._pings.clear()
         self._heard_since = sent_at
         self._rouse = rouse
         self.subscription = Subscription()
 
     def cut(self, now: float) -> None:
-        """The connection is gone, and with it perhaps a grant."""
+        """Note that the connection is lost, and perhaps a grant with it."""
         self.subscription = None
         self._rouse = _nobody
         self.wake_at = NEVER
-        self._to_rally.clear()
+        self._to_recheck.clear()
         while self._to_forget:
             self.forget(self._to_forget.popleft()[0])
-        self._rallied_at = now
-        self.rally()
+        self._rechecked_at = now
+        self.recheck_all()
 
     def heard(self, message: object, now: float) -> None:
-        """Take in one message of the connection.
+        """Handle one message.
 
         Raises:
-            ValueError: it is none of ours.
+            ValueError: it is no message of holdfast.
         """
-        if not isinstance(message, list) or len(message) < _PARTS_LEAST:
+        if not isinstance(message, list) or len(message) < _MIN_PARTS:
             raise ValueError("not a message")
         if message[0] == b"pong":
             self._ponged(message[1])
@@ -251,11 +248,11 @@ class Line:
         elif kind == b"P":  # a probe (`core.subscribe`)
             pass
         elif waiter is None:
-            # The attempt has ended, but the server still has it in the queue: leaving failed, or
-            # was undone by a failover. There it would receive messages that a waiter needs.
+            # The attempt has ended, but its token is still in the queue: leaving failed, or was
+            # undone by a failover. There it would receive messages that a waiter needs.
             self._leave_queue(key, token, delay)
         elif kind == b"A":
-            waiter.tell_to_ask()
+            waiter.recheck()
         else:
             self.hand_in(_WATCHES, waiter, now, px / 1000)
 
@@ -267,7 +264,7 @@ class Line:
                 while self._to_forget and self._to_forget[0][1] < sent_at:
                     self.forget(self._to_forget.popleft()[0])
                 return
-        raise ValueError("an answer to a PING that was not sent")
+        raise ValueError("a reply to a PING that was not sent")
 
     def _granted(self, token: str, key: bytes, delay: int, grant: Grant, now: float) -> None:
         waiter = self._known.get(token)
@@ -276,27 +273,27 @@ class Line:
             return
         waiter.grant, waiter.waits = grant, False
         waiter.signal.set()
-        # Whoever of this client is next looks whether it was taken up.
+        # When the window of the grant ends, the next waiter of this client requests the lock.
         self.hand_in(_GRANTED, waiter, now, grant.seconds)
 
     def tick(self, now: float) -> tuple[Sequence[Command], float]:
-        """Do what is due; return what to send now, if anything, and when to look again.
+        """Do what is due; return what to send now, and when to call this again.
 
         Raises:
-            TimeoutError: the server does not answer PINGs.
+            TimeoutError: the server does not reply to PINGs.
         """
         paused = now > self.wake_at + LAG and not self._paused
         self._paused = paused
-        self.wake_at = -NEVER  # busy: whoever hands something in need not rouse
+        self.wake_at = -NEVER  # it is running: `hand_in` does not have to wake it
         self._take_in()
         self._ask_where_due(now)
         keys = set()
-        while self._to_rally:
-            keys.add(self._to_rally.popleft())
+        while self._to_recheck:
+            keys.add(self._to_recheck.popleft())
         if keys:
             for waiter in list(self._known.values()):
                 if waiter.key in keys:
-                    waiter.tell_to_ask()
+                    waiter.recheck()
         ping: list[Command] = []
         wake_at = NEVER
         if self._waiting or self._to_forget:
@@ -329,7 +326,7 @@ class Line:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits."""
+        """There are no waiters."""
         return not self._known and not self._inbox
 
     def _take_in(self) -> None:
@@ -346,11 +343,9 @@ class Line:
                 timer.waiters[waiter.token] = waiter
                 self._waiting += 1
             if what is _GRANTED or what is _WATCHES:
-                timer.told_at = at
+                timer.notified_at = at
                 self._look(waiter.key, timer, at + seconds)
-            elif (
-                what is _QUEUED and at > timer.told_at
-            ):  # else a push that overtook it knows better
+            elif what is _QUEUED and at > timer.notified_at:  # else a message was newer
                 self._look(waiter.key, timer, at + min(seconds, ASK_AT_LEAST))
 
     def _take_out(self, timer: _Timer, token: str) -> None:
@@ -375,17 +370,17 @@ class Line:
             elif timer.due > now:
                 self._look(key, timer, timer.due)
             else:
-                # If nothing comes of it, the next one asks.
+                # If it is not granted the lock, the next one requests after a second.
                 token, waiter = next(iter(timer.waiters.items()))
                 timer.waiters.move_to_end(token)
-                waiter.tell_to_ask()
+                waiter.recheck()
                 self._look(key, timer, now + PING_EVERY)
 
 
 def channel_of(client: str, lock_key: bytes) -> bytes:
-    """Where the server speaks to this client about this lock.
+    """Return the channel for messages to this client about this lock.
 
-    In a cluster each hash tag has a channel, which lives where the lock does, and moves with it.
+    In a cluster each hash tag has a channel, on the node of its locks.
     """
     channel = b"holdfast:push:" + client.encode()
     if not client.startswith(SHARDED):
@@ -394,7 +389,7 @@ def channel_of(client: str, lock_key: bytes) -> bytes:
 
 
 def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:
-    """Take apart what the scripts say: kind, fence, ms, the lock's delay (ms), token and key."""
+    """Parse a message of the scripts: kind, fence, ms, the lock's delay (ms), token and key."""
     if not isinstance(message, bytes):
         raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
     kind, fence, time, size, rest = message.split(b":", 4)
@@ -404,4 +399,4 @@ def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:
 
 
 def _nobody() -> None:
-    """Nobody is there to be roused."""
+    """Without a connection there is nothing to wake."""

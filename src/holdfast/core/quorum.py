@@ -1,4 +1,4 @@
-"""A lock that several independent nodes keep: who has a majority of them holds it.
+"""A lock that several independent nodes keep: a token that a majority accepts holds it.
 
 A token is sent to all nodes at once, and each decides by itself whether to give it the lock. Why a
 majority of them is worth a lease:
@@ -179,7 +179,7 @@ class Quorum:
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script on the nodes that matter; reply as one server would; as `Port.call`."""
+        """Run a script on the nodes that matter, and reply as one server would (`port.Call`)."""
         one_round = self._round((script, keys, args), _is_released)
         await self._ask(one_round, timeout)
         result = one_round.result()
@@ -260,7 +260,7 @@ def _is_released(release: Round) -> bool:
 
 def _result(one_round: Round) -> Reply | HoldfastError:
     if isinstance(one_round, Release) and one_round.failed:
-        return one_round.unheard()
+        return one_round.no_majority()
     try:
         return one_round.result()
     except HoldfastError as error:

@@ -25,6 +25,7 @@ from holdfast.core.retry import TRIES
 from holdfast.core.rounds import in_one_line
 from holdfast.core.time_budget import TimeBudget
 from holdfast.core.token import read_holder
+from holdfast.core.token_locations import PRESENT
 from holdfast.core.wait_report import WaitReport
 from holdfast.errors import (
     AcquireTimeout,
@@ -199,7 +200,7 @@ class _Attempt:
             return
         port = self._port
         self._waiter_token = port.draw_token(self.actor, "")
-        self._quorum.locations.expect_queued(self._waiter_token)
+        self._quorum.locations.expect(self._waiter_token, PRESENT)
         for node in self._quorum.all:
             keys = self._spec.keys.at(node)
             line = self._session.waiters.line(keys)
@@ -220,7 +221,7 @@ class _Attempt:
             AcquireTimeout, NoQuorum, NodeUnavailable, ConfigurationError: there is no next round.
         """
         now, budget = self._port.now(), self._budget
-        too_few = votes.lacks_majority()
+        too_few = votes.has_too_many_failures()
         if not too_few:
             self._failures = 0
             self._budget = budget.after_reply(self.sent_at, now)
@@ -266,7 +267,7 @@ class _Attempt:
 
     def _why(self, votes: Vote) -> tuple[str, Holder | None]:
         """Say why a round was not won, and who holds the lock, if that is known."""
-        if votes.lacks_majority():
+        if votes.has_too_many_failures():
             return f"too few nodes answer: {in_one_line(votes.outcomes())}", None
         held = votes.holders
         if held:

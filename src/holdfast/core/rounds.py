@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from holdfast.core.spec import TOMBSTONE_MS
-from holdfast.core.token_locations import UNSURE, is_yes
+from holdfast.core.token_locations import ASKED, UNSURE, is_yes
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted, Quarantined
@@ -43,7 +43,7 @@ class Round:
         self.yes: dict[int, int] = {}
         self.no: dict[int, Reply] = {}
         self.failed: dict[int, HoldfastError] = {}
-        """Nodes that could not be asked, or did not reply."""
+        """Errors: no connection, no reply, a refusal, or a quarantine."""
 
     def on_reply(self, _post: int, node: int, reply: Reply | HoldfastError) -> bool:
         """Handle what came of one of the posts at one node; return whether that is enough."""
@@ -84,10 +84,10 @@ class Round:
         if self.has_majority():
             return max(self.yes.values())
         if self._not_there() > self.quorum.spare:
-            # A node that is not asked any more said no before, which may have been for any reason.
+            # Only if every node without the token has just replied that it has no key.
             empty = [reply for reply in list(self.no.values()) if reply == []]
             return [] if len(empty) == self._not_there() else 0
-        raise self.unheard()
+        raise self.no_majority()
 
     def _not_there(self) -> int:
         """Count the nodes that are known not to have the token."""
@@ -95,7 +95,7 @@ class Round:
 
     @property
     def holders(self) -> list[Reply]:
-        """The replies that name a holder, or none."""
+        """The replies with a holder: [token, ms, …]; of an inspection also [] for none."""
         return [reply for reply in list(self.no.values()) if isinstance(reply, list)]
 
     def agrees_on_holder(self) -> bool:
@@ -103,7 +103,7 @@ class Round:
         holders = Counter(map(_token_in, self.holders))
         return any(times >= self.quorum.majority for times in holders.values())
 
-    def unheard(self) -> HoldfastError:
+    def no_majority(self) -> HoldfastError:
         """Make the error that says that too few nodes replied, and which."""
         outcomes = self.outcomes()
         message = f"no majority of the {len(outcomes)} nodes answered ({in_one_line(outcomes)})"
@@ -134,7 +134,7 @@ class Vote(Round):
     def __init__(self, quorum: Quorum, request: Request) -> None:
         super().__init__(quorum, [(quorum.all, request)])
         self._request = request
-        self.locations.expect_reply(request[2][0])
+        self.locations.expect(request[2][0], ASKED)
 
     def _note(self, node: int, reply: Reply | HoldfastError) -> None:
         self.locations.on_vote(self._request, node, reply)
@@ -143,7 +143,7 @@ class Vote(Round):
         missed = len(self.failed) + len(self.no)
         return self.has_majority() or missed > self.quorum.spare
 
-    def lacks_majority(self) -> bool:
+    def has_too_many_failures(self) -> bool:
         """Whether so many nodes failed that no majority is left."""
         return len(self.failed) > self.quorum.spare
 
@@ -282,7 +282,7 @@ class Eviction(Round):
     def result(self) -> Reply:
         """Return the number of an eviction if the holder has no majority any more; 0 for none."""
         if len(self.yes) + len(self.no) < self.quorum.majority:
-            raise self.unheard()
+            raise self.no_majority()
         return max(self.yes.values(), default=0)
 
 
@@ -299,7 +299,7 @@ class Inspection(Round):
         """Return the holder that a majority names; empty if there is none."""
         replies, majority = self.holders, self.quorum.majority
         if len(replies) < majority:
-            raise self.unheard()
+            raise self.no_majority()
         [(token, times)] = Counter(map(_token_in, replies)).most_common(1)
         if not token or times < majority:
             return []

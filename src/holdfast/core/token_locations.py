@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
-"""Seconds between two sweeps. A node that has not replied to a release after one is retried."""
+"""Seconds between two sweeps. A release without a reply is retried in the second one after it."""
 
 ASKED, PRESENT, UNSURE = "asked", "present", "unsure"
 """Of a token on a node: a request is under way; it is there; it may be there, or arrive later on
@@ -54,9 +54,9 @@ class TokenLocations:
         self._mutex: AbstractContextManager[object] = mutex
         self._tokens: dict[str, dict[int, str]] = {}
         self._missing: set[tuple[str, int]] = set()
-        """Tokens, and nodes on which a renewal did not find them. The thread that acquired a lock
-        reads a late reply to its vote only with its next request: until then the node counts as
-        asked. Without this, a node that always replies last is never given the lease."""
+        """Tokens and nodes that refused a renewal while the reply to the vote was not read yet: the
+        thread that acquired the lock reads it with its next request. `restore` sends the token
+        there again."""
         self._leaving: set[str] = set()
         """Tokens that are being released."""
         self._released: dict[str, Request] = {}
@@ -82,15 +82,10 @@ class TokenLocations:
         there = self._tokens.get(token)
         return None if there is None else dict(there)  # to copy a dict is one step
 
-    def expect_reply(self, token: str) -> None:
-        """Note that all nodes are asked to give a token the lock."""
+    def expect(self, token: str, state: str) -> None:
+        """Note that a token is sent to all nodes: ASKED for the lock, or PRESENT in the queues."""
         with self._mutex:
-            self._tokens[token] = dict.fromkeys(self._all, ASKED)
-
-    def expect_queued(self, token: str) -> None:
-        """Note that a token will be in the queues of all nodes."""
-        with self._mutex:
-            self._tokens[token] = dict.fromkeys(self._all, PRESENT)
+            self._tokens[token] = dict.fromkeys(self._all, state)
 
     def leaving(self, token: str) -> dict[int, str] | None:
         """Note that a token is being released; as `of`. It is given to no more nodes."""
@@ -114,7 +109,7 @@ class TokenLocations:
                 self.forget(token)
 
     def forget(self, token: str) -> None:
-        """Forget a token: it is another client's, or expires by itself."""
+        """Remove all that is known of a token."""
         with self._mutex:
             self._tokens.pop(token, None)
             self._leaving.discard(token)
@@ -125,12 +120,11 @@ class TokenLocations:
 
     def on_vote(self, request: Request, node: int, reply: Reply | HoldfastError) -> None:
         """Note the reply to a vote."""
-        _, keys, args = request
-        token, waiter = args[0], "".join(args[4:])
+        _, keys, (token, *more, waiter) = request
         unknown = isinstance(reply, OutcomeUnknown)
         with self._mutex:
             if waiter and (unknown or isinstance(reply, list)):
-                self._note_queued(node, (RELEASE, keys, (waiter, *args[1:])), unsure=unknown)
+                self._note_queued(node, (RELEASE, keys, (waiter, *more)), unsure=unknown)
             there = self._tokens.get(token, {})
             if unknown or is_yes(reply):
                 if node not in there:  # it was released before this reply came
@@ -150,7 +144,7 @@ class TokenLocations:
             there[node] = UNSURE
 
     def on_renewal(self, token: str, node: int, reply: Reply | HoldfastError) -> None:
-        """Note that a token which is renewed is not on a node."""
+        """Note the reply to a renewal: a refusal says that the token is not there."""
         if reply not in (0, []):
             return
         with self._mutex:

@@ -82,4 +82,4 @@ class Waiters:
         for reference in self._lines.valuerefs():
             line = reference()
             if line is not None:
-                line.rally_soon(spec.keys[0])
+                line.recheck_soon(spec.keys[0])

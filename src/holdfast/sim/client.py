@@ -203,7 +203,7 @@ class SimClient:
         self.generation += 1
         self.machine = parent.fork(task, f"{parent.name}+")
         for line in self._lines.values():  # it may wait for what only the parent will receive
-            cast("Line", line).rally()
+            cast("Line", line).recheck_all()
         before, self._mint = self._mint.client, Mint(self.machine.name, "sim", "sim", 1)
         self._lines, self._opening, self._for_whom = {}, {}, {}
         self.requests.links = {}
