@@ -44,6 +44,8 @@ class Pushes:
 
     def open(self, at: float) -> None:
         self.line.opened(at, self._rouse)
+        assert self.line.subscription is not None
+        self.line.subscription.is_counted = True
 
     def _rouse(self) -> None:
         self.roused += 1
@@ -133,6 +135,14 @@ def test_a_grant_counts_from_the_later_of_the_last_answered_ping_and_its_waiters
     pushes.pong(payload, 3.0)
     pushes.hear("G", "mine", 4.0, fence=2, time="250")
     assert waiter.grant == Grant(2, 0.25, 1.5)
+
+
+def test_a_grant_on_a_subscription_that_was_not_probed_is_of_unknown_age() -> None:
+    pushes = Pushes(None)
+    pushes.line.opened(0.0, lambda: None)
+    waiter = pushes.enter("mine")
+    pushes.hear("G", "mine", 1.0, fence=17, time="250")
+    assert waiter.grant == Grant(17, 0.25, -math.inf)
 
 
 def test_a_grant_to_no_waiter_of_this_lock_is_handed_back() -> None:

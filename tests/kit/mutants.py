@@ -714,7 +714,7 @@ MUTANTS = [
     Mutant(
         "a pushed grant counts from the last answered PING",
         "core/line.py",
-        "since = self._heard_since if waiter is None else max(self._heard_since, waiter.since)",
+        "since = max(self._heard_since, waiter.since)",
         "since = now",
         PAUSES,
         "S1 S2 S7",
@@ -1290,7 +1290,7 @@ MUTANTS = [
     Mutant(
         "a check of a released level does not end the lease",
         "core/release.py",
-        "if hold.state is HELD and port.now() >= hold.deadline:",
+        "if hold.state is HELD and not current:",
         "if hold.state is HELD:",
         NESTED,
         "S12",
@@ -1700,8 +1700,8 @@ OPERATED = [
     Mutant(
         "a forked child is refused what it asks of its parent's lease",
         "core/release.py",
-        "if hold.alive(port.now(), port.process()) and ref(",
-        "if hold.alive(port.now(), hold.process) and ref(",
+        " and hold.process == port.process()\n    if current and hold.state is HELD and ref(",
+        "\n    if current and hold.state is HELD and ref(",
         FORKED,
         "S13",
     ),

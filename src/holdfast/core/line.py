@@ -243,7 +243,11 @@ class Line:
         kind, number, px, delay, token, key = read_message(message[-1])
         waiter = self._known.get(token)
         if kind == b"G":
-            since = self._heard_since if waiter is None else max(self._heard_since, waiter.since)
+            since = -NEVER
+            # Another server than the one that replies to PINGs may pass on a grant.
+            subscription = self.subscription
+            if waiter is not None and subscription is not None and subscription.is_counted:
+                since = max(self._heard_since, waiter.since)
             self._granted(token, key, delay, Grant(number, px / 1000, since), now)
         elif kind == b"P":  # a probe (`core.subscribe`)
             pass

@@ -37,10 +37,11 @@ def check(session: Session, grip: Grip) -> Hold:
     port, hold = session.port, grip._hold
     if hold is None:
         raise NotHeld("this lease never held anything")
-    if hold.alive(port.now(), port.process()) and ref(grip) in hold.grips:
+    current = port.now() < hold.deadline and hold.process == port.process()
+    if current and hold.state is HELD and ref(grip) in hold.grips:
         return hold
     _check_process(session, hold)
-    if hold.state is HELD and port.now() >= hold.deadline:
+    if hold.state is HELD and not current:
         hold.lose(hold.overdue())
     if hold.state is LOST:
         raise hold.loss()

@@ -108,7 +108,8 @@ class Round:
         outcomes = self.outcomes()
         message = f"no majority of the {len(outcomes)} nodes answered ({in_one_line(outcomes)})"
         failures = list(self.failed.values())
-        if self.yes or any(isinstance(error, OutcomeUnknown) for error in failures):
+        unknown = any(isinstance(error, OutcomeUnknown) for error in failures)
+        if self.yes or unknown or not self.is_complete():
             return OutcomeUnknown(message)
         return NoQuorum(message, nodes=outcomes)
 
@@ -281,7 +282,8 @@ class Eviction(Round):
 
     def result(self) -> Reply:
         """Return the number of an eviction if the holder has no majority any more; 0 for none."""
-        if len(self.yes) + len(self.no) < self.quorum.majority:
+        too_few = len(self.yes) + len(self.no) < self.quorum.majority
+        if too_few and (self.yes or len(self.no) <= self.quorum.spare):
             raise self.no_majority()
         return max(self.yes.values(), default=0)
 

@@ -6,6 +6,7 @@ child's code runs. So a child never renews or releases what its parent holds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from holdfast.core.cleanup import Cleanups
@@ -84,8 +85,10 @@ class Session:
             NotHeld: it is the parent's: this process was forked since the attempt began.
         """
         self.held.add(hold)
-        # Without renewal the background only reports the deadline, which holds by itself.
-        if not self.renewer.watch(hold) and hold.spec.renew:
+        # Without renewal the background only reports the deadline, which holds by itself. Locks of
+        # redis-py are not watched at all.
+        is_watched = hold.spec.first_due == math.inf or self.renewer.watch(hold)
+        if not is_watched and hold.spec.renew:
             name = hold.spec.name
             raise ConfigurationError(
                 f"lock {name!r} cannot be renewed: no thread can be started, as in an atexit "

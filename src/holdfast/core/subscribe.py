@@ -42,8 +42,8 @@ async def subscribe(
     try:
         await port.listen(line, time_left(), spec.keys)
         subscription = line.subscription
-        if subscription is None:
-            return None
+        if subscription is None or subscription.is_counted:  # by now
+            return subscription
         count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
     except ConfigurationError as error:
         _disable(session, spec, line, math.inf, str(error))

@@ -205,8 +205,7 @@ class TokenLocations:
         for request in self._due[:]:
             self._clean_up(request)
             with self._mutex:
-                if request in self._due:
-                    self._due.remove(request)
+                self._due = [each for each in self._due if each is not request]
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request released wherever it may be, in the background."""

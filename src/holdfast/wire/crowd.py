@@ -38,7 +38,7 @@ class BlockingCrowd:
 
     def _begin(self) -> None:
         self._thread = threading.local()
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._shared: SharedNodePool | None = None
         self._pools: weakref.WeakValueDictionary[int, NodePool] = weakref.WeakValueDictionary()
         """Those of all threads, by their ids."""
@@ -94,7 +94,7 @@ class BlockingCrowd:
         """The connections that the threads of this process share, if they can be made."""
         if self._shared is None:
             with self._mutex:
-                if self._shared is None:
+                if self._shared is None and not self.closed:
                     try:
                         pipe = WakePipe()
                     except OSError:  # too many open files: the error about the nodes says so
@@ -111,11 +111,15 @@ class BlockingCrowd:
 
     def close(self) -> None:
         """Close every thread's connections, the calling thread's when it has heard the last."""
-        self.closed = True
-        shared, self._shared = self._shared, None
-        for pool in (self._thread.__dict__.pop("pool", None), shared):
-            if pool is not None:
-                pool.drain()
+        with self._mutex:
+            self.closed = True
+            shared, self._shared = self._shared, None
+        mine = self._thread.__dict__
+        own = mine.pop("pool", None)
+        if own is not None:
+            own.drain()
+        if shared is not None and "asking" not in mine:  # a finalizer may close it
+            shared.drain()
         for reference in self._pools.valuerefs():  # a copy: a thread may begin just now
             each = reference()
             if each is not None:

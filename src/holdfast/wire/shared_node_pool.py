@@ -16,8 +16,9 @@ import select
 import socket
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.port import Interrupted
 from holdfast.wire.clock import now
 from holdfast.wire.node_connection import PendingPosts
 from holdfast.wire.node_pool import GRACE, NodePool
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 class _Pending(PendingPosts):
     """The requests of one thread, which sleeps until they are settled, or until it is to read."""
 
-    __slots__ = ("changed", "end_at", "posts", "thread", "waits")
+    __slots__ = ("_told", "changed", "end_at", "posts", "thread", "waits")
 
     def __init__(
         self, posts: Sequence[Post], on_reply: Heard, timeout: float, mutex: threading.RLock
     ) -> None:
         super().__init__(posts, on_reply)
+        self._told: set[tuple[int, int]] = set()
         self.posts = posts
         self.waits = timeout > 0
         """For replies. If not, they are settled as soon as they are sent."""
@@ -45,6 +47,18 @@ class _Pending(PendingPosts):
         self.thread = threading.get_ident()
         self.changed = threading.Condition(mutex)
         """It is settled, or there is no reader."""
+
+    def tell(self, post: int, node: int, reply: Any) -> None:  # noqa: ANN401 - any reply, or an error
+        """Tell the caller what came of a post at a node."""
+        self._told.add((post, node))
+        super().tell(post, node, reply)
+
+    def interrupt(self) -> None:
+        """Tell the caller that the missing replies are not read."""
+        for post, (nodes, _) in enumerate(self.posts):
+            for node in nodes:
+                if (post, node) not in self._told:
+                    self.give_up(post, node, Interrupted("the reply was not read"))
 
     def end(self) -> None:
         """Wake the thread: enough is known."""
@@ -111,6 +125,7 @@ class SharedNodePool(NodePool):
             try:
                 self._send_queued()
                 self._read(mine, mine.end_at, self._look, spin=not self._waiting)
+                self._send_queued()  # for callers that did not wait for it
             except BaseException:
                 self.interrupt()  # what other threads were to receive is lost with the connections
                 raise
@@ -118,10 +133,10 @@ class SharedNodePool(NodePool):
                 self._pass_on()
 
     def _becomes_reader(self, mine: _Pending) -> bool:
-        """Wait for as long as another thread reads; False if the requests were settled by it.
+        """Wait for as long as another thread reads; False if it has settled the requests.
 
-        It settles them in time. If it cannot run, the thread waits for a moment longer, and goes on
-        without the replies.
+        It settles them in time, unless it cannot run. Then this thread waits for another timeout,
+        and goes on without the replies.
         """
         with self._mutex:
             self._spin_until = 0.0
@@ -130,16 +145,18 @@ class SharedNodePool(NodePool):
                 self._pipe.wake()
             self._waiting[mine] = None
             try:
-                limit = mine.end_at + GRACE
+                limit = mine.end_at + self.timeout
                 while self._has_reader and not mine.over and now() < limit:
                     mine.changed.wait(limit - now())
             finally:
                 del self._waiting[mine]
-            if self._has_reader or mine.over:
-                self._wake_next()  # this thread may have been woken to read
-                return False
-            self._has_reader = True
-            return True
+            if not self._has_reader and not mine.over:
+                self._has_reader = True
+                return True
+            self._wake_next()  # this thread may have been woken to read
+        if not mine.over:
+            mine.interrupt()
+        return False
 
     def _pass_on(self) -> None:
         with self._mutex:
@@ -182,7 +199,7 @@ class SharedNodePool(NodePool):
 
     def drain(self) -> None:
         """Take in what is owed, unless another thread still reads after a moment."""
-        me = _Pending((), _ignore, 0.0, self._mutex)
+        me = _Pending((), _ignore, GRACE - self.timeout, self._mutex)
         me.over = False
         if self._becomes_reader(me):
             try:
