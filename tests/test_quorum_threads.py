@@ -32,6 +32,7 @@ from kit.interrupts import (
     InterruptAt,
     have_it_taken_for_ended,
 )
+from kit.processes import Process
 from kit.proxy import Proxy
 from kit.servers import Server, programs
 from kit.waiting import PATIENCE, eventually
@@ -607,3 +608,47 @@ def test_a_child_that_a_thread_forks_has_connections_of_its_own(three: list[Serv
         work.begin(fork).join()
         over.set()
         assert work.end() == []
+
+
+RELEASING = """
+    import threading
+    client, lost, ended = holdfast.Client({urls}, command_timeout=0.3), [], threading.Event()
+
+    def work(name):
+        while not ended.is_set():
+            try:
+                with client.lock(name, ttl=60, timeout=30):
+                    pass
+            except holdfast.LeaseLost as error:
+                lost.append(str(error))
+            except holdfast.HoldfastError:
+                pass  # the server did not reply in time
+
+    workers = [threading.Thread(target=work, args=(f"lock {number}",)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    ended.set()
+    for worker in workers:
+        worker.join()
+    print("lost", lost, flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_is_stopped_while_its_threads_release_loses_no_lease(
+    three: list[Server],
+) -> None:
+    process = Process(three[0], RELEASING.replace("{urls}", repr(urls(three))))
+    try:
+        assert process.says() == "ready"
+        for _ in range(8):
+            time.sleep(0.3)
+            process.stop()
+            time.sleep(0.7)  # longer than the timeout of a command, and a reader needs to go on
+            process.go_on()
+        process.tell()
+        assert process.says() == "lost []"
+    finally:
+        process.kill()
