@@ -204,7 +204,6 @@ class Whereabouts:
         there.update(dict.fromkeys(nodes, UNSURE))
         if token in self._leaving or self._tokens.get(token) is not there:
             for node in new:
-                there.pop(node, None)  # also where it is being forgotten
                 self.note_gone(token, node)
             nodes = []
         return nodes, voted
