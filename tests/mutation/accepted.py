@@ -385,6 +385,13 @@ ACCEPTED = [
         "performance only: the rest of the script grants a free lock too",
     ),
     Accepted(
+        "scripts/vote.lua",
+        "",
+        "if settings == '0 barge ' and call('EXISTS', lock, queue) == 0 then",
+        "if false then",
+        "performance only: the rest of the script grants a free lock too",
+    ),
+    Accepted(
         "core/cache.py",
         "_lead",
         "seen = 0 if kept is None else kept.fence",

@@ -60,7 +60,7 @@ if last and last >= 1e16 then
 end
 
 local function leave_line()
-  return call('ZREM', queue, token) > 0
+  call('ZREM', queue, token)
 end
 
 if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
