@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.core.spec import keys_of
 from holdfast.core.tally import Tally, Yes, is_complete, nothing
-from holdfast.core.whereabouts import UNSURE, Whereabouts
+from holdfast.core.whereabouts import THERE, UNSURE, Whereabouts
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE, VOTE
 from kit.interrupts import AtLine
@@ -366,7 +366,9 @@ def test_where_an_adoption_turns_out_to_have_failed_the_exported_token_is_taken_
         def is_sound(self) -> bool:
             self.time_goes_by()
             if answer == 1:
-                return not self.seen_to and self.where.of("exported") is None
+                everywhere = dict.fromkeys(NODES, THERE)
+                is_noted = not self.seen_to and self.where.of("new") == everywhere
+                return is_noted and self.where.of("exported") is None
             return ("exported", 2) in self.seen_to
 
     tell_everywhere(Adopted)
