@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Most tests wait most of the time: there may be more of them than cores. Simulated worlds only
 # compute, and would keep the others from being woken in time: they come by themselves.
-WAITING = -n $(shell expr $(CORES) + 4) --ignore-glob='tests/test_sim*'
+WAITING = -n $(shell expr $(CORES) + 6) --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) tests/test_sim*.py
 
 # Each worker and each process that a test starts imports the same code: compile it once.

@@ -64,7 +64,7 @@ class Story:
         self.forgotten += 1
 
     def ask(self, ttl: float = 0.0) -> None:
-        self.renewer.clean_up("a", REQUEST, fence=0, ttl=ttl, forget=self.forget)
+        self.renewer.clean_up("a", REQUEST, fence=7, ttl=ttl, forget=self.forget)
 
     def go_on(self) -> None:
         self.renewer._advance()
@@ -124,5 +124,5 @@ def test_what_is_asked_for_after_it_was_sent_is_sent_again_by_a_closed_client_to
     story.meanwhile, story.time = lambda: None, 1.0
     story.go_on()
     assert (story.sent, story.forgotten) == (2, 1)
-    assert [event.kind for event in story.events] == ["cleanup_failed"]
+    assert [(event.kind, event.fence) for event in story.events] == [("cleanup_failed", 7)]
     assert not story.renewer._cleanups

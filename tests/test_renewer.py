@@ -319,13 +319,14 @@ def test_a_lease_that_was_released_is_not_renewed() -> None:
 def test_all_leases_are_renewed_when_a_server_took_anothers_place() -> None:
     led = Led()
     one, two = led.hold(1), led.hold(2, renew=False)
-    three = led.hold(3)
+    three, early = led.hold(3), list[str]()
+    led.renewer.later(2.0, lambda: early.append("early"))
     led.look(1.0)
     three.state = RELEASED
     led.renewer.look_again()
-    assert led.roused == 4
+    assert led.roused == 5
     led.look(1.5)
-    assert led.tokens == [[one.token]]
+    assert (led.tokens, early) == ([[one.token]], [])
     led.look(1.6)
     assert len(led.sent) == 1
     assert two.live

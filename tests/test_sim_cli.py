@@ -17,7 +17,7 @@ from holdfast import __version__
 from holdfast.cli.app import app
 from holdfast.sim.hazards import GALLERY
 from holdfast.sim.settings import CALM
-from holdfast.sim.states import STATES
+from holdfast.sim.states import RARE_STATES, STATES
 from holdfast.sim.sweep import Found
 from kit.terminal import HOLDFAST, PATIENCE, SOURCE, Screen, environment, on_a_terminal
 from kit.waiting import eventually
@@ -198,7 +198,7 @@ def test_a_sweep_reports_the_states_and_pairs_that_it_reached(tmp_path: Path) ->
     assert told.status == 0, told.out
     assert "running 12 simulations from seed 0 on, 2 at a time" in told.out
     assert re.search(r"12 runs in \d+\.\d s, \d+ per second: every promise was kept", told.out)
-    for name in STATES:
+    for name in STATES + RARE_STATES:
         assert re.search(rf"^ *(\d+|never)  {name} *$", told.out, re.MULTILINE), name
     assert re.search(r"switched on together: [1-9]\d+ of [1-9]\d+ possible ones", told.out)
     assert not list(tmp_path.iterdir())
@@ -212,8 +212,12 @@ def test_a_large_sweep_fails_if_a_state_was_never_reached(
     assert told.status == 1, told.out
     assert "every promise was kept" in told.out
     assert "never reached, though it has to be: " in told.out
+    assert RARE_STATES[0] not in told.out.partition("though it has to be")[2]
     some = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1", "--ttl", "2")
     assert some.status == 0, some.out
+    monkeypatch.setattr("holdfast.sim.sweep.RUNS_FOR_RARE_STATES", 3)
+    large = in_this_process(capsys, "sim", "run", "--seeds", "3", "--jobs", "1")
+    assert RARE_STATES[0] in large.out.partition("though it has to be")[2]
     assert not list(tmp_path.iterdir())
 
 

@@ -621,7 +621,7 @@ HAND_OFF = [
     Mutant(
         "an adoption never creates",
         "scripts/adopt.lua",
-        "if (holder ~= exported and holder ~= token) or",
+        "if (holder ~= exported and holder ~= token) or is_over(left) or",
         "if (holder and holder ~= exported and holder ~= token) or",
         PASSED,
         "S5",
@@ -787,7 +787,7 @@ MUTANTS = [
     Mutant(
         "renew is for its own token",
         "scripts/renew.lua",
-        "if not holder or is_over(left) or not has_hold(holder, token) then",
+        "if is_over(left) or not has_hold(holder, token) then",
         "if not holder then",
         PAUSES,
         "S1 S2 S9",
@@ -795,9 +795,9 @@ MUTANTS = [
     Mutant(
         "renew never creates",
         "scripts/renew.lua",
-        "if not holder or",
+        "if is_over(left) or",
         "if not holder then\n  call('SET', lock, token, 'PX', ttl)\n"
-        "  holder, left = token, ttl\nend\nif",
+        "  holder, left = token, ttl\nend\nif is_over(left) or",
         PAUSES,
         "S5",
     ),
@@ -1242,7 +1242,7 @@ MUTANTS = [
     Mutant(
         "the delay is nobody's",
         "scripts/_settings.lua",
-        "return left ~= -1 and left <= delay and delay > 0",
+        "return left ~= -1 and left <= delay",
         "return false",
         DELAYED,
         "S5 DELAY S2",

@@ -440,4 +440,11 @@ ACCEPTED = [
         "if #one < 160 and #other < 16 then",
         "equivalent: of a long and a short number the long one is the greater in either way",
     ),
+    Accepted(
+        "scripts/_integer.lua",
+        "",
+        "if #one < 16 and #other < 16 then",
+        "if #one < 16 or #other < 16 then",
+        "equivalent: of a long and a short number the long one is the greater in either way",
+    ),
 ]

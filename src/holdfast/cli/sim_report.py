@@ -67,13 +67,13 @@ def print_reached(console: Console, report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.sim.states import STATES
+    from holdfast.sim.states import RARE_STATES, STATES
     from holdfast.sim.swarm import possible_pairs
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("runs", justify="right")
     table.add_column("that reached this state")
-    for name in STATES:
+    for name in STATES + RARE_STATES:
         runs = report.reached[name]
         style = "" if runs else "yellow"
         table.add_row(Text(str(runs) if runs else "never", style), Text(name, style))

@@ -213,7 +213,7 @@ class Renewer:
         if self._looks_again:
             self._looks_again = False
             for item in {item for _, _, item in self._heap}:
-                if isinstance(item, Hold) and item.live and item.renewing:
+                if isinstance(item, Hold):
                     self._schedule(item, now)
         while self._heap:
             due, _, item = self._heap[0]

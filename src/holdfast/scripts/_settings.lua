@@ -12,7 +12,7 @@ if settings ~= '' then
   delay = tonumber(delay)
 end
 
--- Whether the holder's time is up, and what `left` is of the lock is the delay.
+-- Whether nobody holds a lock whose key has `left` ms: it is gone, or only the delay is left.
 local function is_over(left)
-  return left ~= -1 and left <= delay and delay > 0
+  return left ~= -1 and left <= delay
 end

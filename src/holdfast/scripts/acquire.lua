@@ -63,7 +63,7 @@ local function leave_line()
   call('ZREM', queue, token)
 end
 
-if holder and not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
+if not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
   -- A retry, or one more hold. The expiry is written even when unchanged, and never shortened.
   if order == 'forever' then
     call('SET', lock, holder)

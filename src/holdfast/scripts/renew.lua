@@ -31,7 +31,7 @@ end
 --:include _fence
 
 local holder, left = call('GET', lock), call('PTTL', lock)
-if not holder or is_over(left) or not has_hold(holder, token) then
+if is_over(left) or not has_hold(holder, token) then
   -- Each grant to another, and each eviction by an operator, raises the counter.
   if not holder and tonumber(call('GET', KEYS[2]) or 0) <= tonumber(fence) then
     return {serial}

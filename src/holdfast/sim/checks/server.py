@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from holdfast.core.hold import LOST
+from holdfast.core.line import read_message
 from holdfast.core.token import client_in
 from holdfast.keys import keys_of
 from holdfast.sim.checks.abandon import AbandonCheck
@@ -371,6 +373,12 @@ class Checks:
         self.retries.forget(client)
         if message.startswith(b"G") and not client.machine.crashed:
             self.reached["granted by a push"] += 1
+            token = read_message(message)[4]
+            lost = token in self.record.kept and self.record.kept[token][1].state is LOST
+            self.reached["a grant pushed after its lease was lost"] += lost
+            self.reached["a grant pushed after its lease was exported"] += (
+                token in self.record.exported
+            )
         if message.startswith(b"W") and client.waiting():
             self.retries.expect(client, message)
 
