@@ -92,6 +92,12 @@ KEPT = {
         "a waiter may have to wait for replicas before it asks again"
     ),
     "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
+    "a_lock_taken_and_released_between_two_looks": (
+        "a lock that is taken and released between two looks is not free all the time"
+    ),
+    "a_closed_client_that_was_to_take_a_free_lock": (
+        "a closed client may have been notified of a free lock"
+    ),
     "a_late_push_that_ended_a_lock_delay": (
         "a late push for a lost lease does not end its lock delay"
     ),

@@ -1350,6 +1350,22 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a lock that is taken and released between two looks is not free all the time",
+        "sim/checks/server.py",
+        "self.record.free_since = self.world.now  # it may be released",
+        "# it may be released",
+        {},
+        "L1",
+    ),
+    Mutant(
+        "a closed client may have been notified of a free lock",
+        "sim/checks/free_lock.py",
+        "        silent = record.gone | record.closed\n",
+        "        silent = record.gone\n",
+        {},
+        "L1",
+    ),
+    Mutant(
         "a waiter that polls may pause after a reply",
         "sim/checks/hand_over.py",
         "            busy = busy or world.now < answered_at + pause\n",

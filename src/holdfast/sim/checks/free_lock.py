@@ -76,10 +76,11 @@ class FreeLockCheck:
         still wait as long as they were told: until the lease that is gone would have been over, and
         its lock delay. A message that a lock delay begins may arrive after the delay.
         """
-        settings, gone = self._record.settings, self._record.gone
+        record, settings = self._record, self._record.settings
         if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
-        deaf = 1 if settings.half_open or len(gone) > 1 else 0
+        silent = record.gone | record.closed
+        deaf = 1 if settings.half_open or len(silent) > 1 else 0
         told = 0.0 if settings.prompt else settings.lock_delay
         if settings.evict or settings.wipe:
             told = LONGER * settings.ttl + settings.lock_delay

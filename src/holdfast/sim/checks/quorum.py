@@ -212,7 +212,6 @@ class QuorumChecks(Checks):
         if self.record.last_holder and self.record.last_holder.split(":")[1] in self.record.gone:
             self.reached["granted after a holder that never released"] += 1
         self.record.last_holder = hold.token
-        self.record.free_since = self.world.now  # it may be released before the next look
         self._remember(client, hold)
         self._believed_at.append(self.world.now)
         self._highest_by_then.append(self.fences.highest_held)

@@ -188,6 +188,7 @@ class Checks:
 
     def _remember(self, client: SimClient, hold: Hold) -> None:
         self.fences.highest_held = max(self.fences.highest_held, hold.fence)
+        self.record.free_since = self.world.now  # it may be released before the next look
         self.record.remember(client, hold)
         self.max_hold.granted(hold)
         self.lease_end.look_again(client, hold)
