@@ -91,6 +91,5 @@ class FreeLockCheck:
             told = LONGER * settings.ttl + settings.lock_delay
         if settings.slow:  # a message that says how long to wait counts from its arrival
             told += SLOW[-1] / SECOND
-        longest = LONGER * settings.ttl if settings.extend else settings.ttl
-        lasts = longest + settings.lock_delay
+        lasts = record.longest_ttl + settings.lock_delay
         return FREE_AT_MOST + int((deaf * lasts + told) * SECOND)

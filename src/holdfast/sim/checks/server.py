@@ -193,6 +193,10 @@ class Checks:
         self.max_hold.granted(hold)
         self.lease_end.look_again(client, hold)
 
+    def extending(self, ttl: float) -> None:
+        """A client requests an extension, which the server may carry out without a reply."""
+        self.record.longest_ttl = max(self.record.longest_ttl, ttl)
+
     def extended(self, client: SimClient, hold: Hold, ttl: float) -> None:
         """A client extended its lease, and goes on with it."""
         self.world.note("extended", client.machine.name, hold.token, ttl)
