@@ -117,7 +117,7 @@ def _report(tried: Tried, title: str) -> str:
     for _, result in tried:
         if result.how == "simulator":
             runs.setdefault(result.by, []).append(result.runs)
-    lines += ["", "| check | mutants | runs needed: median | most |", "|---" * 4 + "|"]
+    lines += ["", "| check | mutants | runs, at most: median | most |", "|---" * 4 + "|"]
     for check, needed in sorted(runs.items(), key=lambda each: -len(each[1])):
         lines.append(f"| {check} | {len(needed)} | {median(needed):.0f} | {max(needed)} |")
     for mutant, result in sorted(tried, key=lambda each: (each[0].file, each[0].line)):

@@ -1,8 +1,9 @@
 """How Python is changed: each operator yields spans of the source and what replaces them.
 
-Left alone is what cannot change behaviour (docstrings, annotations, TYPE_CHECKING blocks, texts,
-`__slots__`), and what every import would notice: definitions, imports, statements outside
-functions. Of the latter only numbers, conditions and the like inside their values are changed.
+Not mutated: docstrings, annotations, TYPE_CHECKING blocks and `__slots__`, because nothing could
+detect it; text and bytes, although they may matter; definitions, imports and whole statements
+outside functions, because every import would fail. Numbers, conditions and the like inside the
+values of such statements are mutated.
 """
 
 from __future__ import annotations

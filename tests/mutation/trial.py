@@ -45,8 +45,8 @@ class Result(NamedTuple):
     by: str = ""
     """The check; the test, or `import` if no test could start; the reason if it is accepted."""
     runs: int = 0
-    """A sweep of this many runs, from seed 0 on, contains one that fails. 0: the package cannot be
-    imported."""
+    """A sweep of this many runs, from seed 0 on, contains one that fails; a shorter one may, too.
+    0 if no run of the sweep failed."""
     reached: int = 0
     """The runs that reach it."""
     tests: int = 0
@@ -83,7 +83,8 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
 def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
     """Run the first tests of the list.
 
-    A test counts if it fails twice with the mutant, and passes without.
+    A test counts if it fails twice with the mutant, and passes without. A timeout counts at once,
+    and so does a failure that names none of the tests, as one at import.
     """
     chosen: list[str] = []
     total = 0.0
