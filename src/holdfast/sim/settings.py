@@ -203,9 +203,10 @@ class Settings:
 
     @property
     def quarantine(self) -> float:
-        """Seconds for which a restarted node that lost its data is not used.
+        """Seconds for which a server grants no lock; 0 for a single server.
 
-        Its leases must have expired by then, and its clock must have passed every fence it granted.
+        It is a promoted replica behind Sentinels, or a node of a quorum that lost its data. Its
+        leases must have expired by then, and its clock must have passed every fence it granted.
         """
         if self.sentinel:
             return LONGER * self.ttl + OVERLAP

@@ -1,7 +1,7 @@
 """What happened to the lock of one run so far: the facts that its checks share.
 
-The checks know nothing of how a lock works. They see what is in the lock's keys, which clients
-consider themselves the holder, and the fences that these were given.
+The checks do not repeat the decisions of the core. They compare the lock's keys before and after
+each script, the requests and replies, and which clients consider themselves the holder.
 """
 
 from __future__ import annotations
