@@ -193,14 +193,12 @@ class Server:
         left = self.data.run("PTTL", QUARANTINE)
         return isinstance(left, int) and left > 0
 
-    def end(self) -> list[Server]:
-        """Be gone for good; the replicas that were waited for are left."""
-        followers = list(self.followers)
+    def end(self) -> None:
+        """Be gone for good."""
         self.down, self._gone, self.replica = True, True, None
         self.followers.clear()
         self._inbox.clear()
         self.hang_up()
-        return followers
 
     @property
     def silent_until(self) -> int:

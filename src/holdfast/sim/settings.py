@@ -153,8 +153,8 @@ class Settings:
         beside = self.atomic or self.cached
         if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
             raise ValueError("owner, failover, replicas, atomic and cached are for one node")
-        if self.sentinel and (self.nodes > 1 or self.replicas):
-            raise ValueError("sentinel needs nodes=1 and replicas=0")
+        if self.sentinel and self.nodes > 1:
+            raise ValueError("sentinel is for one node")
         if self.replicas < 0:
             raise ValueError("replicas: of one node, 0 for none")
         forgets = self.wipe or (self.nodes == 1 and (self.evict or self.failover))
