@@ -182,6 +182,14 @@ MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 
 
 QUORUM = [
     Mutant(
+        "a waiter of several nodes is woken when the lock is free",
+        "core/election.py",
+        "await port.wait(await self._listen(), pause)",
+        "await self._listen()\n                await port.sleep(pause)",
+        {"nodes": 3, "calm": True},
+        "L3",
+    ),
+    Mutant(
         "a lost round is released on nodes that did not answer",
         "core/quorum.py",
         "if state is THERE}\n        tally",
