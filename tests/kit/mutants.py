@@ -1423,8 +1423,8 @@ RARE = [
     Mutant(
         "a closed client may have been notified of a free lock",
         "sim/checks/free_lock.py",
-        "        silent = record.gone | record.closed\n",
-        "        silent = record.gone\n",
+        "len(record.silent) > 1",
+        "len(record.silent & record.gone) > 1",
         {},
         "L1",
     ),

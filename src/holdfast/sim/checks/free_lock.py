@@ -82,10 +82,9 @@ class FreeLockCheck:
         record, settings = self._record, self._record.settings
         if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
-        silent = record.gone | record.closed
-        deaf = 1 if settings.half_open or len(silent) > 1 else 0
+        deaf = 1 if settings.half_open or len(record.silent) > 1 else 0
         if settings.uncounted:
-            deaf = max(deaf, len(silent))
+            deaf = max(deaf, len(record.silent))
         told = 0.0 if settings.prompt else settings.lock_delay
         if settings.evict or settings.wipe:
             told = LONGER * settings.ttl + settings.lock_delay

@@ -52,6 +52,8 @@ class Record:
         self.quarantined = False
         """A server was replaced by one in quarantine."""
         self.free_since = 0
+        self.silent: set[str] = set()
+        """Clients that ended while they wanted the lock: their tokens may stay in the queue."""
         self.longest_ttl = settings.ttl
         """The longest ttl that any client has requested so far."""
         self.fences: dict[int, str] = {}
