@@ -54,7 +54,7 @@ def main() -> int:
         kept[mutant.key] = list(result)
         results.write_text(json.dumps(kept))
         print(f"{len(tried)}/{len(sample)} {_told(mutant, result)}", flush=True)
-    report = _report(tried, title)
+    report = _report(tried, f"{title}, {len(sample) - len(rest)} not tried again")
     (KEPT / f"table-{options.sample}-{options.seed}.md").write_text(report)
     print(report)
     return int(any(result.how == "survived" for _, result in tried))

@@ -83,8 +83,8 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
 def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
     """Run the first tests of the list.
 
-    A test counts if it fails twice with the mutant, and passes without. A timeout counts at once,
-    and so does a failure that names none of the tests, as one at import.
+    A test counts if it fails twice with the mutant, and passes without. A timeout counts, and so
+    does a failure that names none of the tests, as one at import, if all tests pass without.
     """
     chosen: list[str] = []
     total = 0.0
@@ -96,12 +96,12 @@ def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Resul
     while chosen:
         with copy.changed(mutant):
             failed = copy.test(chosen, limit=60 + 10 * total)
-        if failed is None:
-            return Result("time", "tests")
-        if not failed:
+        if failed == "":
             break
         if failed not in chosen:
-            return Result("tests", failed)
+            passes = copy.test(chosen, limit=60 + 10 * total) == ""
+            noticed = Result("time", "tests") if failed is None else Result("tests", failed)
+            return noticed if passes else Result("survived")
         with copy.changed(mutant):
             fails_again = copy.test([failed], limit=300) != ""
         if fails_again and copy.test([failed], limit=300) == "":
