@@ -1429,6 +1429,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a waiter may wait for the time of an extended lease that was evicted",
+        "sim/checks/free_lock.py",
+        " or (settings.evict_holder and extended):",
+        ":",
+        {},
+        "L1",
+    ),
+    Mutant(
         "a waiter that polls may pause after a reply",
         "sim/checks/hand_over.py",
         "            busy = busy or world.now < answered_at + pause\n",
