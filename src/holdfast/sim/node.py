@@ -173,8 +173,9 @@ class Server:
 
     def guard(self, longest_ttl: float) -> float:
         """Greet a connection as `wire.guard` does; return the seconds of a quarantine."""
+        mark = f"{self.name}:{self.starts}:{self.promotions}".replace(" ", "_")
         arguments = (
-            f"{self.name}:{self.starts}:{self.promotions}",
+            mark,
             str(int(longest_ttl * 1000)),
             str(int(OVERLAP * 1000)),
             str(LONG_UP + self.world.now // 1000),
