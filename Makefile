@@ -36,7 +36,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# N mutants of the core and the scripts, drawn with SEED; ARGS='--fresh' tries all of them again.
+# N mutants of the core and the scripts, drawn with SEED; ARGS='--fresh' ignores earlier results.
 N ?= 300
 SEED ?= 1
 mutation: $(READY)

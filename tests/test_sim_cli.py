@@ -286,30 +286,30 @@ def test_a_broken_promise_is_told_saved_and_replayed(broken: Path, tmp_path: Pat
     options = ("--nodes", "1", "--no-owner", "--lock-delay", "0", "--wipe", "0", "--shrink", "5")
     told = holdfast("sim", "run", "--seeds", "5", *options, cwd=tmp_path, source=broken)
     assert told.status == 1
-    (seed,) = re.findall(r"seed (\d+) breaks S2: ", told.out)
+    ((seed, check),) = re.findall(r"seed (\d+) breaks (\w+): ", told.out)
     command = f"holdfast sim run --first {seed} --seeds 1 --nodes 1 --no-owner --lock-delay 0"
     assert f"the same run again: {command} --wipe 0\n" in told.out
-    assert f"to see it: holdfast sim replay holdfast-S2-seed-{seed}.json" in told.out
+    assert f"to see it: holdfast sim replay holdfast-{check}-seed-{seed}.json" in told.out
     assert "looking for a smaller run, for 5 s at most ..." in told.out
     assert re.search(r"a smaller run, saved in .*: 1 server, ", told.out)
     assert told.out.count("settings: ") == 2
-    assert "!! Violation: S2" in told.out
-    saved = tmp_path / f"holdfast-S2-seed-{seed}.json"
+    assert f"!! Violation: {check}" in told.out
+    saved = tmp_path / f"holdfast-{check}-seed-{seed}.json"
     assert list(tmp_path.iterdir()) == [saved]
-    assert Found.load(saved.read_text()).check == "S2"
+    assert Found.load(saved.read_text()).check == check
 
     drawn = ("--page", "it.html", "--svg", "it.svg")
     again = holdfast("sim", "replay", saved, *drawn, cwd=tmp_path, source=broken)
     assert again.status == 1
-    assert "when it was kept: S2 was broken: " in again.out
-    assert "now:              S2 was broken: " in again.out
-    assert "!! Violation: S2" in again.out
+    assert f"when it was kept: {check} was broken: " in again.out
+    assert f"now:              {check} was broken: " in again.out
+    assert f"!! Violation: {check}" in again.out
     for name in ("it.html", "it.svg"):
         assert "<svg" in (tmp_path / name).read_text(encoding="utf-8")
 
     mended = holdfast("sim", "replay", saved, cwd=tmp_path)
     assert mended.status == 0
-    assert "when it was kept: S2 was broken: " in mended.out
+    assert f"when it was kept: {check} was broken: " in mended.out
     assert "now:              every promise was kept" in mended.out
 
 

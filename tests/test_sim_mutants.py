@@ -92,6 +92,9 @@ KEPT = {
         "a waiter may have to wait for replicas before it asks again"
     ),
     "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
+    "a_waiter_behind_an_extended_lease_that_was_evicted": (
+        "a waiter may wait for the time of an extended lease that was evicted"
+    ),
     "a_lock_taken_and_released_between_two_looks": (
         "a lock that is taken and released between two looks is not free all the time"
     ),

@@ -182,6 +182,14 @@ MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 
 
 QUORUM = [
     Mutant(
+        "a waiter of several nodes is woken when the lock is free",
+        "core/quorum_acquire.py",
+        "await port.wait(self._notified, pause)",
+        "await port.sleep(pause)",
+        {"nodes": 3, "calm": True},
+        "L3",
+    ),
+    Mutant(
         "a lost round is released on nodes that did not answer",
         "core/quorum.py",
         "        waits = have_it or not hurry\n",
@@ -1360,8 +1368,16 @@ RARE = [
     Mutant(
         "a closed client may have been notified of a free lock",
         "sim/checks/free_lock.py",
-        "        silent = record.gone | record.closed\n",
-        "        silent = record.gone\n",
+        "len(record.silent) > 1",
+        "len(record.silent & record.gone) > 1",
+        {},
+        "L1",
+    ),
+    Mutant(
+        "a waiter may wait for the time of an extended lease that was evicted",
+        "sim/checks/free_lock.py",
+        " or (settings.evict_holder and extended):",
+        ":",
         {},
         "L1",
     ),

@@ -1,7 +1,7 @@
 """Automatic mutation: small changes of `core/` and the scripts, each of which a check must notice.
 
-`make mutation` draws a sample of all mutants. It tries each with 3,000 simulation runs, then with
-the tests that reach its line, and lists the survivors.
+`make mutation` draws a sample of all mutants. It tries each with those of 3,000 simulation runs
+that reach its line, then with tests that reach it, and lists the survivors.
 
     mutants           what a mutant is; every mutant of the tree; the sample
     python_operators  how Python is changed

@@ -54,7 +54,7 @@ def main() -> int:
         kept[mutant.key] = list(result)
         results.write_text(json.dumps(kept))
         print(f"{len(tried)}/{len(sample)} {_told(mutant, result)}", flush=True)
-    report = _report(tried, title)
+    report = _report(tried, f"{title}, {len(sample) - len(rest)} not tried again")
     (KEPT / f"table-{options.sample}-{options.seed}.md").write_text(report)
     print(report)
     return int(any(result.how == "survived" for _, result in tried))
@@ -117,7 +117,7 @@ def _report(tried: Tried, title: str) -> str:
     for _, result in tried:
         if result.how == "simulator":
             runs.setdefault(result.by, []).append(result.runs)
-    lines += ["", "| check | mutants | runs needed: median | most |", "|---" * 4 + "|"]
+    lines += ["", "| check | mutants | runs, at most: median | most |", "|---" * 4 + "|"]
     for check, needed in sorted(runs.items(), key=lambda each: -len(each[1])):
         lines.append(f"| {check} | {len(needed)} | {median(needed):.0f} | {max(needed)} |")
     for mutant, result in sorted(tried, key=lambda each: (each[0].file, each[0].line)):

@@ -252,13 +252,6 @@ ACCEPTED = [
         "performance only: the job ends earlier, and is started again",
     ),
     Accepted(
-        "core/election.py",
-        "_Candidate._pause_after",
-        "told = sum(waiter.line.listening for waiter in self._waiters) >= self._quorum.majority",
-        "told = sum(waiter.line.listening for waiter in self._waiters) > self._quorum.majority",
-        "performance only: it polls more often",
-    ),
-    Accepted(
         "scripts/read.lua",
         "",
         "return {1, value, KEYS[2] and redis.call('GET', KEYS[2]) or false, ARGV[1]}",

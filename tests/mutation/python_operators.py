@@ -1,8 +1,9 @@
 """How Python is changed: each operator yields spans of the source and what replaces them.
 
-Left alone is what cannot change behaviour (docstrings, annotations, TYPE_CHECKING blocks, texts,
-`__slots__`), and what every import would notice: definitions, imports, statements outside
-functions. Of the latter only numbers, conditions and the like inside their values are changed.
+Not mutated: docstrings, annotations, TYPE_CHECKING blocks and `__slots__`, because nothing could
+detect it; text and bytes, although they may matter; definitions, imports and whole statements
+outside functions, because every import would fail. Numbers, conditions and the like inside the
+values of such statements are mutated.
 """
 
 from __future__ import annotations
@@ -128,10 +129,16 @@ class _Walk:
     def _assignment(
         self, node: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place
     ) -> Iterator[Change]:
-        """Take it away if its name is bound without it; else every use of the name would raise."""
+        """Drop it if its name is bound without it; otherwise every use of the name would raise.
+
+        Of several values that are assigned at once, one is replaced.
+        """
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = {each.id for each in targets if isinstance(each, ast.Name)}
         if any(isinstance(each, (ast.Tuple, ast.List)) for each in targets):
+            for each in value.elts if isinstance(value, ast.Tuple) else ():
+                if not _is_none(each):
+                    yield self._replaced("assign None", [each], "None", place)
             return
         if names <= self._bound:
             yield self._replaced("drop a statement", [node], "pass", place)

@@ -44,8 +44,8 @@ class Result(NamedTuple):
     by: str = ""
     """The check; the test, or `import` if no test could start; the reason if it is accepted."""
     runs: int = 0
-    """A sweep of this many runs, from seed 0 on, contains one that fails. 0: the package cannot be
-    imported."""
+    """A sweep of this many runs, from seed 0 on, contains one that fails; a shorter one may, too.
+    0 if no run of the sweep failed."""
     reached: int = 0
     """The runs that reach it."""
     tests: int = 0
@@ -82,7 +82,8 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
 def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
     """Run the first tests of the list.
 
-    A test counts if it fails twice with the mutant, and passes without.
+    A test counts if it fails twice with the mutant, and passes without. A timeout counts, and so
+    does a failure that names none of the tests, as one at import, if all tests pass without.
     """
     chosen: list[str] = []
     total = 0.0
@@ -94,12 +95,12 @@ def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Resul
     while chosen:
         with copy.changed(mutant):
             failed = copy.test(chosen, limit=60 + 10 * total)
-        if failed is None:
-            return Result("time", "tests")
-        if not failed:
+        if failed == "":
             break
         if failed not in chosen:
-            return Result("tests", failed)
+            passes = copy.test(chosen, limit=60 + 10 * total) == ""
+            noticed = Result("time", "tests") if failed is None else Result("tests", failed)
+            return noticed if passes else Result("survived")
         with copy.changed(mutant):
             fails_again = copy.test([failed], limit=300) != ""
         if fails_again and copy.test([failed], limit=300) == "":

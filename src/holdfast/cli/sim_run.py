@@ -129,6 +129,9 @@ def run(
         float | None, _chance("A turn begins with calls of a cached function.", WHO)
     ] = None,
     extend: Annotated[float | None, _chance("A lease is extended at once.", WHO)] = None,
+    faults_end: Annotated[
+        float | None, _number("When the faults stop, and all clients have to finish.", 0)
+    ] = None,
     slow: Annotated[float | None, _chance("A message is slow.")] = None,
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,

@@ -62,24 +62,33 @@ class Deployment:
         self._world.note("failover", old.name, new.name)
         new.promotions += 1
         self._checks.failed_over()
-        if self._settings.sentinel:
-            self._leave_alone(old, new)
-            return
-        followers = old.end()
+        followers = list(old.followers)
         self.servers = [new]
+        if self._settings.sentinel:
+            self._leave_alone(old)
+            if not followers:
+                self._add_spare(f"{old.name}'", new)
+        else:
+            old.end()
         for follower in followers:
             if follower is not new:
                 new.lead(follower)
         if followers:
             self._add_replica(f"{old.name}'")
 
-    def _leave_alone(self, old: Server, new: Server) -> None:
-        """Let a server that was replaced take writes for a while, of those who do not know yet."""
+    def _leave_alone(self, old: Server) -> None:
+        """Let a server that was replaced take writes for a while, of those who do not know yet.
+
+        Its replicas follow the new one.
+        """
         still = (0.0, 0.5, 0.95)[self._world.choices.pick("overlap", (1, 1, 1))] * OVERLAP
         old.replica = None
-        self.servers = [new]
+        old.followers.clear()
         self._world.after(int(still * SECOND), old.end)
-        spare = Server(self._world, f"{old.name}'", self._settings, drift=new.drift)
+
+    def _add_spare(self, name: str, new: Server) -> None:
+        """Give the new primary a replica that is not waited for."""
+        spare = Server(self._world, name, self._settings, drift=new.drift)
         for key in sorted(new.data.keys()):
             spare.data.put(key, new.data.entry(key))
         spare.follow(new, LAG)

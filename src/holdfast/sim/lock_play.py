@@ -202,6 +202,7 @@ class LockPlay:
         factor = (1.0, 3.0, 0.5)[self._world.choices.pick("extend", (1, 2, 1))]
         ttl, reached = self._settings.ttl * factor, self._checks.reached
         left = self._left(client, hold)
+        self._checks.extending(ttl)
         try:
             await extend(client.session, grip, ttl)
             self._checks.extended(client, hold, ttl)

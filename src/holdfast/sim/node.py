@@ -173,8 +173,9 @@ class Server:
 
     def guard(self, longest_ttl: float) -> float:
         """Greet a connection as `wire.guard` does; return the seconds of a quarantine."""
+        mark = f"{self.name}:{self.starts}:{self.promotions}".replace(" ", "_")
         arguments = (
-            f"{self.name}:{self.starts}:{self.promotions}",
+            mark,
             str(int(longest_ttl * 1000)),
             str(int(OVERLAP * 1000)),
             str(LONG_UP + self.world.now // 1000),
@@ -193,14 +194,12 @@ class Server:
         left = self.data.run("PTTL", QUARANTINE)
         return isinstance(left, int) and left > 0
 
-    def end(self) -> list[Server]:
-        """Be gone for good; the replicas that were waited for are left."""
-        followers = list(self.followers)
+    def end(self) -> None:
+        """Be gone for good."""
         self.down, self._gone, self.replica = True, True, None
         self.followers.clear()
         self._inbox.clear()
         self.hang_up()
-        return followers
 
     @property
     def silent_until(self) -> int:

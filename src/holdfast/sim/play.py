@@ -38,9 +38,6 @@ NAME = "it"
 OWNERS = ("us", "us2", None)
 """Who a client acts for, if there are owners: most for the first, some for none."""
 
-TROUBLE = 15 * SECOND
-"""True time for which things go wrong, at most."""
-
 CLEAN_UP = 5 * SECOND
 """True time after which a clean-up is through, once everything works."""
 
@@ -170,7 +167,10 @@ class Play:
         elif self.settings.brisk:
             self._watch_over()
         try:
-            if not world.run(self._done, TROUBLE):
+            if not world.run(self._done, int(self.settings.faults_end * SECOND)):
+                if not self.healed:
+                    waits = any(map(self._asks, self.tasks))
+                    self.checks.reached["a client that waits when the faults stop"] += waits
                 self._heal()
                 limit = world.now + self._patience()
                 if not world.run(self._done, limit):

@@ -68,7 +68,8 @@ class Settings:
     hand_off: float = 0.0  # a lease is exported in the end, and not released
     atomic: float = 0.0  # of one node: a turn begins with atomic operations
     cached: float = 0.0  # of one node: a turn begins with calls of a cached function
-    extend: float = 0.0  # a lease is extended as soon as it is granted, or later
+    extend: float = 0.0  # a lease is extended when it is granted; even with 0, some are later
+    faults_end: float = 15.0  # seconds after the start when the faults stop, and all have to finish
 
     # What may happen to a message
     slow: float = 0.0
@@ -117,6 +118,8 @@ class Settings:
             if min(chances) < 0 or sum(chances) > 1:
                 given = ", ".join(f"{name} {getattr(self, name)}" for name in together)
                 raise ValueError(f"must be at least 0 and add up to at most 1: {given}")
+        if not 0 <= self.faults_end <= LONGEST:
+            raise ValueError(f"faults_end: up to {LONGEST:.0f} seconds")
         if not 0 <= self.atomic <= 1 or not 0 <= self.cached <= 1:
             raise ValueError("atomic and cached: 0 to 1")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
@@ -150,8 +153,8 @@ class Settings:
         beside = self.atomic or self.cached
         if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
             raise ValueError("owner, failover, replicas, atomic and cached are for one node")
-        if self.sentinel and (self.nodes > 1 or self.replicas):
-            raise ValueError("sentinel needs nodes=1 and replicas=0")
+        if self.sentinel and self.nodes > 1:
+            raise ValueError("sentinel is for one node")
         if self.replicas < 0:
             raise ValueError("replicas: of one node, 0 for none")
         forgets = self.wipe or (self.nodes == 1 and (self.evict or self.failover))
@@ -203,9 +206,10 @@ class Settings:
 
     @property
     def quarantine(self) -> float:
-        """Seconds for which a restarted node that lost its data is not used.
+        """Seconds for which a server grants no lock; 0 for a single server.
 
-        Its leases must have expired by then, and its clock must have passed every fence it granted.
+        It is a promoted replica behind Sentinels, or a node of a quorum that lost its data. Its
+        leases must have expired by then, and its clock must have passed every fence it granted.
         """
         if self.sentinel:
             return LONGER * self.ttl + OVERLAP

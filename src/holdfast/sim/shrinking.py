@@ -149,4 +149,5 @@ def _changes(settings: Settings) -> Iterator[dict[str, Any]]:
     for name in ("clients", "tasks", "turns"):
         yield from ({name: fewer} for fewer in range(1, getattr(settings, name)))
     yield from ({name: value} for name, value in usual.items())
-    yield from ({name: getattr(CALM, name)} for name in ("skew", "ttl", "hold", "drift"))
+    others = "skew", "ttl", "hold", "drift", "faults_end"
+    yield from ({name: getattr(CALM, name)} for name in others)

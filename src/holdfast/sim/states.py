@@ -9,6 +9,7 @@ from __future__ import annotations
 STATES = (
     # Waiting for one server
     "queued",
+    "a client that waits when the faults stop",
     "granted by a push",
     "granted in the reply to another request of the client",
     "a grant confirmed by a renewal",

@@ -101,6 +101,7 @@ SIZES: Mapping[str, Draw] = {
     "hold": Draw(1.0, _hold),
     "drift": Draw(0.8, _from(0.0005, 0.005)),
     "skew": Draw(0.7, _from(0.1, 5.0)),
+    "faults_end": Draw(0.7, _from(0.5, 15.0)),
 }
 """Drawn in this order: some depend on those before them."""
 

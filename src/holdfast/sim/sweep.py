@@ -32,14 +32,14 @@ SMALL = replace(
     crash=0.1,
     cancel=0.1,
 )
-"""The world of which every interleaving is gone through: one holds, the other waits."""
+"""The run of which all variants within BUDGETS are tried: one client holds, the other waits."""
 
 RUNS_FOR_RARE_STATES = 30_000
 
 _LONGEST = 1_000_000  # choices that a world may make
 
 BUDGETS = {"delay": 1, "fault": 1, "slow": 1, "pause": 1, "crash": 1}
-"""How many messages may be overtaken there, how many faults may happen, and of any length."""
+"""At most one delayed message and one fault, whose kind and duration are free."""
 
 OUTAGES = replace(
     CALM,
@@ -54,15 +54,15 @@ OUTAGES = replace(
     full=0.1,
 )
 OUTAGE_BUDGETS = {"delay": 1, "fault": 1, "length": 1, "way": 1, "who": 1}
-"""The same for what may happen to the server."""
+"""The same for outages of the server."""
 
 SMALL_QUORUM = replace(SMALL, nodes=3, hold=0.05)
-SMALL_BUDGETS = {"fault": 1, "slow": 1, "pause": 1, "crash": 1}
-"""The same with three nodes: one fault, of any length, to any message or client, at any time."""
+QUORUM_BUDGETS = {"fault": 1, "slow": 1, "pause": 1, "crash": 1}
+"""The same for three nodes, without a delayed message."""
 
 QUORUM_OUTAGES = replace(OUTAGES, nodes=3, hold=0.6, wipe=0.1)
 QUORUM_OUTAGE_BUDGETS = {"fault": 1, "length": 1, "way": 1, "who": 1, "node": 1}
-"""And to any node."""
+"""The same for outages of any one node."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from holdfast.core.token import client_in
 from holdfast.sim.checks.record import channel_in, queue_of
 from holdfast.sim.node import SLOW
-from holdfast.sim.settings import LONGER
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -71,21 +70,20 @@ class FreeLockCheck:
     def _patience(self) -> int:
         """Return for how many microseconds the lock may be free while a client waits.
 
-        Two waiters in a row that do not receive what they are sent cost up to the time of a lease,
-        as the README says, and a lock delay. After an eviction or a restart without data waiters
-        still wait as long as they were told: until the lease that is gone would have been over, and
-        its lock delay. A message that a lock delay begins may arrive after the delay.
+        Two waiters in a row that do not respond cost up to the time of one lease and its lock
+        delay. After an eviction of a key, or a restart without data, waiters request again when the
+        lease that is gone would have expired. The same holds if an operator evicts an extended
+        lease. A message that a lock delay begins may arrive after the delay.
         """
         record, settings = self._record, self._record.settings
         if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
-        silent = record.gone | record.closed
-        deaf = 1 if settings.half_open or len(silent) > 1 else 0
-        told = 0.0 if settings.prompt else settings.lock_delay
-        if settings.evict or settings.wipe:
-            told = LONGER * settings.ttl + settings.lock_delay
+        lease = record.longest_ttl + settings.lock_delay
+        silent = 1 if settings.half_open or len(record.silent) > 1 else 0
+        retry_after = 0.0 if settings.prompt else settings.lock_delay
+        extended = record.longest_ttl > settings.ttl
+        if settings.evict or settings.wipe or (settings.evict_holder and extended):
+            retry_after = lease
         if settings.slow:  # a message that says how long to wait counts from its arrival
-            told += SLOW[-1] / SECOND
-        longest = LONGER * settings.ttl if settings.extend else settings.ttl
-        lasts = longest + settings.lock_delay
-        return FREE_AT_MOST + int((deaf * lasts + told) * SECOND)
+            retry_after += SLOW[-1] / SECOND
+        return FREE_AT_MOST + int((silent * lease + retry_after) * SECOND)

@@ -59,7 +59,9 @@ PROMISES: Mapping[str, Promise] = {
         "free_lock", "a lock is free after the ttl of its holder, and then goes to a waiter"
     ),
     "L2": Promise("free_lock play", "a lock that is released goes to a waiter"),
-    "L3": Promise("free_lock hand_over", "a waiter that does not respond does not stop the others"),
+    "L3": Promise(
+        "free_lock hand_over quorum", "a waiter that does not respond does not stop the others"
+    ),
     "L4": Promise("lock_play", "an acquire ends by its timeout, and does not time out before"),
     "L5": Promise("lock_play", "a holder does not wait for itself"),
     "L6": Promise("quorum", "on several nodes, one of the clients that ask wins"),

@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from holdfast.core.hold import HELD
+from holdfast.core.line import read_message
 from holdfast.sim.checks.eviction import is_shown
+from holdfast.sim.checks.hand_over import RETRIES_WITHIN
 from holdfast.sim.checks.record import SLACK
 from holdfast.sim.checks.restore import RestoreCheck
 from holdfast.sim.checks.server import NOT_SEEN, READING, Checks
@@ -57,6 +59,8 @@ class QuorumChecks(Checks):
         self._restores = RestoreCheck(world, key, nodes, self.fail)
         self._rounds: dict[str, Request] = {}
         """The request by which each token was first asked for."""
+        self._last_vote: dict[str, tuple[str, int]] = {}
+        """By the token of a waiter, the token and the time of the last vote that it requested."""
         self._last_round: dict[str, str] = {}
         """The token of each task's last round."""
 
@@ -264,6 +268,8 @@ class QuorumChecks(Checks):
         """A client sends a request to a node."""
         super().sent(client, request, server)
         script, token = request[0].name, "".join(request[2][:1])
+        if script == "vote":
+            self._last_vote[request[2][-1]] = token, self.world.now
         if script == "vote" and token not in self._rounds:
             self._begins(client, token)
             self._rounds[token] = request
@@ -316,9 +322,26 @@ class QuorumChecks(Checks):
             if hold.token == token and self.alive(client, hold):
                 self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
 
-    def pushed(self, client: SimClient, message: bytes) -> None:  # noqa: ARG002 - it does not matter
-        """A node spoke to a client."""
-        self.reached["notified that the lock is free"] += message.startswith(b"A")
+    def pushed(self, client: SimClient, message: bytes) -> None:
+        """A client received a message: if the lock is free, it votes again soon (L3).
+
+        A client that got votes in its last round, but too few, pauses whatever it receives.
+        """
+        waiter, now = read_message(message)[4], self.world.now
+        if not message.startswith(b"A") or waiter not in client.registered():
+            return
+        self.reached["notified that the lock is free"] += 1
+
+        def look(since: float) -> None:
+            token, voted_at = self._last_vote[waiter]
+            over = client.closed or client.machine.crashed or waiter not in client.registered()
+            if over or client.was_stopped_since(since) or voted_at >= now or self._votes[token]:
+                return
+            self.fail("L3", f"{waiter} was notified that the lock is free, and does not vote")
+
+        if self._is_prompt():
+            since = client.now()
+            self.world.after(int(RETRIES_WITHIN * SECOND), lambda: look(since))
 
     def too_young(self, client: SimClient) -> None:
         """A node that lost its data was not asked."""
@@ -340,5 +363,9 @@ class QuorumChecks(Checks):
         # What a crashed holder had, or ran out, for as long as it was extended to.
         runs_out = settings.max_hold or settings.drop or not settings.renew
         if runs_out or not settings.calm:
-            left_over = 3 * settings.ttl + settings.lock_delay + settings.quarantine
+            left_over = self.record.longest_ttl + settings.lock_delay
+        if settings.doubled:  # a vote that arrives again keeps a node, and then another one
+            left_over += 2 * self.record.longest_ttl
+        if settings.wipe or settings.restart or settings.server_crash:
+            left_over += settings.quarantine
         return int((5.0 + left_over) * SECOND)

@@ -1,7 +1,7 @@
 """What happened to the lock of one run so far: the facts that its checks share.
 
-The checks know nothing of how a lock works. They see what is in the lock's keys, which clients
-consider themselves the holder, and the fences that these were given.
+The checks do not repeat the decisions of the core. They compare the lock's keys before and after
+each script, the requests and replies, and which clients consider themselves the holder.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Record:
         self.quarantined = False
         """A server was replaced by one in quarantine."""
         self.free_since = 0
+        self.silent: set[str] = set()
+        """Clients that ended while they wanted the lock: their tokens may stay in the queue."""
+        self.longest_ttl = settings.ttl
+        """The longest ttl that any client has requested so far."""
         self.fences: dict[int, str] = {}
         """To which token each fence was granted."""
         self.holds: list[tuple[SimClient, Hold]] = []

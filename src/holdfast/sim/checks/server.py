@@ -193,6 +193,10 @@ class Checks:
         self.max_hold.granted(hold)
         self.lease_end.look_again(client, hold)
 
+    def extending(self, ttl: float) -> None:
+        """A client requests an extension, which the server may carry out without a reply."""
+        self.record.longest_ttl = max(self.record.longest_ttl, ttl)
+
     def extended(self, client: SimClient, hold: Hold, ttl: float) -> None:
         """A client extended its lease, and goes on with it."""
         self.world.note("extended", client.machine.name, hold.token, ttl)
@@ -267,6 +271,8 @@ class Checks:
         self.reached["forked while holding"] += holding
         self.reached["forked while waiting"] += waiting
         self.record.gone.add(parent)
+        if waiting or self.lease_start.awaits_answer(parent):
+            self.record.silent.add(parent)
 
     def closed(self, client: SimClient) -> None:
         """A client was closed: what it left on the server expires."""
@@ -281,6 +287,9 @@ class Checks:
     def _note_end(self, client: SimClient, what: str) -> None:
         self.reached[f"{what} while holding"] += self._holds_any(client)
         self.reached[f"{what} while waiting"] += bool(client.waiting())
+        name = client.machine.name
+        if client.registered() or self.lease_start.awaits_answer(name):
+            self.record.silent.add(name)
 
     def _holds_any(self, client: SimClient) -> bool:
         return any(who is client and self.alive(who, hold) for who, hold in self.record.holds)
