@@ -96,6 +96,9 @@ KEPT = {
         "a waiter may have to wait for replicas before it asks again"
     ),
     "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
+    "a_client_that_was_stopped_before_it_could_clean_up": (
+        "a client that was stopped may have left the lock"
+    ),
     "a_waiter_behind_an_extended_lease_that_was_evicted": (
         "a waiter may wait for the time of an extended lease that was evicted"
     ),

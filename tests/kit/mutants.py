@@ -1429,6 +1429,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a client that was stopped may have left the lock",
+        "sim/checks/leftovers.py",
+        " or client in stopped or",
+        " or",
+        {},
+        "S10",
+    ),
+    Mutant(
         "a waiter may wait for the time of an extended lease that was evicted",
         "sim/checks/free_lock.py",
         " or (settings.evict_holder and extended):",
