@@ -47,6 +47,8 @@ class Story:
         """The tokens that the background takes back, and from which nodes."""
         self.seen_to_for: dict[str, str] = {}
         """For how many milliseconds."""
+        self.tombstones: list[str] = []
+        """What each of these requests leaves."""
         self.due: list[Callable[[], None]] = []
         """What it is to do later."""
         self.where = self.know_where(lambda _, action: self.due.append(action))
@@ -55,7 +57,8 @@ class Story:
         return Whereabouts(NODES, self._clean_up, later, "60000")
 
     def _clean_up(self, request: Request) -> None:
-        _, keys, (token, ttl, *_) = request
+        _, keys, (token, ttl, tombstone, _) = request
+        self.tombstones.append(tombstone)
         self.seen_to.add((token, keys.node))
         self.seen_to_for[token] = ttl
 
@@ -385,6 +388,33 @@ def test_what_an_adoption_got_too_late_is_seen_to_for_as_long_as_any_lock_may_la
     is_there(2)
     assert story.seen_to == {("new", 2)}
     assert story.seen_to_for == {"new": "60000"}
+
+
+def test_every_release_of_a_lost_lease_begins_the_lock_delay() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    note(0, 1)
+    note(1, 1)
+    release: Request = RELEASE, KEYS, ("t", "10000", "60000 lost", "5000 barge ")
+    gone, _ = story.where.ending(release, [])
+    story.where.see_to(1, release)
+    for node in NODES:
+        gone(node)
+    note(2, 1)  # its vote arrives when the lease is lost
+    assert story.seen_to == {("t", 1), ("t", 2)}
+    assert story.tombstones == ["60000 lost"] * 2
+
+
+@pytest.mark.parametrize("tombstone", ["0", "60000"])
+def test_other_releases_do_not_begin_the_lock_delay(tombstone: str) -> None:
+    story = Story()
+    note = story.ask_for("t")
+    release: Request = RELEASE, KEYS, ("t", "10000", tombstone, "5000 barge ")
+    story.where.ending(release, [])
+    story.where.see_to(1, release)
+    story.where.forget("t")
+    note(2, 1)
+    assert story.tombstones == ["60000"] * 2
 
 
 def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:

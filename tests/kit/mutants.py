@@ -280,7 +280,7 @@ QUORUM = [
     Mutant(
         "a token is released on nodes that did not answer",
         "core/whereabouts.py",
-        "        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))",
+        "        self._clean_up((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))",
         "        pass",
         MANY_LATE,
         "S10 S16",
@@ -1429,6 +1429,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a late clean-up on one of several nodes does not end the lock delay",
+        "core/whereabouts.py",
+        "self.see_to(node, request, lost=there.lost)",
+        "self.see_to(node, request)",
+        {},
+        "DELAY",
+    ),
+    Mutant(
         "a client that was stopped may have left the lock",
         "sim/checks/leftovers.py",
         " or client in stopped or",
@@ -1675,7 +1683,7 @@ OPERATED = [
     Mutant(
         "the end of a lost lease begins the delay",
         "core/session.py",
-        'self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")',
+        "self.clean_up_after(hold, LOST_TOMBSTONE)",
         "self.clean_up_after(hold)",
         DELAYED,
         "DELAY",

@@ -16,7 +16,7 @@ from holdfast.core.events import Event
 from holdfast.core.hold import RELEASED, forked
 from holdfast.core.line import Line, channel_of, read_message
 from holdfast.core.renewer import Renewer, taking_back_blindly
-from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, delay_in, to_ms
+from holdfast.core.spec import LOST_TOMBSTONE, TOMBSTONE_MS, TTL_MAX, delay_in, to_ms
 from holdfast.core.token import client_in
 from holdfast.errors import ConfigurationError
 from holdfast.scripts import RELEASE
@@ -303,4 +303,4 @@ class Session:
         # request that was abandoned may still arrive. Of several nodes some may have it still.
         gone = reason in {"taken", "key_missing"}
         if not gone or hold.tainted or self.quorum is not None:
-            self.clean_up_after(hold, f"{TOMBSTONE_MS} lost")  # and now the lock delay begins
+            self.clean_up_after(hold, LOST_TOMBSTONE)  # and now the lock delay begins

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import LOST_TOMBSTONE, TOMBSTONE_MS
 from holdfast.core.tally import is_no, is_yes, nothing
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import ADOPT, RELEASE
@@ -28,6 +28,13 @@ SLOW = 1.0
 ASKED, THERE, UNSURE, THEIRS = "asked", "there", "unsure", "theirs"
 """Of a token on a node: on its way; there; perhaps there, or yet to arrive by another road; left to
 whoever adopts it."""
+
+
+class _Places(dict[int, str]):
+    """The nodes where a token is, or may be, and how sure that is."""
+
+    lost = False
+    """Its lease was lost: where it arrives late, the lock delay begins."""
 
 
 class Whereabouts:
@@ -50,7 +57,7 @@ class Whereabouts:
         self._clean_up = clean_up
         self._later = later
         self._longest = longest
-        self._tokens: dict[str, dict[int, str]] = {}
+        self._tokens: dict[str, _Places] = {}
         self._missing: set[tuple[str, int]] = set()
         """The tokens, and the nodes on which a renewal did not find them. The thread that acquired
         a lock reads a late answer to its vote only with its next request: until then the node
@@ -80,7 +87,7 @@ class Whereabouts:
 
     def expect(self, token: str) -> None:
         """Note that a token will stand in the queues of all nodes."""
-        self._tokens[token] = dict.fromkeys(self._all, THERE)
+        self._tokens[token] = _Places(dict.fromkeys(self._all, THERE))
 
     def note_leaving(self, token: str) -> None:
         """Note that a token is being given back."""
@@ -97,7 +104,7 @@ class Whereabouts:
     def forget_if_nowhere(self, token: str) -> None:
         """Care no more for a token that turned out to be on no node."""
         if not self._tokens.get(token, True):
-            there = self._tokens.pop(token, {})
+            there = self._tokens.pop(token, _Places())
             if there:  # another thread has just noted that it is somewhere
                 self._tokens.setdefault(token, there).update(there)
         # Of one that is not known only that: another thread may be noting that it is somewhere.
@@ -117,7 +124,7 @@ class Whereabouts:
 
     def hand_on(self, token: str) -> None:
         """Leave a token to whoever adopts it, also where it turns out later to have arrived."""
-        there = self._tokens.get(token, {})
+        there = self._tokens.get(token, _Places())
         there.update(dict.fromkeys(self._all, THEIRS))
         self.forget(token)
 
@@ -129,7 +136,7 @@ class Whereabouts:
         token, waiter = args[0], "".join(args[4:])
         there = self._tokens.get(token)
         if there is None:
-            self._tokens[token] = there = {**self._asked}
+            self._tokens[token] = there = _Places(self._asked)
         else:  # an adoption that is tried again: what came of the last try may come yet
             there.update({node: UNSURE for node in self._all if there.get(node) is not THERE})
 
@@ -141,7 +148,8 @@ class Whereabouts:
             if known is not UNSURE:  # as when it is being given again
                 there[node] = state
             if over or known is None:
-                self.see_to(node, request)  # it was given up, and this came, or will come, later
+                # It was given up, and this came, or will come, later.
+                self.see_to(node, request, lost=there.lost)
 
         def note(node: int, answer: Reply | HoldfastError) -> None:
             unknown = isinstance(answer, OutcomeUnknown)
@@ -156,7 +164,7 @@ class Whereabouts:
 
     def _note_queued(self, node: int, request: Request, *, unsure: bool) -> None:
         """Note that a token is in a node's queue, or may yet be put there."""
-        stands = self._tokens.get(request[2][0], {})
+        stands = self._tokens.get(request[2][0], _Places())
         if node not in stands:  # it has left meanwhile, and this came after that
             self.see_to(node, request)
         elif unsure:
@@ -214,6 +222,8 @@ class Whereabouts:
         Where it turns out meanwhile that the token may yet arrive, it is buried too.
         """
         token, _, tombstone, *_ = request[2]
+        if token in self._tokens and tombstone == LOST_TOMBSTONE:
+            self._tokens[token].lost = True
 
         def gone(node: int) -> None:
             there = self._tokens.get(token)
@@ -231,19 +241,21 @@ class Whereabouts:
 
     # Until it is gone
 
-    def see_to(self, node: int, request: Request) -> None:
+    def see_to(self, node: int, request: Request, *, lost: bool = False) -> None:
         """Have the token of a request taken back on a node by the background."""
-        script, keys, (token, ttl, _, settings, *_) = request
+        script, keys, (token, ttl, tombstone, settings, *_) = request
+        lost = lost or (script is RELEASE and tombstone == LOST_TOMBSTONE)
         if script is ADOPT:  # it is there for as long as what was exported, which may be extended
             ttl = self._longest
         self._note_unsure(token, [node])
-        self._clean_up((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
+        tombstone = LOST_TOMBSTONE if lost else TOMBSTONE_MS
+        self._clean_up((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
 
     def _note_unsure(self, token: str, nodes: Iterable[int]) -> None:
         unsure = dict.fromkeys(nodes, UNSURE)
-        self._tokens.setdefault(token, {}).update(unsure)
+        self._tokens.setdefault(token, _Places()).update(unsure)
         # Noted first, looked at second: who forgets it does these two in the other order.
-        self._tokens.setdefault(token, {}).update(unsure)
+        self._tokens.setdefault(token, _Places()).update(unsure)
 
     def abandon(self, request: Request) -> None:
         """Have the token of a request taken back wherever it may be."""
