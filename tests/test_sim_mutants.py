@@ -92,6 +92,12 @@ KEPT = {
         "a waiter may have to wait for replicas before it asks again"
     ),
     "a_waiter_that_paused_after_a_reply": "a waiter that polls may pause after a reply",
+    "a_late_clean_up_that_ended_a_lock_delay": (
+        "a late clean-up on one of several nodes does not end the lock delay"
+    ),
+    "a_client_that_was_stopped_before_it_could_clean_up": (
+        "a client that was stopped may have left the lock"
+    ),
     "a_waiter_behind_an_extended_lease_that_was_evicted": (
         "a waiter may wait for the time of an extended lease that was evicted"
     ),

@@ -37,6 +37,8 @@ class Story:
         """The tokens that the background takes back, and from which nodes."""
         self.seen_to_for: dict[str, str] = {}
         """For how many milliseconds."""
+        self.tombstones: list[str] = []
+        """What each of these requests leaves."""
         self.due: list[Callable[[], None]] = []
         """What it is to do later."""
         self.where = self.know_where(lambda _, action: self.due.append(action))
@@ -45,7 +47,8 @@ class Story:
         return TokenLocations(NODES, self._clean_up, later, nullcontext())
 
     def _clean_up(self, request: Request) -> None:
-        _, keys, (token, ttl, *_) = request
+        _, keys, (token, ttl, tombstone, _) = request
+        self.tombstones.append(tombstone)
         self.seen_to.add((token, keys.node))
         self.seen_to_for[token] = ttl
 
@@ -102,7 +105,7 @@ class GivenAgain(Story):
 
     def other(self) -> None:
         there = self.where.of("t") or {}
-        self.where.leaving("t")
+        self.where.leaving("t", lost=False)
         self.asked = list(there)
         self.buried = [node for node in self.asked if there.get(node) is UNSURE]
         if self.at_once:
@@ -306,6 +309,36 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
 # With one thread
 
 
+def test_every_release_of_a_lost_lease_begins_the_lock_delay() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    note(0, 1)
+    note(1, 1)
+    release: Request = RELEASE, KEYS, ("t", "10000", "60000 lost", "5000 barge ")
+    story.where.leaving("t", lost=True)
+    story.where.leave(release, [1], complete=False)
+    for node in NODES:
+        story.where.on_release(release, node, tombstone=True)
+    note(2, 1)  # its vote arrives when the lease is lost
+    assert story.seen_to == {("t", 1), ("t", 2)}
+    assert story.tombstones == ["60000 lost"] * 2
+    for action in story.due:
+        action()
+    assert not story.where._lost
+
+
+@pytest.mark.parametrize("tombstone", ["0", "60000"])
+def test_other_releases_do_not_begin_the_lock_delay(tombstone: str) -> None:
+    story = Story()
+    note = story.ask_for("t")
+    release: Request = RELEASE, KEYS, ("t", "10000", tombstone, "5000 barge ")
+    story.where.leaving("t", lost=False)
+    story.where.leave(release, [1], complete=False)
+    story.where.forget("t")
+    note(2, 1)
+    assert story.tombstones == ["60000"] * 2
+
+
 def test_where_a_request_may_yet_arrive_no_answer_makes_that_sure() -> None:
     story = Story()
     note = story.ask_for("t")
@@ -355,7 +388,7 @@ def test_a_token_that_is_released_is_forgotten_when_a_renewal_does_not_find_it()
     note = story.ask_for("t")
     for node in NODES:
         note(node, 1)
-    story.where.leaving("t")
+    story.where.leaving("t", lost=False)
     story.where.note_gone("t", 0)
     for node in NODES:
         story.where.on_renewal("t", node, 0)
@@ -396,6 +429,6 @@ def test_a_token_that_was_forgotten_before_it_is_noted_as_leaving_is_not_remembe
     note = story.ask_for("t")
     for node in NODES:
         note(node, 0)
-    story.where.leaving("t")  # whoever releases it looked before that
+    story.where.leaving("t", lost=False)  # whoever releases it looked before that
     story.leave("t", complete=True)
     assert not story.where._leaving

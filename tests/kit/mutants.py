@@ -280,8 +280,7 @@ QUORUM = [
     Mutant(
         "a token is released on nodes that did not answer",
         "core/token_locations.py",
-        "        self._due.append((RELEASE, keys.at(node), "
-        "(token, ttl, TOMBSTONE_MS, settings)))\n",
+        "        self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))\n",
         "",
         MANY_LATE,
         "S10 S16",
@@ -1374,6 +1373,22 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a late clean-up on one of several nodes does not end the lock delay",
+        "core/token_locations.py",
+        "LOST_TOMBSTONE if token in self._lost else TOMBSTONE_MS",
+        "TOMBSTONE_MS",
+        {},
+        "DELAY",
+    ),
+    Mutant(
+        "a client that was stopped may have left the lock",
+        "sim/checks/leftovers.py",
+        " or client in stopped or",
+        " or",
+        {},
+        "S10",
+    ),
+    Mutant(
         "a waiter may wait for the time of an extended lease that was evicted",
         "sim/checks/free_lock.py",
         " or (settings.evict_holder and extended):",
@@ -1614,7 +1629,7 @@ OPERATED = [
     Mutant(
         "the end of a lost lease begins the delay",
         "core/session.py",
-        'self.cleanups.schedule_lease(hold, f"{TOMBSTONE_MS} lost")',
+        "self.cleanups.schedule_lease(hold, LOST_TOMBSTONE)",
         "self.cleanups.schedule_lease(hold)",
         DELAYED,
         "DELAY",

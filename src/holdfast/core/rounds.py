@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import LOST_TOMBSTONE, TOMBSTONE_MS
 from holdfast.core.token_locations import ASKED, UNSURE, is_yes
 from holdfast.errors import ConfigurationError, HoldfastError, NoQuorum, OutcomeUnknown
 from holdfast.keys import keys_of
@@ -245,7 +245,7 @@ class Release(Round):
     def __init__(self, quorum: Quorum, request: Request, enough: Enough) -> None:
         script, keys, (token, ttl, tombstone, settings) = request
         self.token = token
-        there = quorum.locations.leaving(token)
+        there = quorum.locations.leaving(token, lost=tombstone == LOST_TOMBSTONE)
         if keys.node is None:
             nodes = list(quorum.all if there is None else there)
         else:

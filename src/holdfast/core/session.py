@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.held import HeldLeases
 from holdfast.core.hold import RELEASED, forked
 from holdfast.core.renewer import Renewer
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import LOST_TOMBSTONE
 from holdfast.core.waiters import Waiters
 from holdfast.errors import ConfigurationError
 
@@ -124,7 +124,7 @@ class Session:
         # without a reply may still arrive.
         gone = reason in {"taken", "key_missing"} and self.deployment.refusal_is_final
         if not gone or hold.tainted:
-            self.cleanups.schedule_lease(hold, f"{TOMBSTONE_MS} lost")  # begins the lock delay
+            self.cleanups.schedule_lease(hold, LOST_TOMBSTONE)  # begins the lock delay
 
     def moved(self, _seat: object) -> None:
         """Renew all leases: another server has taken over. Called from any thread."""

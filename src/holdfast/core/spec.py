@@ -33,6 +33,9 @@ WINDOW_LONGEST = 1.0  # as in the scripts
 TOMBSTONE_MS = "60000"
 """How long a given-up token stays refused: longer than a request may be under way."""
 
+LOST_TOMBSTONE = f"{TOMBSTONE_MS} lost"
+"""The same for the release of a lost lease, which begins the lock delay."""
+
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
 LABEL_MAX = 200
 REPLICAS_MAX = 1000

@@ -15,7 +15,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast.core.spec import TOMBSTONE_MS
+from holdfast.core.spec import LOST_TOMBSTONE, TOMBSTONE_MS
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import RELEASE
 
@@ -59,6 +59,8 @@ class TokenLocations:
         there again."""
         self._leaving: set[str] = set()
         """Tokens that are being released."""
+        self._lost: set[str] = set()
+        """Tokens of lost leases: each release of them begins the lock delay."""
         self._released: dict[str, Request] = {}
         """Releases to which some node has not replied yet, by token."""
         self._released_before: dict[str, Request] = {}
@@ -87,8 +89,11 @@ class TokenLocations:
         with self._mutex:
             self._tokens[token] = dict.fromkeys(self._all, state)
 
-    def leaving(self, token: str) -> dict[int, str] | None:
+    def leaving(self, token: str, *, lost: bool) -> dict[int, str] | None:
         """Note that a token is being released; as `of`. It is given to no more nodes."""
+        if lost and token not in self._lost:
+            self._lost.add(token)
+            self._later(int(TOMBSTONE_MS) / 1000, lambda: self._lost.discard(token))
         with self._mutex:
             if token in self._tokens:
                 self._leaving.add(token)
@@ -195,7 +200,8 @@ class TokenLocations:
         """Have the background release the token of a request on a node; needs `_flush`."""
         _, keys, (token, ttl, _, settings, *_) = request
         self._tokens.setdefault(token, {})[node] = UNSURE
-        self._due.append((RELEASE, keys.at(node), (token, ttl, TOMBSTONE_MS, settings)))
+        tombstone = LOST_TOMBSTONE if token in self._lost else TOMBSTONE_MS
+        self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
 
     def _flush(self) -> None:
         """Hand over to the background what it has to do.

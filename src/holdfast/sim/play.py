@@ -184,8 +184,6 @@ class Play:
         restarts = settings.wipe or settings.restart or settings.server_crash
         silent = settings.quarantine if restarts else 0.0
         self._let_pass(CLEAN_UP + int((silent + undone) * SECOND))
-        for server in self.deployment.servers:
-            self.checks.leftovers.is_cleaned_up(server)
         self._has_cleaned_up()
         self._let_pass(self._patience())
         self._has_left_nothing()
@@ -209,6 +207,8 @@ class Play:
             elif not client.machine.crashed and not client.closed:
                 self.checks.leftovers.is_forgotten(client)
         self.checks.leftovers.is_refused(stopped)
+        for server in self.deployment.servers:
+            self.checks.leftovers.is_cleaned_up(server, stopped)
 
     def _let_pass(self, microseconds: int) -> None:
         world, end = self.world, self.world.now + microseconds

@@ -60,14 +60,15 @@ class LeftoverCheck:
         elif now - since > CLEANED_UP + record.settings.lock_delay * SECOND:
             record.fail("S10", f"{name} has {server.name}, and no client holds or wants it")
 
-    def is_cleaned_up(self, server: Server) -> None:
-        """All clients are through, and could clean up: only a crashed one left the lock (S10)."""
+    def is_cleaned_up(self, server: Server, stopped: set[str]) -> None:
+        """Clients that were not stopped have cleaned up: only a crashed one left the lock (S10)."""
         record = self._record
         holder = server.data.string(record.key)
         kept = record.untrusted or record.settings.lock_delay
         left_some = bool(record.gone or record.closed)
         kept = kept or (record.settings.owner and left_some)  # then a co-holder has it
-        if holder is None or kept or record.is_left(client_in(holder.decode())):
+        client = "" if holder is None else client_in(holder.decode())
+        if holder is None or kept or client in stopped or record.is_left(client):
             return
         if not record.is_passed_on(holder) and not record.is_doubled(holder.decode()):
             record.fail("S10", f"{holder!r} has the lock, and no client holds it")
