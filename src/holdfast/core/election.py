@@ -264,7 +264,8 @@ class _Candidate:
         others = [error for error in failures if not isinstance(error, Quarantined)]
         message = (
             f"{self._spec.name!r} was not acquired: {len(failures) - len(others)} of {len(nodes)} "
-            "nodes have just started or were promoted, and may have lost locks that are held; "
+            "nodes are new, have restarted or were promoted, and may not know all locks that are "
+            "held; "
             f"a majority may not vote for another {math.ceil(quarantine.seconds)} s"
         )
         said = "".join(f"; {error}" for error in others)
