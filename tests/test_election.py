@@ -270,8 +270,9 @@ def test_a_quarantine_is_waited_for_until_the_timeout() -> None:
     error = attempts.fail(NoQuorum, [*young, AWAY[2]], timeout=2)
     assert attempts.port.slept == pytest.approx([0.75, 0.75, 0.5])
     assert str(error) == (
-        "'a' was not acquired: 2 of 3 nodes have just started or were promoted, and may have lost "
-        "locks that are held; a majority may not vote for another 21 s; c:3 is away: " + ADVICE
+        "'a' was not acquired: 2 of 3 nodes are new, have restarted or were promoted, and may not "
+        "know all locks that are held; a majority may not vote for another 21 s; c:3 is away: "
+        + ADVICE
     )
     assert (error.lock, error.nodes["c:3"]) == ("a", "c:3 is away")
     attempts.fail(NoQuorum, [*young, AWAY[2]], timeout=0)

@@ -33,9 +33,10 @@ def durable(program: str) -> Iterator[Server]:
         yield server
 
 
-def quarantine(server: Server, longest: float = 60.0) -> float:
-    """Connect as a client does, and say for how long nobody gets a lock."""
-    connection, found = from_url(server.url).open(5, guard.watch("it", "default", longest))
+def quarantine(server: Server, longest: float = 60.0, *, of_several: bool = False) -> float:
+    """Connect as a client does, and return for how long no lock is granted."""
+    watching = guard.watch("it", "default", longest, of_several=of_several)
+    connection, found = from_url(server.url).open(5, watching)
     connection.disconnect()
     return found.left
 
@@ -57,6 +58,15 @@ def test_a_server_that_has_run_for_long_and_knows_nothing_is_new_to_us(
     eventually(lambda: has_run(own_server, 2))  # the first second may have just begun
     assert quarantine(own_server, 0.5) == 0
     assert quarantine(own_server, 60) == 0
+
+
+def test_one_of_several_servers_may_have_replaced_another_however_long_it_has_run(
+    own_server: Server,
+) -> None:
+    eventually(lambda: has_run(own_server, 2))
+    left = quarantine(own_server, 0.5, of_several=True)
+    assert 0 < left <= 0.5
+    eventually(lambda: quarantine(own_server, 0.5, of_several=True) == 0)
 
 
 def test_a_young_server_that_knows_nothing_may_have_lost_it(own_server: Server) -> None:

@@ -99,7 +99,7 @@ KEPT = {
         "a client that was stopped may have left the lock"
     ),
     "a_waiter_behind_an_extended_lease_that_was_evicted": (
-        "a waiter may wait for the time of an extended lease that was evicted"
+        "after an eviction one waiter that does not respond delays the others"
     ),
     "a_lock_taken_and_released_between_two_looks": (
         "a lock that is taken and released between two looks is not free all the time"

@@ -42,11 +42,14 @@ class Watched(NamedTuple):
 
 
 def watch(
-    node: str, user: str, longest_ttl: float, overlap: float | None = None
+    node: str, user: str, longest_ttl: float, *, of_several: bool = False
 ) -> Greeting[Watched]:
-    """Find out whether the server has taken another's place, and have nobody get a lock then.
+    """Find out whether the server has replaced another one; if so, begin a quarantine.
 
-    It lasts for `longest_ttl`, and `overlap` more, for which another may still take writes.
+    It lasts for `longest_ttl`. Behind Sentinels it lasts for `OVERLAP` more, in which another
+    server may still take writes. There a server without a mark that was never a replica, and has
+    run for longer than that, is new and has lost nothing. One `of_several` may have replaced
+    another server at the same address, however long it has run.
 
     Raises:
         NodeUnavailable: it is not, or not yet, a primary; or does not answer as it should.
@@ -55,11 +58,13 @@ def watch(
     facts = yield from _ask_facts(node, user)
     durable = _says((yield ("CONFIG", "GET", "appendonly")), b"yes")
     durable = durable and _says((yield ("CONFIG", "GET", "appendfsync")), b"always")
+    overlap = 0.0 if of_several else OVERLAP
+    uptime = 0 if of_several else max(0, int(facts["uptime_in_seconds"]) - 1)  # whole seconds begun
     arguments = (
         _mark(facts),
         str(round(longest_ttl * 1000)),
-        str(round((OVERLAP if overlap is None else overlap) * 1000)),
-        str(max(0, int(facts["uptime_in_seconds"]) - 1) * 1000),  # it counts whole seconds begun
+        str(round(overlap * 1000)),
+        str(uptime * 1000),
         str(int(durable)),
         str(int(facts.get("master_replid2", _NEVER) != _NEVER)),
         _SERIAL,

@@ -91,7 +91,7 @@ def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
 def quarantined(node: str, seconds: float) -> Quarantined:
     """Say that a server grants no lock for `seconds` more, and why."""
     message = (
-        f"{node} has just started or was promoted, and may have lost locks that are still held: "
+        f"{node} is new, has restarted or was promoted, and may not know all locks that are held: "
         f"it grants none for another {math.ceil(seconds)} s"
     )
     return Quarantined(message, node=node, seconds=seconds)

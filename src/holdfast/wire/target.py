@@ -156,7 +156,9 @@ class ServerTarget:
         if self.silence:
             from holdfast.wire import guard  # noqa: PLC0415 - only with several servers
 
-            left, process = yield from guard.watch(self.node, self.user, self.silence, overlap=0.0)
+            left, process = yield from guard.watch(
+                self.node, self.user, self.silence, of_several=True
+            )
             self.processes[self.node] = process
             known = list(self.processes.items())  # a copy: other nodes are connected to meanwhile
             twins = [node for node, other in known if other == process]

@@ -71,18 +71,18 @@ class FreeLockCheck:
         """Return for how many microseconds the lock may be free while a client waits.
 
         Two waiters in a row that do not respond cost up to the time of one lease and its lock
-        delay. After an eviction of a key, or a restart without data, waiters request again when the
-        lease that is gone would have expired. The same holds if an operator evicts an extended
-        lease. A message that a lock delay begins may arrive after the delay.
+        delay. After an eviction by an operator only one waiter is notified, so one is enough. After
+        an eviction of a key, or a restart without data, waiters request again when the lease that
+        is gone would have expired. A message that a lock delay begins may arrive after the delay.
         """
         record, settings = self._record, self._record.settings
         if settings.calm and not settings.drop and not settings.replicas:  # these may lag behind
             return FREE_IF_CALM
         lease = record.longest_ttl + settings.lock_delay
-        silent = 1 if settings.half_open or len(record.silent) > 1 else 0
+        watchers = 1 if settings.evict_holder else 2
+        silent = 1 if settings.half_open or len(record.silent) >= watchers else 0
         retry_after = 0.0 if settings.prompt else settings.lock_delay
-        extended = record.longest_ttl > settings.ttl
-        if settings.evict or settings.wipe or (settings.evict_holder and extended):
+        if settings.evict or settings.wipe:
             retry_after = lease
         if settings.slow:  # a message that says how long to wait counts from its arrival
             retry_after += SLOW[-1] / SECOND
