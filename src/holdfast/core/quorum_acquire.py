@@ -285,8 +285,8 @@ def _quarantined(votes: Vote, quarantine: Quarantined) -> str:
     failures = list(votes.failed.values())
     others = [error for error in failures if not isinstance(error, Quarantined)]
     text = (
-        f"{len(failures) - len(others)} of {len(votes.nodes)} nodes are new, have restarted or were "
-        "promoted, and may not know all locks that are held; a majority may not vote for another "
-        f"{math.ceil(quarantine.seconds)} s"
+        f"{len(failures) - len(others)} of {len(votes.nodes)} nodes are new, have restarted or "
+        "were promoted, and may not know all locks that are held; a majority may not vote for "
+        f"another {math.ceil(quarantine.seconds)} s"
     )
     return f"{text}{''.join(f'; {error}' for error in others)}: {ADVICE}"
