@@ -42,7 +42,6 @@ class SpecCache(dict[Given, LockSpec]):
         quorum: bool,
         namespace: str,
     ) -> None:
-        super().__init__()
         self._command_timeout = command_timeout
         self._longest_ttl = longest_ttl
         self._min_validity = min_validity
