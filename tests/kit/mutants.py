@@ -709,7 +709,7 @@ HAND_OFF = [
         "an adoption tried again is not undone by its first try",
         "core/whereabouts.py",
         "there.update({node: UNSURE for node in self._all if there.get(node) is not THERE})",
-        "self._tokens[token] = there = {**self._asked, **there}",
+        "self._tokens[token] = there = _Places({**self._asked, **there})",
         PASSED_BY_MANY_AGAIN,
         "S1 S16",
     ),
