@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# Most tests wait most of the time: there may be more of them than cores. Simulated worlds only
-# compute, and would keep the others from being woken in time: they come by themselves.
+# Most tests wait most of the time, so more of them run at once than there are cores. Simulations use
+# the processor all the time and would delay the others, so they run separately.
 WAITING = -n $(shell expr $(CORES) + 6) --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) tests/test_sim*.py
 

@@ -697,12 +697,6 @@ def test_a_stock_is_sold_by_eight_processes_to_the_last_unit_and_no_further(kind
         sell_out(server, 5000)
 
 
-@pytest.mark.parametrize("kind", ONE_KIND)
-def test_no_update_of_eight_processes_is_lost(kind: str) -> None:
-    with Server.start(programs()[kind]) as server:
-        count_together(server, 800)
-
-
 @pytest.mark.long
 def test_a_stock_of_100_000_is_sold_to_the_last_unit_and_no_further(own_server: Server) -> None:
     sell_out(own_server, 100_000)

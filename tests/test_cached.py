@@ -905,7 +905,8 @@ STAMPEDE = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param("threads", marks=pytest.mark.long), "asyncio"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
     kind: str, server: Server

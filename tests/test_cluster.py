@@ -286,6 +286,7 @@ async def test_who_waits_is_told_where_the_slot_has_moved_to(cluster: Cluster, f
     assert order == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_slot_that_moves_again_and_again_under_load_costs_nobody_a_turn(
     cluster: Cluster, counts: Server, face: Face
 ) -> None:
@@ -333,6 +334,7 @@ def turmoil(
 # Primaries that change
 
 
+@pytest.mark.long
 def test_a_planned_failover_under_load_loses_nothing(
     cluster: Cluster, counts: Server, face: Face
 ) -> None:

@@ -175,11 +175,12 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     assert commands["publish"] <= 2 * len(holds) + beginning + stalls
 
 
+@pytest.mark.long
 @pytest.mark.only_client("asyncio")
-@pytest.mark.parametrize("turns", [5, pytest.param(15, marks=pytest.mark.long)])
 def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
-    server: Server, face: Face, turns: int
+    server: Server, face: Face
 ) -> None:
+    turns = 15
     many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:
         done = threading.Event()

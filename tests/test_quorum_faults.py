@@ -47,6 +47,7 @@ def nodes(stack: contextlib.ExitStack, number: int) -> list[Server]:
     return servers
 
 
+@pytest.mark.long
 def test_nodes_killed_frozen_and_cut_off_one_by_one_stop_nobody(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:

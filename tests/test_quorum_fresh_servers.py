@@ -68,6 +68,25 @@ async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
         lease.check()
 
 
+@pytest.mark.only_client("threads")
+@pytest.mark.usefixtures("_short_quarantine")
+async def test_servers_that_are_used_for_the_first_time_have_no_vote_however_long_they_have_run(
+    face: Face, start: Callable[..., list[Server]]
+) -> None:
+    servers = start()
+
+    async def have_run() -> bool:
+        infos = [server.command("INFO", "server").decode() for server in servers]
+        return all(int(re.findall(r"uptime_in_seconds:(\d+)", info)[0]) > SHORT for info in infos)
+
+    await face.eventually(have_run)
+    client = face.connect(urls(servers), longest_ttl=SHORT / 2)
+    with pytest.raises(holdfast.NoQuorum):
+        await client.lock("a", ttl=SHORT / 2).acquire(timeout=0)
+    async with client.lock("a", ttl=SHORT / 2, timeout=60):
+        assert sum(map(in_quarantine, servers)) <= 1
+
+
 @pytest.mark.only_client("asyncio")
 @pytest.mark.usefixtures("_short_quarantine")
 async def test_a_majority_that_may_vote_is_enough(

@@ -423,6 +423,7 @@ async def _until_it_answers(face: Face, lock: Any) -> None:
     raise failures[-1]
 
 
+@pytest.mark.long
 @threads_only
 async def test_a_primary_that_hung_and_came_back_gives_nobody_a_lock_that_counts(
     face: Face, own_service: Sentinels
@@ -471,6 +472,7 @@ async def test_s1_a_holder_cut_off_with_the_old_primary_has_lost_it_before_anybo
         assert later.fence > lease.fence
 
 
+@pytest.mark.long
 @threads_only
 async def test_s1_nobody_keeps_it_at_the_new_primary_who_may_lose_it_at_the_old_one(
     face: Face, monkeypatch: pytest.MonkeyPatch, busy: Busyness

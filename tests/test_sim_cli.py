@@ -307,10 +307,10 @@ def test_a_broken_promise_is_told_saved_and_replayed(broken: Path, tmp_path: Pat
     for name in ("it.html", "it.svg"):
         assert "<svg" in (tmp_path / name).read_text(encoding="utf-8")
 
-    mended = holdfast("sim", "replay", saved, cwd=tmp_path)
-    assert mended.status == 0
-    assert f"when it was kept: {check} was broken: " in mended.out
-    assert "now:              every promise was kept" in mended.out
+    repaired = holdfast("sim", "replay", saved, cwd=tmp_path)
+    assert repaired.status == 0
+    assert f"when it was kept: {check} was broken: " in repaired.out
+    assert "now:              every promise was kept" in repaired.out
 
 
 def test_the_file_for_it_can_be_named(broken: Path, tmp_path: Path) -> None:

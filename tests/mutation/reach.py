@@ -71,7 +71,8 @@ class Reach:
         1. Tests of files that import the module and name the function, or send the script:
            coverage misses some of these.
         2. Tests that reach the line, from files that import the module.
-        3. All others that reach the line.
+        3. All others that reach the line; if there are none, those that reach its function. Some
+           tests trace the lines themselves, and coverage sees none of these.
 
         Within a group the files take turns, and within a file the variants of a test; the quickest
         comes first.
@@ -88,6 +89,8 @@ class Reach:
             name = function.rpartition(".")[2]
             named = [test for test in direct if name in _named_in(_file_of(test))]
         found = range(len(self._tests)) if binds == "*" else _reaching(self._by_tests, lines)
+        if not found:
+            found = _reaching(self._by_tests, _lines_around(mutant))
         first = {test[0] for test in named}
         reached = [self._tests[number] for number in found]
         others = [test for test in reached if test[0] not in first]
@@ -143,6 +146,11 @@ def imports(file: str, module: str) -> bool:
 def _lines(mutant: Mutant) -> list[Line]:
     place = mutant.change.place
     return [(mutant.file, line) for line in range(place.first, place.last + 1)]
+
+
+def _lines_around(mutant: Mutant) -> list[Line]:
+    first, last = mutant.change.place.scope
+    return [(mutant.file, line) for line in range(first, last + 1)]
 
 
 @cache

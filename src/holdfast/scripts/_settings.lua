@@ -12,7 +12,7 @@ if settings ~= '' then
   delay = tonumber(delay)
 end
 
--- Whether nobody holds a lock whose key has `left` ms: it is gone, or only the delay is left.
+-- Whether the lease is over: the lock's key is gone, or has only the lock delay `left` (its PTTL).
 local function is_over(left)
   return left ~= -1 and left <= delay
 end

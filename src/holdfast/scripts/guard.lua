@@ -4,7 +4,7 @@
 -- KEYS  1 home: '<mark> <longest ttl, ms>', for ever  2 quarantine: '<longest ttl, ms>', while it lasts
 -- ARGV  1 mark of this server, another one after each promotion and each restart
 --       2 longest ttl that the caller's locks may have (ms)  3 how long a server that was replaced may
---       still take writes (ms)  4 how long this one has run (ms), or 0 if it may be new all the same
+--       still take writes (ms)  4 how long this one has run (ms), or 0 if it may have replaced another
 --       5 '1' if a restart loses nothing, unless with the disk
 --       6 '1' if it was a replica since it started  7 serial of the request
 --
