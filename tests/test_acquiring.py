@@ -56,7 +56,7 @@ def test_a_free_lock_is_acquired_with_one_request(port: FakePort) -> None:
     (sent,) = port.sent
     assert (sent.at, sent.limit, sent.keys) == (BEGAN, 1.0, hold.spec.keys)
     assert sent.args == (hold.token, "10000")
-    assert (hold.fence, hold.deadline, hold.tainted) == (5, BEGAN + VALIDITY, False)
+    assert (hold.fence, hold.deadline, hold.needs_tombstone) == (5, BEGAN + VALIDITY, False)
     assert (hold.actor, hold.process, hold.waiter) == ("Main", 7, None)
     assert port.session.held.newest == {KEY: hold}
     assert port.session.renewer.handed_in == {hold: None}
@@ -113,8 +113,8 @@ def test_the_deadline_counts_from_the_first_request_without_an_answer(port: Fake
     plan(port, after(port, 1.0, LOST), after(port, 1.0, UNSENT), after(port, 1.0, 5))
     hold = get(port)
     assert {each.args[0] for each in port.of("acquire")} == {hold.token}
-    assert (hold.fence, hold.deadline, hold.tainted) == (5, BEGAN + VALIDITY, True)
-    assert port.slept == [0.0, 0.0]
+    assert (hold.fence, hold.deadline, hold.needs_tombstone) == (5, BEGAN + VALIDITY, True)
+    assert not port.slept
 
 
 @pytest.mark.parametrize("min_validity", [0.0, 4.0])
@@ -124,13 +124,13 @@ def test_a_grant_without_usable_time_is_asked_for_again_and_counts_from_then(
     usable = BEGAN + spec_of(min_validity=min_validity).usable
     plan(port, after(port, 1.0, LOST), at(port, usable, 5), 6)
     hold = get(port, min_validity=min_validity)
-    assert (hold.fence, hold.deadline, hold.tainted) == (6, usable + VALIDITY, True)
+    assert (hold.fence, hold.deadline, hold.needs_tombstone) == (6, usable + VALIDITY, True)
     assert [each.at for each in port.of("acquire")] == [BEGAN, BEGAN + 1, usable]
-    assert port.slept == [0.0]
+    assert not port.slept
     again = FakePort()
     plan(again, at(again, usable, 5), at(again, usable + 1, 6))
     hold = get(again, min_validity=min_validity)
-    assert (hold.deadline, hold.tainted) == (usable + VALIDITY, True)
+    assert (hold.deadline, hold.needs_tombstone) == (usable + VALIDITY, True)
 
 
 @pytest.mark.parametrize(("timeout", "asked"), [(None, 3), (1.0, 1), (9.799, 1), (10.0, 2)])
@@ -160,7 +160,7 @@ def test_a_server_that_does_not_answer_three_times_is_unavailable(
         get(port, timeout)
     assert str(caught.value) == f"'a' was not acquired: {error}"
     assert (caught.value.lock, caught.value.node) == ("a", "n1")
-    assert port.slept == [0.0, 0.0]
+    assert not port.slept
     token = port.sent[0].args[0]
     assert not port.of("release")
     assert [args for _, _, args in port.cleanups] == (
@@ -189,7 +189,7 @@ def test_a_caller_that_had_a_reply_retries_through_an_outage_for_one_ttl(
     plan(port, held(1), *outage, at(port, BEGAN + TTL, error), at(port, BEGAN + 10.5, error))
     with pytest.raises(NodeUnavailable):
         get(port)
-    assert port.slept == pytest.approx([0.0015, 0.0, 0.0, 0.125, 0.125])
+    assert port.slept == pytest.approx([0.0015, 0.125, 0.125])
 
 
 @pytest.mark.parametrize("timeout", [20.0, 0])
@@ -200,7 +200,7 @@ def test_behind_sentinels_a_caller_waits_for_a_server_until_its_timeout(timeout:
     plan(port, *[UNSENT] * 3, at(port, BEGAN + 20, UNSENT), at(port, BEGAN + 20.1, UNSENT))
     with pytest.raises(NodeUnavailable):
         get(port, timeout)
-    assert port.slept == pytest.approx([0.0, 0.0, 0.25, 0.1] if timeout else [0.0, 0.0])
+    assert port.slept == pytest.approx([0.25, 0.1] if timeout else [])
 
 
 def test_behind_sentinels_missing_replicas_are_waited_for_no_longer_than_the_ttl() -> None:
@@ -210,7 +210,7 @@ def test_behind_sentinels_missing_replicas_are_waited_for_no_longer_than_the_ttl
     with pytest.raises(NodeUnavailable) as caught:
         get(port, replicas=1)
     assert str(caught.value) == "'a' was not acquired: a replica is missing"
-    assert port.slept == [0.0, 0.0, 0.125]
+    assert port.slept == [0.125]
 
 
 def test_a_closed_client_does_not_retry(port: FakePort) -> None:
@@ -231,9 +231,9 @@ def test_a_quarantine_is_waited_for_and_the_deadline_counts_from_its_end(port: F
     last = Quarantined("it restarted", seconds=0.25)
     plan(port, after(port, 0.5, wait), UNSENT, UNSENT, last, UNSENT, UNSENT, LOST, UNSENT, 5)
     hold = get(port)
-    assert port.slept == [0.75, 0.0, 0.0, 0.252, 0.0, 0.0, 0.125, 0.125]
+    assert port.slept == [0.75, 0.252, 0.125, 0.125]
     assert hold.deadline == pytest.approx(BEGAN + 1.25 + 0.252 + VALIDITY)
-    assert hold.tainted
+    assert hold.needs_tombstone
 
 
 @pytest.mark.parametrize("timeout", [0, 2.0])
@@ -282,7 +282,7 @@ def test_the_pauses_of_polling_double_up_to_the_longest(luck: float, share: floa
     assert places(port) == [""] * 11
     assert hold.deadline == pytest.approx(port.time + VALIDITY)
     assert {each.script for each in port.sent} == {"acquire"}
-    assert (hold.tainted, hold.waiter) == (False, None)
+    assert (hold.needs_tombstone, hold.waiter) == (False, None)
 
 
 def test_a_pause_of_polling_ends_with_the_expiry_or_the_timeout() -> None:
@@ -314,7 +314,8 @@ def test_a_timeout_of_zero_asks_once(polls: bool) -> None:
 
 def test_a_long_wait_is_reported_with_its_reason() -> None:
     port = FakePort(polls=True)
-    plan(port, held(), at(port, BEGAN + 10, held()), at(port, BEGAN + 20, UNSENT), 5)
+    outage = at(port, BEGAN + 20, UNSENT), UNSENT, UNSENT
+    plan(port, held(), at(port, BEGAN + 10, held()), *outage, 5)
     get(port, ttl=60)
     details = [event.detail for event in port.events]
     assert details[0].startswith("for 10 s: held by ")
@@ -329,7 +330,7 @@ def test_a_long_wait_is_reported_with_its_reason() -> None:
 def test_a_caller_does_not_wait_for_itself(port: FakePort, owner: str | None) -> None:
     plan(port, 5, held(), held())
     hold = get(port, owner=owner)
-    with pytest.raises(WouldDeadlock, match="held by this very thread") as caught:
+    with pytest.raises(WouldDeadlock, match="held by this thread") as caught:
         get(port)
     assert caught.value.lock == "a"
     assert len(port.sent) == 1

@@ -160,8 +160,8 @@ def test_an_evicted_attempt_goes_on_with_another_token_at_its_place(port: FakePo
     assert pings_of(port) == []
     assert places(port) == ["0", "0", "3", "3"]
     assert list(line._known) == [hold.token]
-    assert (hold.deadline, hold.tainted) == (BEGAN + 0.25 + VALIDITY, False)
-    assert port.slept == [0.0]
+    assert (hold.deadline, hold.needs_tombstone) == (BEGAN + 0.25 + VALIDITY, False)
+    assert not port.slept
 
 
 def test_an_evicted_attempt_asks_again_even_after_its_timeout(port: FakePort) -> None:

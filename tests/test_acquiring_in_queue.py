@@ -56,7 +56,7 @@ def test_a_waiter_listens_and_then_asks_for_a_place(port: FakePort) -> None:
     assert port.of("listen")[0].keys == hold.spec.keys
     assert {each.limit for each in port.sent} == {1.0}
     assert not port.slept
-    assert (hold.deadline, hold.tainted) == (BEGAN + 2 + VALIDITY, False)
+    assert (hold.deadline, hold.needs_tombstone) == (BEGAN + 2 + VALIDITY, False)
     waiter = hold.waiter
     assert waiter is not None
     assert (waiter.waits, waiter.since) == (False, BEGAN + 0.25)
@@ -181,7 +181,7 @@ def test_a_young_grant_is_trusted_and_soon_renewed(port: FakePort) -> None:
     hold = pushed(port, since, max_hold=60)
     assert (hold.fence, hold.deadline) == (70, since + validity_of(1.0))
     assert (hold.renew_at, hold.renew_until) == (BEGAN + 5.1, BEGAN + 65)
-    assert not hold.tainted
+    assert not hold.needs_tombstone
     assert hold.waiter is not None
     assert not hold.waiter.waits
 
@@ -256,7 +256,7 @@ def test_a_grant_that_overtakes_the_answer_to_its_request_is_used(
 
     plan(port, LOST, LOST, overtake)
     assert get(port).fence == 70
-    assert port.slept == [0.0, 0.0]
+    assert not port.slept
 
 
 # Whether the server can notify this client

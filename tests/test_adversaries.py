@@ -485,8 +485,8 @@ async def test_a_waiter_sits_out_a_short_outage(
 async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_server: Server) -> None:
     client = face.connect(own_server.url)
     lease = await client.lock("a", ttl=30).acquire()
-    tainted = await client.lock("b", ttl=30).acquire()
-    tainted._hold.tainted = True  # its release leaves a tombstone, which needs memory
+    late = await client.lock("b", ttl=30).acquire()
+    late._hold.needs_tombstone = True  # its release leaves a tombstone, which needs memory
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(holdfast.NodeUnavailable, match="out of memory"):
         await client.lock("c").acquire()
@@ -499,7 +499,7 @@ async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_serv
     await face.eventually(renewed)
     await lease.extend(20)
     await lease.release()
-    await tainted.release()
+    await late.release()
     assert own_server.command("EXISTS", KEY, "holdfast:{b}", "holdfast:{c}") == 0
 
 

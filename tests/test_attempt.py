@@ -71,22 +71,27 @@ def seconds_of(attempt: Attempt) -> float:
 
 
 @pytest.mark.parametrize(
-    ("reply", "moment", "state", "leftover"),
+    ("reply", "moment", "state", "tombstone"),
     [
-        (7, at(START + 1), Acquired(Grant(7, TTL, START)), "0"),
+        (7, at(START + 1), Acquired(Grant(7, TTL, START), is_pushed=False), "0"),
         (7, at(START + validity_of(TTL)), Ready(), TOMBSTONE_MS),
         (0, at(START + 1), Evicted(), ""),
         (held(), at(START + 1), Paused(0.75 * PAUSE_FIRST), ""),
         (held(), at(START + 1, can_queue=True), Ready(), ""),
-        (held(ticket=3), at(START + 1), Queued(4.002, was_lost=False), "0"),
-        (held(ticket=3, lost=1), at(START + 1), Queued(4.002, was_lost=True), "0"),
-        (held(ticket=3, left_ms=-1), at(START + 1), Queued(30.0, was_lost=False), "0"),
-        (held(FOREIGN, ticket=3), at(START + 1), Queued(0.75 * PAUSE_FIRST, was_lost=False), "0"),
+        (held(ticket=3), at(START + 1), Queued(4.002, was_put_back=False), "0"),
+        (held(ticket=3, lost=1), at(START + 1), Queued(4.002, was_put_back=True), "0"),
+        (held(ticket=3, left_ms=-1), at(START + 1), Queued(30.0, was_put_back=False), "0"),
+        (
+            held(FOREIGN, ticket=3),
+            at(START + 1),
+            Queued(0.75 * PAUSE_FIRST, was_put_back=False),
+            "0",
+        ),
     ],
 )
-def test_a_reply_decides_the_state(reply: Any, moment: Moment, state: Any, leftover: str) -> None:
+def test_a_reply_decides_the_state(reply: Any, moment: Moment, state: Any, tombstone: str) -> None:
     attempt = on_reply(waiting(), spec(), reply, moment)
-    assert (attempt.state, attempt.leftover) == (state, leftover)
+    assert (attempt.state, attempt.tombstone) == (state, tombstone)
 
 
 def test_a_lock_that_is_not_needed_ends_the_attempt() -> None:
@@ -94,7 +99,7 @@ def test_a_lock_that_is_not_needed_ends_the_attempt() -> None:
     assert isinstance(attempt.state, Failed)
     assert isinstance(attempt.state.error, NotNeeded)
     assert attempt.state.error.reply == [b"value", 5]
-    assert attempt.leftover == ""
+    assert attempt.tombstone == ""
 
 
 def test_pauses_between_polls_double_up_to_the_longest() -> None:
@@ -120,7 +125,7 @@ def test_a_held_lock_is_not_waited_for_beyond_the_timeout() -> None:
     assert isinstance(error, AcquireTimeout)
     assert str(error).startswith("'a' was not acquired within 1.0 s: held by ")
     assert error.holder is not None
-    assert attempt.leftover == "0", "its place in the queue"
+    assert attempt.tombstone == "0", "its place in the queue"
 
 
 def test_a_reply_leaves_time_for_cleaning_up_after_the_timeout() -> None:
@@ -144,20 +149,20 @@ def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> No
 
 
 @pytest.mark.parametrize(
-    ("error", "failures", "state", "leftover"),
+    ("error", "failures", "state", "tombstone"),
     [
-        (AWAY, 0, Paused(0.0, "it is away"), ""),
-        (LOST, 0, Paused(0.0, "no reply"), TOMBSTONE_MS),
-        (LOST, 1, Paused(0.0, "no reply"), TOMBSTONE_MS),
+        (AWAY, 0, Ready(), ""),
+        (LOST, 0, Ready(), TOMBSTONE_MS),
+        (LOST, 1, Ready(), TOMBSTONE_MS),
         (Quarantined("wait", seconds=0.5), 2, Paused(0.502, "wait"), ""),
         (Quarantined("wait", seconds=60), 2, Paused(0.75, "wait"), ""),
     ],
 )
 def test_a_request_without_a_reply_is_repeated(
-    error: Any, failures: int, state: Paused, leftover: str
+    error: Any, failures: int, state: Paused, tombstone: str
 ) -> None:
     attempt = on_error(waiting(failures=failures), spec(), error, at(START + 1))
-    assert (attempt.state, attempt.leftover) == (state, leftover)
+    assert (attempt.state, attempt.tombstone) == (state, tombstone)
     is_reply = isinstance(error, Quarantined)
     assert attempt.failures == (0 if is_reply else failures + 1)
 
@@ -215,9 +220,9 @@ def test_a_refusal_ends_the_attempt_and_leaves_nothing(lock: str) -> None:
     attempt = on_error(waiting(), spec(), refusal, at(START + 1))
     assert isinstance(attempt.state, Failed)
     expected = "no such command" if lock else "'a' was not acquired: no such command"
-    assert (str(attempt.state.error), attempt.leftover) == (expected, "")
-    earlier = on_error(waiting(uncertain=True), spec(), refusal, at(START + 1))
-    assert earlier.leftover == TOMBSTONE_MS, "of an earlier request"
+    assert (str(attempt.state.error), attempt.tombstone) == (expected, "")
+    earlier = on_error(waiting(needs_tombstone=True), spec(), refusal, at(START + 1))
+    assert earlier.tombstone == TOMBSTONE_MS, "of an earlier request"
 
 
 # From when a grant counts
@@ -226,7 +231,7 @@ def test_a_refusal_ends_the_attempt_and_leaves_nothing(lock: str) -> None:
 def test_a_grant_counts_from_the_first_request_since_the_last_reply() -> None:
     attempt = on_error(waiting(), spec(), LOST, at(START + 1)).sending(START + 2)
     assert attempt.sent_at == START
-    assert (attempt.state, attempt.leftover) == (Requesting(), TOMBSTONE_MS)
+    assert (attempt.state, attempt.tombstone) == (Requesting(), TOMBSTONE_MS)
     after = on_reply(attempt, spec(), held(), at(START + 3)).sending(START + 4)
     assert after.sent_at == START + 4
     late = on_reply(after, spec(), 7, at(START + 4 + TTL)).sending(START + 20)
@@ -242,19 +247,19 @@ def test_a_grant_counts_from_the_first_request_since_the_last_reply() -> None:
 @pytest.mark.parametrize(
     ("settings", "now", "state"),
     [
-        ({}, START + 0.4, Acquired(YOUNG)),
+        ({}, START + 0.4, Acquired(YOUNG, is_pushed=True)),
         ({}, START + 0.5, Confirming()),
         ({"renew": False}, START + 0.1, Confirming()),
         ({"replicas": 1}, START + 0.1, Confirming()),
-        ({"min_validity": 0.8}, START + 0.1, Acquired(YOUNG)),
+        ({"min_validity": 0.8}, START + 0.1, Acquired(YOUNG, is_pushed=True)),
         ({"min_validity": 0.8}, START + 0.2, Confirming()),
     ],
 )
 def test_a_grant_that_may_be_old_is_confirmed(
     settings: dict[str, Any], now: float, state: Any
 ) -> None:
-    attempt = on_grant(waiting(state=Queued(1.0, was_lost=False)), spec(**settings), YOUNG, now)
-    assert (attempt.state, attempt.leftover) == (state, "0")
+    attempt = on_grant(waiting(state=Queued(1.0, was_put_back=False)), spec(**settings), YOUNG, now)
+    assert (attempt.state, attempt.tombstone) == (state, "0")
 
 
 @pytest.mark.parametrize(
@@ -266,21 +271,21 @@ def test_a_grant_that_may_be_old_is_confirmed(
         (Failed(NotNeeded([b"value", 1])), False),
         (Failed(ConfigurationError("no")), False),
         (Evicted(), False),
-        (Acquired(Grant(9, TTL, START)), False),
+        (Acquired(Grant(9, TTL, START), is_pushed=False), False),
     ],
 )
 def test_a_grant_counts_more_than_a_timeout_or_a_lost_server(state: Any, counts: bool) -> None:
     after = on_grant(waiting(state=state), spec(), YOUNG, START + 0.1).state
-    assert after == (Acquired(YOUNG) if counts else state)
+    assert after == (Acquired(YOUNG, is_pushed=True) if counts else state)
 
 
 def test_a_confirmed_grant_has_the_fence_and_the_time_of_the_confirmation() -> None:
     attempt, sent_at = waiting(state=Confirming(), on_server=True), START + 5
     confirmed = on_confirmation(attempt, spec(), 9, sent_at, at(sent_at + 1))
-    assert confirmed.state == Acquired(Grant(9, TTL, sent_at))
+    assert confirmed.state == Acquired(Grant(9, TTL, sent_at), is_pushed=False)
     for reply, now in ((0, sent_at + 1), (AWAY, sent_at + 1), (9, sent_at + validity_of(TTL))):
         refused = on_confirmation(attempt, spec(), reply, sent_at, at(now))
-        assert (refused.state, refused.leftover) == (Ready(), "0")
+        assert (refused.state, refused.tombstone) == (Ready(), "0")
     wrong = on_confirmation(attempt, spec(), ConfigurationError("no"), sent_at, at(sent_at + 1))
     assert isinstance(wrong.state, Failed)
 
@@ -303,12 +308,12 @@ def test_the_timeout_of_a_waiter_names_the_holder() -> None:
 def test_why_a_lock_is_not_acquired_is_known() -> None:
     assert waiting().why() == "not granted yet"
     assert waiting(holder=(FOREIGN, -1)).why().startswith("held by ")
-    assert waiting(state=Paused(0.0, "it is away"), holder=(OURS, 1)).why() == "it is away"
+    assert waiting(state=Paused(0.1, "it is away"), holder=(OURS, 1)).why() == "it is away"
 
 
 def test_an_attempt_begins_with_a_request_under_way() -> None:
     attempt = waiting(timeout=5.0)
-    assert (attempt.state, attempt.leftover) == (Requesting(), TOMBSTONE_MS)
+    assert (attempt.state, attempt.tombstone) == (Requesting(), TOMBSTONE_MS)
     assert (attempt.budget.give_up, attempt.replied_at) == (START + 5, -math.inf)
     behind_sentinels = spec(longest_ttl=60.0)
     assert begin(behind_sentinels, 5.0, START).replied_at == START

@@ -168,7 +168,7 @@ def test_an_adoption_is_sent_again_and_counts_from_the_first_request(
     assert port.sent("adopt") == [1.0] * (len(fates) + 1)
     assert hold.deadline == pytest.approx(began + 19.799)
     assert (lease.fence, hold.longest_ttl, hold.spec.label) == (given.fence, 40, "import")
-    assert hold.tainted is (fates not in ([], [UNSENT]))
+    assert hold.needs_tombstone is (fates not in ([], [UNSENT]))
     assert client._session.held.newest == {hold.spec.keys[0]: hold}
     assert lease.token != given.token
     lease.release()

@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING, Grip, Hold, forked
+from holdfast.core.line import Grant
 from holdfast.core.spec import describe
 from holdfast.core.wait_report import WaitReport, place_in_queue
 from holdfast.scripts import RENEW
@@ -41,7 +42,7 @@ def test_the_times_of_a_lease_count_from_the_request() -> None:
     assert lease().renew_until == math.inf
     assert (hold.longest_ttl, hold.renewing, hold.actor) == (30.0, True, "actor")
     assert (hold.patience, hold.live, hold.state, hold.reason) == (2.0, True, HELD, None)
-    flags = hold.unanswered, hold.unsure, hold.tainted, hold.reported_dropped
+    flags = hold.unanswered, hold.unsure, hold.needs_tombstone, hold.reported_dropped
     assert flags == (False, False, False, False)
 
 
@@ -58,13 +59,13 @@ def test_a_lease_is_valid_while_held_before_its_deadline_and_in_its_process() ->
 
 def test_a_lease_that_was_handed_over_is_soon_renewed_for_its_ttl() -> None:
     hold = lease(max_hold=60)
-    hold.begin(1010.0, 1.0, 1010.5)
+    hold.begin_window(Grant(9, 1.0, 1010.0), 1010.5)
     assert hold.next_due() == pytest.approx(1010.6)
     assert hold.deadline == pytest.approx(1010.0 + 0.989)
     assert hold.renew_until == 1070.5
     whole = lease()
     renew_at = whole.renew_at
-    whole.begin(1010.0, 30.0, 1010.5)
+    whole.begin_window(Grant(9, 30.0, 1010.0), 1010.5)
     assert whole.next_due() == renew_at
     assert whole.deadline == pytest.approx(1010 + VALIDITY)
 

@@ -161,10 +161,8 @@ def test_a_grant_to_no_waiter_of_this_lock_is_handed_back() -> None:
 def test_a_grant_with_an_answer_counts_from_that_request() -> None:
     pushes = Pushes(5.0)
     waiter = pushes.enter("mine", 3.0)
-    message = b"%b:17:250:4:mine" + KEY
-    pushes.line.answered(message % b"W", 4.0, 9.0)
-    assert waiter.grant is None
-    pushes.line.answered(message % b"G", 4.0, 9.0)
+    message = b"G:17:250:4:mine" + KEY
+    pushes.line.granted(read_message(message), 4.0, 9.0)
     assert waiter.grant == Grant(17, 0.25, 4.0)
     assert rung(waiter) == 1
 

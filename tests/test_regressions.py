@@ -321,7 +321,7 @@ def test_a_blocked_loop_is_not_taken_for_a_silent_server(server: Server) -> None
             await asyncio.sleep(0)
             time.sleep(0.5)
             lease = await acquiring
-            assert not lease._held.tainted
+            assert not lease._held.needs_tombstone
             await lease.release()
 
     asyncio.run(story())

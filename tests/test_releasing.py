@@ -282,7 +282,7 @@ def test_a_lease_that_never_held_anything_has_nothing_to_release(client: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("quorum", "actor", "tainted", "delay", "rest"),
+    ("quorum", "actor", "needs_tombstone", "delay", "rest"),
     [
         (False, "another", False, 0, ()),
         (False, "another", False, 1, ("0", "1000 fair ")),
@@ -292,12 +292,12 @@ def test_a_lease_that_never_held_anything_has_nothing_to_release(client: Any) ->
     ],
 )
 def test_a_release_leaves_a_tombstone_if_an_earlier_request_may_still_arrive(
-    quorum: bool, actor: str, tainted: bool, delay: int, rest: tuple[str, ...]
+    quorum: bool, actor: str, needs_tombstone: bool, delay: int, rest: tuple[str, ...]
 ) -> None:
     session = session_of(ClockedPort(), quorum=FakeQuorum() if quorum else None)
     spec, grip = describe("a", **{**PLAIN, "lock_delay": delay}), Grip()
     hold = grip._hold = Hold(spec, "token", 7, 100.0, actor, 1, session, grip)
-    hold.tainted, hold.longest_ttl = tainted, 40.0
+    hold.needs_tombstone, hold.longest_ttl = needs_tombstone, 40.0
     script, keys, args = session.deployment.releasing(hold)
     assert (script, keys) == (RELEASE, spec.keys)
     assert args == ("token", "40000" if quorum else "30000", *rest)

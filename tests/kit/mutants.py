@@ -536,8 +536,8 @@ REPLICAS = [
     Mutant(
         "a pushed grant is confirmed where replicas must have it",
         "core/attempt.py",
-        "if young and spec.renew and not spec.replicas:",
-        "if young and spec.renew:",
+        "if spec.renew and not spec.replicas:",
+        "if spec.renew:",
         COPIES,
         "S1 S2",
     ),
@@ -728,25 +728,25 @@ MUTANTS = [
     ),
     Mutant(
         "an answered grant counts from the asking",
-        "core/line.py",
-        "Grant(number, px / 1000, asked_at), now)",
-        "Grant(number, px / 1000, now), now)",
+        "core/waiters.py",
+        "line.granted(grant, sent_at, self._port.now())",
+        "line.granted(grant, self._port.now(), self._port.now())",
         PAIRS,
         "S2 S1",
     ),
     Mutant(
         "a confirmed grant counts from before the sending",
         "core/attempt.py",
-        "_acquired(attempt, Grant(reply, spec.ttl, sent_at))\n\n\ndef on_holder",
-        "_acquired(attempt, Grant(reply, spec.ttl, moment.now))\n\n\ndef on_holder",
+        "_acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)\n\n\ndef on_holder",
+        "_acquired(attempt, Grant(reply, spec.ttl, moment.now), is_pushed=False)\n\n\ndef on_holder",
         PAUSES,
         "S2 S1",
     ),
     Mutant(
         "a grant is believed for its window",
         "core/hold.py",
-        "self.deadline = since + validity_of(seconds)",
-        "self.deadline = since + validity_of(self.spec.ttl)",
+        "self.deadline = grant.since + validity_of(grant.seconds)",
+        "self.deadline = grant.since + validity_of(self.spec.ttl)",
         LONG,
         "S2 S1",
     ),
@@ -887,7 +887,7 @@ MUTANTS = [
     Mutant(
         "who gives up takes its token back",
         "core/server_acquire.py",
-        "session, spec, tombstone = self._session, self._spec, self.attempt.leftover",
+        "session, spec, tombstone = self._session, self._spec, self.attempt.tombstone",
         'session, spec, tombstone = self._session, self._spec, ""',
         GIVING_UP,
         "S10 S16",
@@ -928,7 +928,7 @@ MUTANTS = [
     Mutant(
         "a grant for somebody is not handed back",
         "core/line.py",
-        "if waiter is None or waiter.key != key:",
+        "if waiter is None or waiter.key != message.key:",
         "if waiter is None or not waiter.waits:",
         SLOW,
         "S1 S4",
@@ -1024,7 +1024,7 @@ MUTANTS = [
     Mutant(
         "a waiter whose request got no reply asks again",
         "core/server_acquire.py",
-        "limit = min(left, WINDOW_LONGEST) if self.attempt.uncertain else left",
+        "limit = min(left, WINDOW_LONGEST) if self.attempt.needs_tombstone else left",
         "limit = left",
         {
             "drawn": True,
@@ -1184,8 +1184,8 @@ MUTANTS = [
     Mutant(
         "re-entry is for the same task",
         "core/held.py",
-        "holds = [] if newest is None or newest.actor is not actor else [newest]",
-        "holds = [] if newest is None else [newest]",
+        "            if hold.actor is not actor:\n                continue\n",
+        "",
         NESTED,
         "S7 S1 S12",
     ),
@@ -1209,8 +1209,8 @@ MUTANTS = [
     Mutant(
         "a hold knows what it abandoned",
         "core/server_acquire.py",
-        "hold.tainted = self.attempt.uncertain",
-        "hold.tainted = False",
+        "hold.needs_tombstone = self.attempt.needs_tombstone",
+        "hold.needs_tombstone = False",
         LATE,
         "S10 S16",
     ),
@@ -1595,7 +1595,7 @@ OPERATED = [
     Mutant(
         "a grant that came too late is released",
         "core/attempt.py",
-        "failures=0, late_grants=late, uncertain=True, state=Ready()",
+        "failures=0, late_grants=late, needs_tombstone=True, state=Ready()",
         "failures=0, late_grants=late, state=Ready()",
         HURRIED,
         "S10 S16",
@@ -1621,7 +1621,7 @@ OPERATED = [
     Mutant(
         "a waiter that comes back shows its ticket",
         "core/attempt.py",
-        "        attempt = attempt._replace(ticket=ticket.decode())",
+        "        attempt = attempt._replace(ticket=held.ticket.decode())",
         '        attempt = attempt._replace(ticket="0")',
         STORM,
         "FIFO",
@@ -1755,16 +1755,16 @@ OPERATED = [
     Mutant(
         "a forked child does not go on with its parent's attempt",
         "core/server_acquire.py",
-        "                    self._draw_another_token()\n            self._check_process()\n",
-        "                    self._draw_another_token()\n",
+        'in this state")\n            self._check_process()\n',
+        'in this state")\n',
         FORKED_CALM,
         "S13",
     ),
     Mutant(
         "a forked child does not ask again after a confirmation failed",
         "core/server_acquire.py",
-        "                    self._draw_another_token()\n            self._check_process()\n",
-        "                    self._draw_another_token()\n"
+        'in this state")\n            self._check_process()\n',
+        'in this state")\n'
         "            if not isinstance(self.attempt.state, Ready):\n"
         "                self._check_process()\n",
         FORKED_CALM,
@@ -1798,8 +1798,8 @@ OPERATED = [
     Mutant(
         "waiters of a closed client end",
         "core/attempt.py",
-        "and not waits) or moment.closed or now >= budget.end:",
-        "and not waits) or now >= budget.end:",
+        "if moment.closed or now >= budget.end:",
+        "if now >= budget.end:",
         CLOSED_CALM,
         "CLOSE L2",
     ),

@@ -8,4 +8,4 @@ from typing import Any
 def renew_now(client: Any, lease: Any) -> None:
     """Have the renewer consider a lease due, as it will be when a third of its ttl is over."""
     lease._hold.renew_at -= lease._hold.spec.ttl
-    client._session.renewer.watch(lease._hold, 0.0)
+    client._session.renewer.watch(lease._hold)

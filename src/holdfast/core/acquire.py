@@ -44,7 +44,7 @@ def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip
         return False
     if hold is not None:
         raise WouldDeadlock(
-            f"{spec.name!r} is held by this very thread or task, which would wait for itself: "
+            f"{spec.name!r} is held by this thread or task, which would wait for itself: "
             "give the lock reentrant=True, or release it first",
             lock=spec.name,
         )

@@ -1,28 +1,36 @@
 """The states of one attempt to acquire a lock on one server. No I/O: `core.server_acquire` does it.
 
-    Ready ──▶ Requesting ──▶ Acquired
-      ▲           ├──▶ Queued ──┐    the lock is held, and the token has a place in the queue
-      │           ├──▶ Paused ──┤    held without a place; no reply; or a server in quarantine
-      │           ├──▶ Ready    │    the grant came too late, or a place can be requested now
-      │           ├──▶ Evicted  │    the lock was granted, and an operator evicted the token
-      │           └──▶ Failed ──┤
-      │                         └── a grant is pushed ──▶ Acquired, or Confirming ──▶ Acquired
-      ├── after the pause ────── Paused
-      ├── "request again" ────── Queued        (a message of the server)
-      ├── with another token ─── Evicted
-      └── not confirmed ──────── Confirming
+| state      | input                                                  | next state             |
+|------------|--------------------------------------------------------|------------------------|
+| Requesting | the lock is granted, in time                           | Acquired               |
+|            | it is granted, too late                                | Ready, Failed          |
+|            | it is held, and the token has a place in the queue     | Queued                 |
+|            | it is held, and the client may subscribe now           | Ready                  |
+|            | it is held, and the client polls; or quarantine        | Paused                 |
+|            | no reply                                               | Ready, Paused, Failed  |
+|            | the token was granted the lock, and then evicted       | Evicted                |
+|            | the lock is not needed, or can never be granted        | Failed                 |
+| Queued     | a waiter has to request again (`core.line` says when)  | Ready                  |
+|            | the timeout is over                                    | Failed                 |
+| Paused     | the pause is over                                      | Ready                  |
+| Evicted    | another token is drawn                                 | Ready                  |
+| Confirming | the server confirms the grant, in time                 | Acquired               |
+|            | it does not, or does not reply                         | Ready, Failed          |
+| Ready      | a request is sent                                      | Requesting             |
+
+A grant that is pushed leads from every other state to Acquired or Confirming, except from Acquired,
+Evicted, and some failures.
 
 A state says what `server_acquire` does next. Each function below takes one kind of input (a reply,
 an error, a pushed grant, …) and returns the attempt as it is afterwards.
 
 Rules:
 
-1. A grant counts from the first request since the last reply (`sent_at`), never from a retry: the
-   server may have carried out the first one.
-2. A token whose request got no reply stays `uncertain`: the request may still arrive. So its
-   release leaves a tombstone.
+1. A grant in a reply counts from the first request since the last reply (`sent_at`), never from a
+   retry: the server may have carried out the first one. `core.line` has the rule for pushed grants.
+2. A request without a reply may still arrive. So the release of its token leaves a tombstone.
 3. What is to be removed from the server when the attempt ends follows from the attempt
-   (`leftover`). So it does not matter between which two lines an attempt is interrupted.
+   (`tombstone`). So it does not matter between which two lines an attempt is interrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +66,20 @@ NO_EXPIRY = 30.0
 LATE_GRANTS = 3
 """Grants that arrive after their own deadline, before the ttl counts as too short."""
 
-_HELD = 5  # parts of the reply that another client holds the lock
+
+class Held(NamedTuple):
+    """The reply that another client holds the lock."""
+
+    holder: bytes
+    """Its token."""
+    left_ms: int
+    """Milliseconds until its lease expires; negative if it has no expiry."""
+    ticket: bytes
+    """The place of this token in the queue; b"0" for none."""
+    was_put_back: int
+    """1 if the token had a ticket, and was not in the queue any more."""
+    message: bytes
+    """A message for another waiter of this client; empty for none."""
 
 
 class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.taking`
@@ -80,10 +101,11 @@ class Queued(NamedTuple):
     """The token waits in the server's queue for a message."""
 
     recheck_after: float
-    """Seconds after `sent_at` when a waiter of this client has to request again: the lease of the
-    holder has expired by then."""
-    was_lost: bool
-    """The server had lost the place of this token, and so perhaps those of others."""
+    """Seconds after `sent_at` when a waiter of this client has to request again: about when the
+    lease of the holder expires."""
+    was_put_back: bool
+    """The token had lost its place: the server lost the queue, a grant was missed, or an operator
+    evicted the token. Other waiters of this client may have lost theirs too."""
 
 
 class Paused(NamedTuple):
@@ -97,7 +119,7 @@ class Paused(NamedTuple):
 class Evicted(NamedTuple):
     """The token was granted the lock, and evicted before the grant arrived here.
 
-    The server has a tombstone for it. The attempt goes on with another token, at its place.
+    The server has a tombstone for it. The attempt goes on with another token and the same ticket.
     """
 
 
@@ -109,6 +131,8 @@ class Acquired(NamedTuple):
     """The lock is held."""
 
     grant: Grant
+    is_pushed: bool
+    """It is valid for a short window only, and no request confirmed it."""
 
 
 class Failed(NamedTuple):
@@ -145,7 +169,8 @@ class Attempt(NamedTuple):
     sent_at: float
     """When the first request since the last reply was sent."""
     replied_at: float
-    """When the last reply arrived that was no grant; behind Sentinels at first the beginning."""
+    """When the last reply arrived that was no grant. Before it: never; behind Sentinels the start,
+    so that missing replicas are waited for, for one ttl."""
     state: State = Requesting()
     failures: int = 0
     """Requests without a reply, since the last reply."""
@@ -153,11 +178,13 @@ class Attempt(NamedTuple):
     pause: float = PAUSE_FIRST
     """Of the next poll, before its jitter."""
     ticket: str = "0"
-    """The place in the queue that the server gave last; "0" for none."""
+    """The place in the queue that the server gave last, to this token or to the one that was
+    evicted; "0" for none."""
     on_server: bool = False
     """As far as is known, the token has the lock or a place in the queue."""
-    uncertain: bool = False
-    """A request of this token may still be carried out, or its grant came too late to be used."""
+    needs_tombstone: bool = False
+    """A request of this token got no reply, and may still be carried out; or its grant came too
+    late to be used, and the next request may get no reply."""
     uncopied: Uncopied | None = None
     """The last error about missing replicas. It explains a failure better than a later one."""
     holder: tuple[bytes, int] | None = None
@@ -173,9 +200,9 @@ class Attempt(NamedTuple):
         return self._replace(state=Requesting(), sent_at=sent_at)
 
     @property
-    def leftover(self) -> str:
+    def tombstone(self) -> str:
         """How long (ms) the tombstone of its release stays; "" if there is nothing to release."""
-        if self.uncertain or isinstance(self.state, Requesting):
+        if self.needs_tombstone or isinstance(self.state, Requesting):
             return TOMBSTONE_MS
         return "0" if self.on_server else ""
 
@@ -186,10 +213,10 @@ class Attempt(NamedTuple):
         return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
 
 
-def begin(spec: LockSpec, timeout: float | None, now: float) -> Attempt:
-    """Return an attempt whose first request was sent at `now`."""
-    replied_at = now if _waits_for_failover(spec, timeout) else -math.inf
-    return Attempt(TimeBudget.begin(spec, timeout, now), now, replied_at)
+def begin(spec: LockSpec, timeout: float | None, sent_at: float) -> Attempt:
+    """Return an attempt whose first request was sent at `sent_at`."""
+    replied_at = sent_at if _waits_for_failover(spec, timeout) else -math.inf
+    return Attempt(TimeBudget.begin(spec, timeout, sent_at), sent_at, replied_at)
 
 
 def _waits_for_failover(spec: LockSpec, timeout: float | None) -> bool:
@@ -202,16 +229,16 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
     now, sent_at = moment.now, attempt.sent_at
     if isinstance(reply, int) and reply:
         if now < sent_at + spec.usable:
-            return _acquired(attempt, Grant(reply, spec.ttl, sent_at))
+            return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)
         return _on_late_grant(attempt, spec, now)
     attempt = attempt._replace(
         budget=attempt.budget.after_reply(sent_at, now), failures=0, replied_at=now
     )
     if reply == 0:
-        return attempt._replace(state=Evicted(), on_server=False, uncertain=False)
-    if len(reply) < _HELD:
+        return attempt._replace(state=Evicted(), on_server=False, needs_tombstone=False)
+    if len(reply) < len(Held._fields):
         return attempt._replace(state=Failed(NotNeeded(reply)), on_server=False)
-    return _on_held(attempt, spec, reply, moment)
+    return _on_held(attempt, spec, Held(*reply), moment)
 
 
 def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
@@ -220,7 +247,7 @@ def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
     The token is the holder on the server, even if that request gets no reply.
     """
     late = attempt.late_grants + 1
-    attempt = attempt._replace(failures=0, late_grants=late, uncertain=True, state=Ready())
+    attempt = attempt._replace(failures=0, late_grants=late, needs_tombstone=True, state=Ready())
     if late < LATE_GRANTS and now < attempt.budget.end:
         return attempt
     message = (
@@ -230,23 +257,23 @@ def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
     return attempt._replace(state=Failed(NodeUnavailable(message, lock=spec.name)))
 
 
-def _on_held(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> Attempt:
-    token, left_ms, ticket, was_lost, _ = reply
-    has_place = ticket != b"0"
+def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> Attempt:
+    has_place = held.ticket != b"0"
     if has_place:
-        attempt = attempt._replace(ticket=ticket.decode())
+        attempt = attempt._replace(ticket=held.ticket.decode())
     # A place that it got before is kept, even if this request did not ask for one.
-    attempt = attempt._replace(on_server=attempt.ticket != "0", holder=(token, left_ms))
+    holder = held.holder, held.left_ms
+    attempt = attempt._replace(on_server=attempt.ticket != "0", holder=holder)
     give_up = attempt.budget.give_up
     if moment.now >= give_up:
         return on_timeout(attempt, spec)
     if moment.can_queue:
         return attempt._replace(state=Ready())
     pause = attempt.pause * (0.5 + 0.5 * moment.jitter)
-    left = NO_EXPIRY if left_ms < 0 else left_ms / 1000 + EXPIRY
-    if not is_ours(token):
+    left = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
+    if not is_ours(held.holder):
         left = min(left, pause)  # a foreign client does not hand the lock over
-    state: State = Queued(left, bool(was_lost))
+    state: State = Queued(left, bool(held.was_put_back))
     if not has_place:
         state = Paused(min(pause, left, give_up - moment.now))
     return attempt._replace(state=state, pause=min(attempt.pause * 2, PAUSE_LONGEST))
@@ -254,7 +281,8 @@ def _on_held(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
 
 def message_in(reply: Reply) -> bytes:
     """Return the message for another waiter of this client that came with a reply, if any."""
-    return reply[-1] if isinstance(reply, list) and len(reply) == _HELD else b""
+    is_held = isinstance(reply, list) and len(reply) == len(Held._fields)
+    return Held(*reply).message if is_held else b""
 
 
 def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment) -> Attempt:
@@ -267,20 +295,21 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
         return _on_quarantine(attempt, spec, error, moment)
     if isinstance(error, OutcomeUnknown):
         uncopied = error if isinstance(error, Uncopied) else attempt.uncopied
-        attempt = attempt._replace(uncertain=True, uncopied=uncopied)
+        attempt = attempt._replace(needs_tombstone=True, uncopied=uncopied)
     attempt = attempt._replace(failures=attempt.failures + 1)
-    # A caller that has had a reply waits through an outage for up to its ttl after the last one.
-    # Behind Sentinels every caller does, until its timeout; but not while replicas are missing: its
-    # token may have the lock then, and prevents others from acquiring it.
     now, budget = moment.now, attempt.budget
-    waits = now <= attempt.replied_at + spec.ttl or (
-        _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
-    )
-    if (attempt.failures >= TRIES and not waits) or moment.closed or now >= budget.end:
+    if moment.closed or now >= budget.end:
         return _fail_unavailable(attempt, spec, error, moment)
-    pause = 0.0
-    if attempt.failures >= TRIES:
-        pause = min(PAUSE_LONGEST * moment.jitter, budget.end - now)
+    if attempt.failures < TRIES:
+        return attempt.ready()
+    # An attempt that has had a reply waits through an outage until one ttl after it. Behind
+    # Sentinels every attempt waits until its timeout. But if replicas are missing, its token may
+    # have the lock, and prevent other clients from acquiring it: then not longer than the ttl.
+    had_reply = now <= attempt.replied_at + spec.ttl
+    waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
+    if not had_reply and not waits_for_failover:
+        return _fail_unavailable(attempt, spec, error, moment)
+    pause = min(PAUSE_LONGEST * moment.jitter, budget.end - now)
     return attempt._replace(state=Paused(pause, str(error)))
 
 
@@ -323,10 +352,10 @@ def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Atte
     match attempt.state:
         case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):
             return attempt
-    least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
-    young = now + least < grant.since + validity_of(grant.seconds)
-    if young and spec.renew and not spec.replicas:
-        return _acquired(attempt, grant)
+    if spec.renew and not spec.replicas:
+        least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
+        if now + least < grant.since + validity_of(grant.seconds):
+            return _acquired(attempt, grant, is_pushed=True)
     return attempt._replace(state=Confirming(), on_server=True)
 
 
@@ -341,7 +370,7 @@ def on_confirmation(
         return on_error(attempt, spec, reply, moment)
     if isinstance(reply, HoldfastError) or not reply or moment.now >= sent_at + spec.usable:
         return attempt.ready()
-    return _acquired(attempt, Grant(reply, spec.ttl, sent_at))
+    return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)
 
 
 def on_holder(attempt: Attempt, token: bytes, left_ms: int) -> Attempt:
@@ -349,5 +378,5 @@ def on_holder(attempt: Attempt, token: bytes, left_ms: int) -> Attempt:
     return attempt._replace(holder=(token, left_ms)) if token else attempt
 
 
-def _acquired(attempt: Attempt, grant: Grant) -> Attempt:
-    return attempt._replace(state=Acquired(grant), on_server=True)
+def _acquired(attempt: Attempt, grant: Grant, *, is_pushed: bool) -> Attempt:
+    return attempt._replace(state=Acquired(grant, is_pushed), on_server=True)

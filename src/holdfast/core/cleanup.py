@@ -62,8 +62,11 @@ class Cleanups:
         self._add_unknown(key, token, delay_ms, TOMBSTONE_MS)
 
     def leave_queue(self, key: bytes, token: str, delay_ms: int) -> None:
-        """Remove a token from the queue with which no attempt waits here."""
-        if self._deployment.has_queue:
+        """Remove a token from the queue if no attempt here waits with it.
+
+        Not on a quorum: there one node may notify a waiter after others have granted it the lock.
+        """
+        if not self._deployment.is_quorum:
             self._add_unknown(key, token, delay_ms, "0 leave")
 
     def _add_unknown(self, key: bytes, token: str, delay_ms: int, tombstone: str) -> None:

@@ -27,11 +27,6 @@ class Deployment(Protocol):
 
     is_quorum: bool
     """Several servers vote about each lock. Some settings of a lock need a single server."""
-    has_queue: bool
-    """The server grants the lock to queued waiters. So a token without an attempt is removed;
-    not on a quorum, where one server may notify a waiter after others have granted the lock."""
-    refusal_is_final: bool
-    """A refused token is on no server. On a quorum a minority may still have it."""
     longest_ttl: float
     """The servers rely on no lock having a longer ttl than this. Infinite for a single server that
     no other one can replace."""
@@ -66,8 +61,6 @@ class OneServer:
     """A deployment in which one server keeps each lock."""
 
     is_quorum = False
-    has_queue = True
-    refusal_is_final = True
 
     def __init__(self, call: Call, longest_ttl: float = math.inf) -> None:
         self.longest_ttl = longest_ttl
@@ -75,19 +68,19 @@ class OneServer:
         self.acquire = acquire
 
     def begin(self, session: Session) -> None:
-        """Do nothing."""
+        """Do nothing: only the server knows its tokens."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no reply is awaited after a call."""
 
     def forget(self, token: str) -> None:
-        """Do nothing."""
+        """Do nothing: no token is noted."""
 
     def releasing(self, hold: Hold) -> Request:
         """Return the request that releases a lease."""
         spec = hold.spec
-        if hold.tainted or spec.settings:
-            return self.ending(spec, hold.token, TOMBSTONE_MS if hold.tainted else "0")
+        if hold.needs_tombstone or spec.settings:
+            return self.ending(spec, hold.token, TOMBSTONE_MS if hold.needs_tombstone else "0")
         return RELEASE, spec.keys, (hold.token, spec.ttl_ms)
 
     def ending(

@@ -183,7 +183,7 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         maybe_adopted = uncertain or bool(given)
         _check(spec, adopted=bool(given) and port.now() < asked_at + spec.validity)
         grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
-        hold.tainted, hold.longest_ttl = uncertain, longest
+        hold.needs_tombstone, hold.longest_ttl = uncertain, longest
         session.took(hold)
     except BaseException as error:
         if grip._hold is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.core.hold import Hold
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HeldLeases:
-    """Several threads use this without a mutex. `_remove_shared` has a race, which is harmless."""
+    """By key. Several threads use it without a mutex: single operations of a dict are atomic."""
 
     __slots__ = ("_port", "newest", "shared")
 
@@ -20,47 +19,45 @@ class HeldLeases:
         self._port = port
         self.newest: dict[bytes, Hold] = {}
         """The newest lease of each key without an owner. By exclusion, no older one is valid."""
-        self.shared: dict[tuple[bytes, Any], list[Hold]] = {}
-        """The leases with an owner, of which a key may have several, by key and actor."""
+        self.shared: dict[Hold, None] = {}
+        """The leases with an owner, of which a key may have several."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.newest or self.shared)
 
     def add(self, hold: Hold) -> None:
         """Add a lease that was just granted."""
         if hold.spec.owner is None:
             self.newest[hold.spec.keys[0]] = hold
         else:
-            self.shared.setdefault((hold.spec.keys[0], hold.actor), []).append(hold)
+            self.shared[hold] = None
 
     def remove(self, hold: Hold) -> None:
         """Remove a lease that has ended. A newer one of the same lock stays."""
         if hold.spec.owner is not None:
-            self._remove_shared(hold)
+            self.shared.pop(hold, None)
         elif self.newest.get(hold.spec.keys[0]) is hold:
             self.newest.pop(hold.spec.keys[0], None)
 
-    def _remove_shared(self, hold: Hold) -> None:
-        # Race: this thread finds the list empty, the actor appends its next lease to it, and this
-        # thread removes the list. Then that lease is missing here: it stays held, but no
-        # WouldDeadlock is raised if the actor waits for itself.
-        place = hold.spec.keys[0], hold.actor
-        holds = self.shared.get(place, [])
-        if hold in holds:
-            holds.remove(hold)
-        if not holds:
-            self.shared.pop(place, None)
+    def _of(self, key: bytes) -> list[Hold]:
+        """Return the leases of one key. No other thread runs while a dict is copied to a list."""
+        newest = self.newest.get(key)
+        holds = [] if newest is None else [newest]
+        return holds + [hold for hold in list(self.shared) if hold.spec.keys[0] == key]
 
     def valid(self) -> list[Hold]:
         """Return the leases that are valid now."""
         now, process = self._port.now(), self._port.process()
-        holds = [*self.newest.values(), *chain(*list(self.shared.values()))]
+        holds = [*self.newest.values(), *self.shared]
         return [hold for hold in holds if hold.alive(now, process)]
 
     def mine(self, spec: LockSpec) -> Hold | None:
         """Return the lease of this lock that the calling thread or task holds, if any."""
-        key, actor = spec.keys[0], self._port.actor()
-        newest = self.newest.get(key)
-        holds = [] if newest is None or newest.actor is not actor else [newest]
-        holds += self.shared.get((key, actor), [])
-        for hold in holds:
+        actor = self._port.actor()
+        for hold in self._of(spec.keys[0]):
+            if hold.actor is not actor:
+                continue
             if spec.owner is not None and hold.spec.owner == spec.owner:
                 return None  # the server counts the leases of an owner
             if hold.alive(self._port.now(), self._port.process()):
@@ -69,15 +66,10 @@ class HeldLeases:
 
     def is_blocked_by_waiting(self, spec: LockSpec) -> bool:
         """Whether a holder of this lock could not release it while the caller waits for it."""
-        key, now, process = spec.keys[0], self._port.now(), self._port.process()
-        newest = self.newest.get(key)
-        holds = [] if newest is None else [newest]
-        for place, others in list(self.shared.items()):
-            if place[0] == key:
-                holds += others
+        now, process = self._port.now(), self._port.process()
         return any(
             hold.alive(now, process)
             and self._port.blocks(hold.actor)
             and (spec.owner is None or hold.spec.owner != spec.owner)
-            for hold in holds
+            for hold in self._of(spec.keys[0])
         )

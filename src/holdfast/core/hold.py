@@ -1,7 +1,8 @@
 """The life of one lease, from the grant to its end.
 
-    HELD ──release()──▶ RELEASING ──a reply──▶ RELEASED
-     │ │                    └──refused──▶ LOST
+    HELD ──release()──▶ RELEASING ──a reply, or cleaned up after an interruption──▶ RELEASED
+     │ │                    ├──refused──▶ LOST
+     │ │                    └──no reply: it stays RELEASING, and the caller may retry
      │ └──exported, or abandoned by an interrupted acquire──▶ RELEASED
      └──deadline passed, or refused by the server──▶ LOST
 
@@ -17,6 +18,7 @@ The rules on which everything else relies:
 Several threads use a hold: those of the program, and the renewer. No mutex guards it:
 
 - Every deadline that is ever written was confirmed by the server, so their order does not matter.
+  A renewal that is under way may undo an extension to a shorter time.
 - A thread removes its grip before it looks whether others are left. Of two threads that release the
   last two levels at once, at least one finds none left; `claim_release` selects one of them.
 - Each watcher is taken off a list by `pop`, so one thread calls it.
@@ -39,7 +41,7 @@ from holdfast.scripts import RENEW
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.line import Waiter
+    from holdfast.core.line import Grant, Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply, Request
@@ -53,8 +55,8 @@ _WHY: dict[LossReason, str] = {
 }
 
 
-SETTLE = 0.1
-"""Seconds after which a lease that was handed over is renewed for its full ttl."""
+RENEW_WINDOW_AFTER = 0.1
+"""Seconds after which a lease that was granted for a short window is renewed for its full ttl."""
 
 
 class State(Enum):
@@ -101,7 +103,7 @@ class Hold:
     """Another release of this token may be carried out: a refusal does not mean a loss."""
     due: float
     """When the renewer looks at it next. Only the renewer writes this."""
-    tainted = False
+    needs_tombstone = False
     """A request with this token may still be carried out: the release leaves a tombstone."""
     forsaken: Callable[[], bool] | None = None
     """Set by `core.cache`: whether the thread or task that would release it has ended. The renewer
@@ -188,15 +190,15 @@ class Hold:
             return self.deadline
         return min(self.renew_at, self.renew_until)
 
-    def begin(self, since: float, seconds: float, now: float) -> None:
-        """Count a pushed grant for `seconds` from `since` on.
+    def begin_window(self, grant: Grant, now: float) -> None:
+        """Count a grant that was pushed: it is valid for a short window only.
 
-        It is valid for a short window only. So it is renewed soon, unless it is released at once.
+        So it is renewed soon, unless it is released at once. The caller has it from now on.
         """
-        self.deadline = since + validity_of(seconds)
+        self.deadline = grant.since + validity_of(grant.seconds)
         self.renew_until = now + self.spec.max_hold
-        if seconds < self.spec.ttl:
-            self.renew_at = now + SETTLE
+        if grant.seconds < self.spec.ttl:
+            self.renew_at = now + RENEW_WINDOW_AFTER
 
     def prolong(self, asked_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
         """Apply the reply to a renewal for `ttl` that was sent at `asked_at`.

@@ -18,7 +18,8 @@ the lease of the holder, or the window of a grant, should be over. `tick` then h
 do so. After a lost connection all waiters request again.
 
 One thread or event loop calls `opened`, `heard`, `tick` and `cut`, and only it uses the timers. All
-others register in a dictionary and append to a deque, whose single operations are atomic.
+other threads register waiters in a dictionary, append to deques, and set single fields of a waiter
+or a line, each of which is one atomic step.
 """
 
 from __future__ import annotations
@@ -64,6 +65,21 @@ class Grant(NamedTuple):
     since: float
 
 
+class Message(NamedTuple):
+    """A message of the scripts to a waiter."""
+
+    kind: bytes
+    """G: the lock is granted; A: request again; W: request again after `ms`, unless another message
+    comes first; P: a probe."""
+    fence: int
+    ms: int
+    """How long the grant is valid, or when to request."""
+    delay_ms: int
+    """The lock delay."""
+    token: str
+    key: bytes
+
+
 class Waiter:
     """An attempt that waits. The line sets `grant` or `ask` (request again), then `signal`."""
 
@@ -88,7 +104,9 @@ class Waiter:
     def queued(self, asked_at: float, left: float) -> None:
         """Note that the token is in the queue, and that the holder has `left` seconds."""
         self.line.hand_in(_QUEUED, self, asked_at, left)
-        self.waits = True  # last: if a grant comes first, `leave` must still note it
+        # After `hand_in`. A grant that comes between the two lines clears `waits` too early: then
+        # `leave` would not remove the entry from the timer.
+        self.waits = True
 
     def leave(self) -> None:
         """Remove it from its timer. The token stays registered: a late grant to it is ignored."""
@@ -165,7 +183,7 @@ class Line:
         return waiter
 
     def hand_in(self, what: str, waiter: Waiter, at: float, seconds: float) -> None:
-        """Note what happened to a waiter; one is to request its lock `seconds` after `at`."""
+        """Note what happened to a waiter. A waiter for its lock requests `seconds` after `at`."""
         self._inbox.append((what, waiter, at, seconds))
         if at + seconds < self.wake_at:
             self._rouse()
@@ -202,12 +220,6 @@ class Line:
         self._to_recheck.append(key)
         self._rouse()
 
-    def answered(self, message: bytes, asked_at: float, now: float) -> None:
-        """Handle a grant that came with the reply to a request that was sent at `asked_at`."""
-        kind, number, px, delay, token, key = read_message(message)
-        if kind == b"G":
-            self._granted(token, key, delay, Grant(number, px / 1000, asked_at), now)
-
     # For the owner of the connection
 
     def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
@@ -240,25 +252,25 @@ class Line:
             self._ponged(message[1])
         if message[0] != b"message":
             return
-        kind, number, px, delay, token, key = read_message(message[-1])
-        waiter = self._known.get(token)
-        if kind == b"G":
+        received = read_message(message[-1])
+        waiter = self._known.get(received.token)
+        if received.kind == b"G":
             since = -NEVER
             # Another server than the one that replies to PINGs may pass on a grant.
             subscription = self.subscription
             if waiter is not None and subscription is not None and subscription.is_counted:
                 since = max(self._heard_since, waiter.since)
-            self._granted(token, key, delay, Grant(number, px / 1000, since), now)
-        elif kind == b"P":  # a probe (`core.subscribe`)
+            self.granted(received, since, now)
+        elif received.kind == b"P":  # a probe (`core.subscribe`)
             pass
         elif waiter is None:
             # The attempt has ended, but its token is still in the queue: leaving failed, or was
             # undone by a failover. There it would receive messages that a waiter needs.
-            self._leave_queue(key, token, delay)
-        elif kind == b"A":
+            self._leave_queue(received.key, received.token, received.delay_ms)
+        elif received.kind == b"A":
             waiter.recheck()
         else:
-            self.hand_in(_WATCHES, waiter, now, px / 1000)
+            self.hand_in(_WATCHES, waiter, now, received.ms / 1000)
 
     def _ponged(self, payload: bytes) -> None:
         while self._pings:
@@ -270,15 +282,16 @@ class Line:
                 return
         raise ValueError("a reply to a PING that was not sent")
 
-    def _granted(self, token: str, key: bytes, delay: int, grant: Grant, now: float) -> None:
-        waiter = self._known.get(token)
-        if waiter is None or waiter.key != key:
-            self._hand_back(key, token, delay)
+    def granted(self, message: Message, since: float, now: float) -> None:
+        """Handle a grant that was made after `since`; it may have come with a reply."""
+        waiter, seconds = self._known.get(message.token), message.ms / 1000
+        if waiter is None or waiter.key != message.key:
+            self._hand_back(message.key, message.token, message.delay_ms)
             return
-        waiter.grant, waiter.waits = grant, False
+        waiter.grant, waiter.waits = Grant(message.fence, seconds, since), False
         waiter.signal.set()
         # When the window of the grant ends, the next waiter of this client requests the lock.
-        self.hand_in(_GRANTED, waiter, now, grant.seconds)
+        self.hand_in(_GRANTED, waiter, now, seconds)
 
     def tick(self, now: float) -> tuple[Sequence[Command], float]:
         """Do what is due; return what to send now, and when to call this again.
@@ -392,14 +405,18 @@ def channel_of(client: str, lock_key: bytes) -> bytes:
     return b"%b:{%b}" % (channel, tag_of(keys_of(lock_key)[1]))
 
 
-def read_message(message: bytes) -> tuple[bytes, int, int, int, str, bytes]:
-    """Parse a message of the scripts: kind, fence, ms, the lock's delay (ms), token and key."""
+def read_message(message: bytes) -> Message:
+    """Parse a message of the scripts.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if not isinstance(message, bytes):
         raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
     kind, fence, time, size, rest = message.split(b":", 4)
-    px, _, delay = time.partition(b" ")
+    ms, _, delay = time.partition(b" ")
     token, key = rest[: int(size)], rest[int(size) :]
-    return kind, int(fence), int(px), int(delay or 0), token.decode(), key
+    return Message(kind, int(fence), int(ms), int(delay or 0), token.decode(), key)
 
 
 def _nobody() -> None:

@@ -59,8 +59,6 @@ class Quorum:
     """The deployment in which several nodes vote about each lock."""
 
     is_quorum = True
-    has_queue = False
-    refusal_is_final = False
 
     def __init__(
         self,
@@ -107,8 +105,7 @@ class Quorum:
         If the caller is not the thread or task that acquired it, its requests may reach a node
         before the vote does: a tombstone keeps the vote out.
         """
-        is_first = not hold.tainted and hold.actor is self._port.actor()
-        tombstone = "0" if is_first else TOMBSTONE_MS
+        tombstone = "0" if hold.actor is self._port.actor() else TOMBSTONE_MS
         return self.ending(hold.spec, hold.token, tombstone, hold.longest_ttl)
 
     def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:

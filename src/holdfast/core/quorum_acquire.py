@@ -7,7 +7,7 @@ An attempt asks in rounds until one of them is won:
 2. The deadline of the lease counts from before the round. A round is won only while `min_validity`
    is left.
 3. The waiting attempts have no order. One that finds the lock held subscribes at every node, and
-   asks again when a node says that the lock is free there, or after a pause. If nobody has a
+   asks again when a node reports that the lock is free there, or after a pause. If no attempt has a
    majority, it pauses at random: of the attempts that took votes from each other, one is first.
 4. While too few nodes can vote, because they are down or in quarantine, it retries until the
    timeout: servers and their clients may have been started at the same moment.

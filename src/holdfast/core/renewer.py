@@ -115,6 +115,10 @@ class Renewer:
         """
         return self._hand_in(hold, hold.next_due())
 
+    def unwatch(self, hold: Hold) -> None:
+        """Drop a lease that has ended, if the job has not seen it yet."""
+        self.handed_in.pop(hold, None)
+
     def _hand_in(self, item: Hold | Cleanup | BackgroundTask, due: float) -> bool:
         self.handed_in[item] = None
         return due >= self._wake_at or self._background.rouse(self)

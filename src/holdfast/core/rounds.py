@@ -5,7 +5,7 @@ they amount to. A node says yes with a number above 0, no with 0, with an empty 
 have the key), or with the holder of the lock.
 
 Replies also arrive when a round is over, and in other threads. Each is noted (`TokenLocations`)
-whenever it arrives. Who iterates over the replies of a round iterates over a copy.
+whenever it arrives. So code that iterates over the replies of a round iterates over a copy.
 """
 
 from __future__ import annotations

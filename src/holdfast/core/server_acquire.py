@@ -23,6 +23,7 @@ from holdfast.core.attempt import (
     Queued,
     Raised,
     Ready,
+    Requesting,
     begin,
     message_in,
     on_confirmation,
@@ -43,7 +44,7 @@ from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.scripts import POSITION, RENEW
 
 if TYPE_CHECKING:
-    from holdfast.core.line import Grant, Line, Waiter
+    from holdfast.core.line import Line, Waiter
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.keys import Keys
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound=Grip)
 
 NO_PLACE, NEW_PLACE = "", "0"
-"""What a request asks for besides a ticket, which keeps the place that it has."""
+"""The place in the queue that a request asks for; a ticket asks for the place that it names."""
 
 
 async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
@@ -86,11 +87,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
             acquiring = _Acquiring(session, spec, attempt, token, waiter, line, process)
             acquiring.handle(reply)
             reply = None  # a long wait keeps nothing that it does not need
-            grant = await acquiring.run()
+            grant, is_pushed = await acquiring.run()
             token = acquiring.token
             fence, since = grant.fence, grant.since
             grip._hold = hold = Hold(spec, token, fence, since, actor, process, session, grip)
-            acquiring.hand_over(hold, grant)
+            acquiring.complete(hold)
+            if is_pushed:
+                hold.begin_window(grant, port.now())
         session.took(hold)
     except BaseException as error:
         if acquiring is None:
@@ -126,12 +129,12 @@ class _Acquiring:
         self.token = token
         self.waiter = waiter
 
-    async def run(self) -> Grant:
+    async def run(self) -> Acquired:
         """Do what each state asks for, until the lock is acquired."""
         while True:
             match self.attempt.state:
-                case Acquired(grant):
-                    return grant
+                case Acquired() as acquired:
+                    return acquired
                 case Failed(error):
                     self.attempt = self.attempt._replace(state=Raised())
                     try:
@@ -148,6 +151,8 @@ class _Acquiring:
                     await self._confirm()
                 case Evicted():
                     self._draw_another_token()
+                case Requesting() | Raised():
+                    raise AssertionError("nothing to do in this state")
             self._check_process()
 
     def _check_process(self) -> None:
@@ -181,8 +186,9 @@ class _Acquiring:
             place = self.attempt.ticket
         self.attempt = self.attempt.sending(port.now())
         if self.waiter is not None:
-            # No lost connection goes unnoticed. Here: clear `ask`, then compare the subscription.
-            # `Line.cut`: clears the subscription, then sets `ask`.
+            # Every lost connection is noticed. Here: clear `ask`, then compare the subscription.
+            # `Line.cut`: clears the subscription, then sets `ask`. A grant that is cleared here is
+            # not lost: the request finds that the token is the holder.
             self.waiter.grant, self.waiter.ask = None, False
             if self.waiter.line.subscription is not subscription:
                 self.waiter.ask = True
@@ -197,7 +203,7 @@ class _Acquiring:
         session, moment = self._session, self._moment()
         if isinstance(reply, HoldfastError):
             self.attempt = on_error(self.attempt, self._spec, reply, moment)
-            if isinstance(reply, OutcomeUnknown):  # it may have granted the lock to another here
+            if isinstance(reply, OutcomeUnknown):  # it may have granted another waiter the lock
                 session.waiters.recheck_all(self._spec)
         else:
             message = message_in(reply)
@@ -229,12 +235,12 @@ class _Acquiring:
     async def _wait_for_message(self, waiter: Waiter) -> None:
         """Wait in the queue until the server notifies this waiter, or until the timeout is over.
 
-        An uncertain request may still arrive and be granted, and nobody is notified of that. So
-        after one, the attempt requests again from time to time.
+        A request without a reply may still arrive and be granted, without a message. So after one
+        the attempt requests again every second.
         """
         port, queued = self._session.port, cast("Queued", self.attempt.state)
         waiter.queued(self.attempt.sent_at, queued.recheck_after)
-        if queued.was_lost:
+        if queued.was_put_back:
             waiter.line.places_lost(self.attempt.sent_at, port.now())
         while not self._handle_grant():
             if waiter.ask:
@@ -249,7 +255,7 @@ class _Acquiring:
                 self._report.send(now, await self._look_at_queue())
             else:
                 waiter.report_at = self._report.due
-                limit = min(left, WINDOW_LONGEST) if self.attempt.uncertain else left
+                limit = min(left, WINDOW_LONGEST) if self.attempt.needs_tombstone else left
                 if not await port.wait(waiter.signal, limit) and limit < left:
                     self.attempt = self.attempt.ready()
                     return
@@ -283,13 +289,12 @@ class _Acquiring:
 
     # The end of an attempt
 
-    def hand_over(self, hold: Hold, grant: Grant) -> None:
-        """Give the hold all that is known of its grant."""
-        hold.tainted = self.attempt.uncertain
+    def complete(self, hold: Hold) -> None:
+        """Note in the hold what its release has to know."""
+        hold.needs_tombstone = self.attempt.needs_tombstone
         if self.waiter is not None:
             hold.waiter = self.waiter
             self.waiter.leave()
-        hold.begin(grant.since, grant.seconds, self._session.port.now())
 
     async def fail(self, grip: Grip, error: BaseException) -> None:
         """Leave nothing on the server when the attempt ends with `error`."""
@@ -299,7 +304,7 @@ class _Acquiring:
             return  # this is a forked child, and the attempt its parent's
         if self.waiter is not None:
             self.waiter.leave()
-        session, spec, tombstone = self._session, self._spec, self.attempt.leftover
+        session, spec, tombstone = self._session, self._spec, self.attempt.tombstone
         has_no_reply = tombstone not in {"", "0"} and self.attempt.failures
         if isinstance(error, GeneratorExit) or has_no_reply:
             session.waiters.recheck_all(spec)

@@ -1,7 +1,7 @@
 """What one client has in one process: its leases, its waiters, its clean-ups and its renewer.
 
-A forked child inherits the object, but none of that: `begin` is called there before any of the
-child's code runs. So a child never renews or releases what its parent holds.
+A forked child inherits the object. `begin` replaces its contents there, before any of the child's
+code runs. So a child never renews or releases what its parent holds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Session:
         self.begin()
 
     def begin(self) -> None:
-        """Hold nothing: in a new client, and in each forked child of its process."""
+        """Begin without leases and waiters: in a new client, and in each forked child."""
         self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report, self.port.has_ended)
         self.held = HeldLeases(self.port)
@@ -60,7 +60,10 @@ class Session:
         self.deployment.begin(self)
 
     def close(self) -> None:
-        """Renew nothing from now on, and report what is still held; attempts end soon."""
+        """Renew nothing from now on, and report what is still held.
+
+        An attempt ends with its next failure: the caller closes the connections after this.
+        """
         if not self.closed:
             self._report_held()
         self.closed = True
@@ -111,22 +114,21 @@ class Session:
 
     def forget(self, hold: Hold) -> None:
         """Forget a lease that has ended. A newer one of the same lock stays."""
-        self.renewer.handed_in.pop(hold, None)
+        self.renewer.unwatch(hold)
         self.held.remove(hold)
 
     def lost(self, hold: Hold) -> None:
         """Report a loss, and remove what is left of the lease from the server."""
         self.forget(hold)
         hold.forget_waiter(self.port.now())  # a late message must not end the lock delay
-        reason = hold.reason or hold.overdue()
-        self.report(Event("lost", hold.spec.name, hold.fence, reason))
+        self.report(Event("lost", hold.spec.name, hold.fence, hold.loss().reason))
         # An extension without a reply may keep the key long beyond the deadline, and a request
-        # without a reply may still arrive.
-        gone = reason in {"taken", "key_missing"} and self.deployment.refusal_is_final
-        if not gone or hold.tainted:
+        # without a reply may still arrive. On a quorum a minority of the nodes may have the token.
+        refused = hold.reason in {"taken", "key_missing"}
+        if not refused or hold.needs_tombstone or self.deployment.is_quorum:
             self.cleanups.schedule_lease(hold, LOST_TOMBSTONE)  # begins the lock delay
 
     def moved(self, _seat: object) -> None:
         """Renew all leases: another server has taken over. Called from any thread."""
-        if self.held.newest or self.held.shared:
+        if self.held:
             self.renewer.look_again()

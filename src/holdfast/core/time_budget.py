@@ -35,7 +35,7 @@ class TimeBudget(NamedTuple):
         return cls(timeout, spec.command_timeout, give_up, now + seconds_to_end(spec, timeout))
 
     def after_reply(self, sent_at: float, now: float) -> TimeBudget:
-        """Return the budget after a reply: to clean up may take twice as long as this one took."""
+        """Return the budget after a reply: cleaning up may take twice as long as this request."""
         grace = min(self.command_timeout, 2 * (now - sent_at))
         return self._replace(end=max(self.end, self.give_up + grace))
 

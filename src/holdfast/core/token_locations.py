@@ -54,9 +54,8 @@ class TokenLocations:
         self._mutex: AbstractContextManager[object] = mutex
         self._tokens: dict[str, dict[int, str]] = {}
         self._missing: set[tuple[str, int]] = set()
-        """Tokens and nodes that refused a renewal while the reply to the vote was not read yet: the
-        thread that acquired the lock reads it with its next request. `restore` sends the token
-        there again."""
+        """(token, node): the node refused a renewal, but its vote may be a yes that no thread has
+        read yet. `restore` sends the token there again."""
         self._leaving: set[str] = set()
         """Tokens that are being released."""
         self._lost: set[str] = set()
@@ -125,11 +124,12 @@ class TokenLocations:
 
     def on_vote(self, request: Request, node: int, reply: Reply | HoldfastError) -> None:
         """Note the reply to a vote."""
-        _, keys, (token, *more, waiter) = request
+        _, keys, (token, ttl, _, settings, waiter) = request
         unknown = isinstance(reply, OutcomeUnknown)
         with self._mutex:
             if waiter and (unknown or isinstance(reply, list)):
-                self._note_queued(node, (RELEASE, keys, (waiter, *more)), unsure=unknown)
+                of_waiter = RELEASE, keys, (waiter, ttl, TOMBSTONE_MS, settings)
+                self._note_queued(node, of_waiter, unsure=unknown)
             there = self._tokens.get(token, {})
             if unknown or is_yes(reply):
                 if node not in there:  # it was released before this reply came

@@ -134,7 +134,7 @@ class TokenLocks:
         # The reply carries a grant only if this process can pass it to the waiter.
         can_notify = drawn and session.waiters.can_notify(name, spec.keys[0])
         tombstone = "0" if can_notify else "0 quiet"
-        if hold is not None and hold.tainted:
+        if hold is not None and hold.needs_tombstone:
             tombstone = TOMBSTONE_MS
         args = name, WINDOW_MS, tombstone, spec.settings
         try:
@@ -189,7 +189,7 @@ class TokenLocks:
 
     def _remember(self, hold: Hold) -> None:
         now, recent = self._session.port.now(), self._recent
-        if hold.waiter is not None or hold.tainted:
+        if hold.waiter is not None or hold.needs_tombstone:
             recent[hold.token] = now, hold
         # Others were released elsewhere, or never. If another thread changes the dictionary
         # meanwhile, the next acquisition removes them.

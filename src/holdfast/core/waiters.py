@@ -1,4 +1,4 @@
-"""The waiters of one process: the queues of all its event loops, by their pub/sub channel."""
+"""The waiters of one client in one process, by their pub/sub channel (`core.line`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waiters:
         """A caller has waited. The next ones request a place in the queue at once."""
 
     def line(self, keys: Keys) -> Line:
-        """Return the queue in which the caller would wait for this lock."""
+        """Return the line with which the caller would wait for this lock."""
         self.any_yet = True
         return self._port.line(self._make_line, keys)
 
@@ -38,14 +38,14 @@ class Waiters:
         return line
 
     def enter(self, spec: LockSpec, token: str, now: float) -> Waiter | None:
-        """Enter the queue before the first request, if this client is subscribed already."""
+        """Register a waiter before its first request, if this client is subscribed already."""
         line = self.line(spec.keys)
         subscription = line.subscription
         if subscription is None or not subscription.is_counted:
             return None
         waiter = line.enter(token, spec.keys[0], self._port.signal(), now)
-        # No lost connection goes unnoticed. Here: enter, then look at the connection. A connection
-        # that is lost: takes itself away, then notifies all that have entered.
+        # Every lost connection is noticed. Here: register, then compare the subscription.
+        # `Line.cut`: clears the subscription, then has all registered waiters request again.
         if line.subscription is subscription:
             return waiter
         waiter.forget()
@@ -56,12 +56,12 @@ class Waiters:
 
         Its waiter may be on another event loop than the caller.
         """
-        *_, delay, token, key = read_message(message)
-        line = self._lines.get(channel_of(client_in(token), key))
+        grant = read_message(message)
+        line = self._lines.get(channel_of(client_in(grant.token), grant.key))
         if line is not None:
-            line.answered(message, sent_at, self._port.now())
+            line.granted(grant, sent_at, self._port.now())
         else:  # of an event loop that is gone
-            self._cleanups.return_grant(key, token, delay)
+            self._cleanups.return_grant(grant.key, grant.token, grant.delay_ms)
 
     def on_release(self, reply: Reply, sent_at: float) -> bool:
         """Handle the reply to a release; return whether the lock was held by the token."""

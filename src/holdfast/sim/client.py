@@ -9,7 +9,6 @@ several nodes; `sim.subscription` receives messages, and `sim.background` renews
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.deployment import OneServer
@@ -288,7 +287,7 @@ class SimClient:
     def remembered(self) -> set[str]:
         """Return the tokens of leases that the client keeps, and of those that nodes may have."""
         session = self.session
-        leases = *session.held.newest.values(), *chain(*session.held.shared.values())
+        leases = *session.held.newest.values(), *session.held.shared
         tokens = {lease.token for lease in leases}
         if self.quorum is not None:
             known = self.quorum.locations

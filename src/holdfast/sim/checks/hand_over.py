@@ -53,7 +53,7 @@ class WatchCheck:
             self._informed.clear()
         elif run.script == "acquire" and not isinstance(run.reply, list) and run.reply:
             self._handed_over = False  # a client of the same owner asked, and holds it too
-        self._informed.update(read_message(message)[4] for message in run.messages)
+        self._informed.update(read_message(message).token for message in run.messages)
         if isinstance(run.reply, list):  # it names the holder, and how long that has the lock
             self._informed.add(token)
         waiter = self._first_uninformed(holder, run.after.queue)

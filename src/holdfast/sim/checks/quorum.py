@@ -327,7 +327,7 @@ class QuorumChecks(Checks):
 
         A client that got votes in its last round, but too few, pauses whatever it receives.
         """
-        waiter, now = read_message(message)[4], self.world.now
+        waiter, now = read_message(message).token, self.world.now
         if not message.startswith(b"A") or waiter not in client.registered():
             return
         self.reached["notified that the lock is free"] += 1

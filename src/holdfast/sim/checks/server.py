@@ -383,7 +383,7 @@ class Checks:
         self.retries.forget(client)
         if message.startswith(b"G") and not client.machine.crashed:
             self.reached["granted by a push"] += 1
-            token = read_message(message)[4]
+            token = read_message(message).token
             lost = token in self.record.kept and self.record.kept[token][1].state is LOST
             self.reached["a grant pushed after its lease was lost"] += lost
             self.reached["a grant pushed after its lease was exported"] += (
