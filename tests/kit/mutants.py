@@ -737,8 +737,8 @@ MUTANTS = [
     Mutant(
         "a confirmed grant counts from before the sending",
         "core/attempt.py",
-        "_acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)\n\n\ndef on_holder",
-        "_acquired(attempt, Grant(reply, spec.ttl, moment.now), is_pushed=False)\n\n\ndef on_holder",
+        "spec.ttl, sent_at), is_pushed=False)\n\n\ndef on_holder",
+        "spec.ttl, moment.now), is_pushed=False)\n\n\ndef on_holder",
         PAUSES,
         "S2 S1",
     ),
