@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from holdfast.core.line import channel_of
+from holdfast.core.messages import channel_of
 from holdfast.core.spec import LockSpec, describe
 from holdfast.keys import is_named, lock_key_in, name_in, namespace_in, tag_of
 

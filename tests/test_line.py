@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.line import ASK_AT_LEAST, Grant, Line, channel_of, read_message
+from holdfast.core.line import ASK_AT_LEAST, Grant, Line
+from holdfast.core.messages import channel_of, read_message
 
 if TYPE_CHECKING:
     from holdfast.core.line import Waiter

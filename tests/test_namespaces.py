@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast.cli.app import app
-from holdfast.core.line import channel_of
+from holdfast.core.messages import channel_of
 from holdfast.keys import keys_of, lock_key_in, lock_key_of, name_in, namespace_in
 from kit.terminal import HOLDFAST, PATIENCE, environment
 

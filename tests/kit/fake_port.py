@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.deployment import OneServer
-from holdfast.core.line import channel_of
+from holdfast.core.messages import channel_of
 from holdfast.core.renewer import Cleanup
 from holdfast.core.session import Session
 

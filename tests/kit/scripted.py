@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
-from holdfast.core.line import read_message
+from holdfast.core.messages import read_message
 from holdfast.keys import keys_of
 from kit.waiting import PATIENCE
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from holdfast.core.line import channel_of
+from holdfast.core.messages import channel_of
 from holdfast.core.token import SHARDED
 
 if TYPE_CHECKING:

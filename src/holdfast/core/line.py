@@ -30,12 +30,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.token import SHARDED
-from holdfast.keys import keys_of, tag_of
+from holdfast.core.messages import read_message
+from holdfast.keys import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.core.messages import Message
     from holdfast.port import Command, Signal
 
 PING_EVERY = 1.0
@@ -63,21 +64,6 @@ class Grant(NamedTuple):
     fence: int
     seconds: float
     since: float
-
-
-class Message(NamedTuple):
-    """A message of the scripts to a waiter."""
-
-    kind: bytes
-    """G: the lock is granted; A: request again; W: request again after `ms`, unless another message
-    comes first; P: a probe."""
-    fence: int
-    ms: int
-    """How long the grant is valid, or when to request."""
-    delay_ms: int
-    """The lock delay."""
-    token: str
-    key: bytes
 
 
 class Waiter:
@@ -392,31 +378,6 @@ class Line:
                 timer.waiters.move_to_end(token)
                 waiter.recheck()
                 self._look(key, timer, now + PING_EVERY)
-
-
-def channel_of(client: str, lock_key: bytes) -> bytes:
-    """Return the channel for messages to this client about this lock.
-
-    In a cluster each hash tag has a channel, on the node of its locks.
-    """
-    channel = b"holdfast:push:" + client.encode()
-    if not client.startswith(SHARDED):
-        return channel
-    return b"%b:{%b}" % (channel, tag_of(keys_of(lock_key)[1]))
-
-
-def read_message(message: bytes) -> Message:
-    """Parse a message of the scripts.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(message, bytes):
-        raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
-    kind, fence, time, size, rest = message.split(b":", 4)
-    ms, _, delay = time.partition(b" ")
-    token, key = rest[: int(size)], rest[int(size) :]
-    return Message(kind, int(fence), int(ms), int(delay or 0), token.decode(), key)
 
 
 def _nobody() -> None:

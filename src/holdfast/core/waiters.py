@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from holdfast.core.line import Line, channel_of, read_message
+from holdfast.core.line import Line
+from holdfast.core.messages import channel_of, read_message
 from holdfast.core.token import client_in
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.deployment import OneServer
-from holdfast.core.line import channel_of
+from holdfast.core.messages import channel_of
 from holdfast.core.quorum import Quorum
 from holdfast.core.session import Session
 from holdfast.core.token import Mint

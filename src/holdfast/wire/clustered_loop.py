@@ -11,8 +11,9 @@ from holdfast.wire.cluster import Address, Redirected, shared_slot
 from holdfast.wire.cluster_node_wire import ASKS
 from holdfast.wire.clustered import Detours
 from holdfast.wire.copies import confirmed, needed, wait_for
-from holdfast.wire.multiplexed import Future, Multiplexer, seen
+from holdfast.wire.multiplexed import Future, seen
 from holdfast.wire.packing import by_text
+from holdfast.wire.server_multiplexer import ServerMultiplexer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.wire.sealed import Step
 
 
-class NodeMultiplexer(Multiplexer):
+class NodeMultiplexer(ServerMultiplexer):
     """One loop's connection to one node of a cluster."""
 
     async def call_asking(self, request: Request, timeout: float) -> Reply:

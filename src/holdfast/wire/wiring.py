@@ -13,7 +13,7 @@ from holdfast.wire.clustered import ClusterWire
 from holdfast.wire.clustered_loop import LoopClusterWire
 from holdfast.wire.given import targets_of
 from holdfast.wire.loop_ears import LoopEars
-from holdfast.wire.multiplexed import Multiplexer
+from holdfast.wire.server_multiplexer import ServerMultiplexer
 
 if TYPE_CHECKING:
     from holdfast.wire.target import Target
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Where: TypeAlias = "Target | Cluster"
 ThreadsWire: TypeAlias = "BlockingWire | ClusterWire"
 ThreadsEars: TypeAlias = "BlockingEars | ClusterEars"
-LoopWire: TypeAlias = "Multiplexer | LoopClusterWire"
+LoopWire: TypeAlias = "ServerMultiplexer | LoopClusterWire"
 AnyLoopEars: TypeAlias = "LoopEars | LoopClusterEars"
 
 
@@ -51,4 +51,4 @@ def on_this_loop(where: Where, timeout: float) -> tuple[LoopWire, AnyLoopEars]:
     if isinstance(where, Cluster):
         wire = LoopClusterWire(where, timeout)
         return wire, LoopClusterEars(wire, timeout)
-    return Multiplexer(where, timeout), LoopEars(where, timeout)
+    return ServerMultiplexer(where, timeout), LoopEars(where, timeout)

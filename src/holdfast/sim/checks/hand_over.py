@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.line import PING_EVERY, read_message
+from holdfast.core.line import PING_EVERY
+from holdfast.core.messages import read_message
 from holdfast.core.token import client_in
 from holdfast.sim.checks.record import channel_in
 from holdfast.sim.world import SECOND

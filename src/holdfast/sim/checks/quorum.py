@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from holdfast.core.hold import HELD
-from holdfast.core.line import read_message
+from holdfast.core.messages import read_message
 from holdfast.sim.checks.eviction import is_shown
 from holdfast.sim.checks.hand_over import RETRIES_WITHIN
 from holdfast.sim.checks.record import SLACK

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from holdfast.core.hold import LOST
-from holdfast.core.line import read_message
+from holdfast.core.messages import read_message
 from holdfast.core.token import client_in
 from holdfast.keys import keys_of
 from holdfast.sim.checks.abandon import AbandonCheck
