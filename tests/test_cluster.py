@@ -16,7 +16,7 @@ import valkey.asyncio
 from redis.crc import key_slot
 
 import holdfast
-from holdfast.core import acquire
+from holdfast.core import subscribe
 from holdfast.overview.looking import Overview
 from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
 from holdfast.wire.cluster import Cluster as TheirCluster
@@ -478,7 +478,7 @@ async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
             map_of(far).moved(slot_of("lock"), (replica.host, replica.port))
         return int(key_slot(channel))
 
-    monkeypatch.setattr(acquire, "DEAF_FOR", 0.1)
+    monkeypatch.setattr(subscribe, "RETRY_AFTER", 0.1)
     for module in (cluster_ears, cluster_loop_ears):
         monkeypatch.setattr(module, "key_slot", mislead)
     waiting = face.start(far.lock("lock", ttl=60).acquire())
