@@ -480,7 +480,7 @@ async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
 
     monkeypatch.setattr(subscribe, "RETRY_AFTER", 0.1)
     for module in (cluster_ears, cluster_loop_ears):
-        monkeypatch.setattr(module, "key_slot", mislead)
+        monkeypatch.setattr(module, "slot_of", mislead)
     waiting = face.start(far.lock("lock", ttl=60).acquire())
     await in_line(face, primary, "lock", 1)
     assert misled

@@ -669,9 +669,9 @@ async def test_a_node_that_may_have_lost_locks_has_no_vote_for_the_longest_ttl(
 async def test_it_has_one_again_afterwards(
     face: Face, forgetful: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.wire import target  # noqa: PLC0415 - to wait for less
+    from holdfast.wire import given  # noqa: PLC0415 - to wait for less
 
-    monkeypatch.setattr(target, "LEAST_SILENCE", 0.1)
+    monkeypatch.setattr(given, "LEAST_SILENCE", 0.1)
     client = face.connect(urls(forgetful), longest_ttl=2.0)
     forgetful[0].kill()
 

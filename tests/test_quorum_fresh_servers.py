@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
-from holdfast.wire import guard, target
+from holdfast.wire import given, guard
 from holdfast.wire.clock import now
 from kit.homes import settle_in
 from kit.sentinels import Sentinels
@@ -41,7 +41,7 @@ def start() -> Iterator[Callable[..., list[Server]]]:
 @pytest.fixture
 def _short_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a quarantine be as short as longest_ttl; otherwise it takes 5 s at least."""
-    monkeypatch.setattr(target, "LEAST_SILENCE", 0.1)
+    monkeypatch.setattr(given, "LEAST_SILENCE", 0.1)
 
 
 def urls(servers: list[Server]) -> list[str]:

@@ -115,6 +115,10 @@ def test_those_who_wait_for_a_lock_are_told_to_ask() -> None:
     led = Led()
     waiter, other = led.waiter(), led.waiter("hf1:me:8:ann@here:1:main:", b"holdfast:{b}")
     led.session.waiters.recheck_all(led.spec())
+    assert waiter.line.tick(START)
+    assert not waiter.ask, "without a connection all request anyway"
+    waiter.line.opened(START, lambda: None)
+    led.session.waiters.recheck_all(led.spec())
     waiter.line.tick(START)
     assert (waiter.ask, other.ask) == (True, False)
 

@@ -126,6 +126,10 @@ class Subscription:
 
     is_counted = False
     """The server counts it among the subscribers, as `core.subscribe` has found out."""
+    was_uncounted = False
+    """The server did not count it once."""
+    awaiting_probe: list[Signal] | None = None
+    """The callers that wait for the result of a probe; None if there is no probe under way."""
 
 
 class Line:
@@ -203,8 +207,9 @@ class Line:
 
         The next `tick` does it, once for all callers. Without a connection all request anyway.
         """
-        self._to_recheck.append(key)
-        self._rouse()
+        if self.subscription is not None:
+            self._to_recheck.append(key)
+            self._rouse()
 
     # For the owner of the connection
 

@@ -130,15 +130,15 @@ class Round:
 class Vote(Round):
     """Asks every node to give the lock to a token."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_expected", "_request")
 
     def __init__(self, quorum: Quorum, request: Request) -> None:
         super().__init__(quorum, [(quorum.all, request)])
         self._request = request
-        self.locations.expect(request[2][0], ASKED)
+        self._expected = self.locations.expect(request[2][0], ASKED)
 
     def _note(self, node: int, reply: Reply | HoldfastError) -> None:
-        self.locations.on_vote(self._request, node, reply)
+        self.locations.on_vote(self._request, self._expected, node, reply)
 
     def _is_over(self) -> bool:
         missed = len(self.failed) + len(self.no)

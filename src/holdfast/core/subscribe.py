@@ -3,7 +3,7 @@
 A server grants a lock to a waiter only if it counts the waiter's client among the subscribers of
 the channel. Behind some proxies that count is always 0. So a client probes each new subscription
 before it enters a queue: a script publishes to the client's own channel, and replies with the
-count. If that is 0, the client polls.
+count. If that is 0, the client polls. One caller probes, and the others wait for the result.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
 
 RETRY_AFTER = 1.0
-"""Seconds of polling after a failed subscription, before the next one is tried."""
+"""Seconds of polling after a failed subscription or probe, before the next one is tried."""
 
 RETRY_AFTER_UNCOUNTED = 60.0
-"""The same if the server does not count the subscription."""
+"""The same if the server does not count the subscription. It has to find that twice: the connection
+may have been lost just before the first probe."""
 
 
 async def subscribe(
@@ -44,22 +45,53 @@ async def subscribe(
         subscription = line.subscription
         if subscription is None or subscription.is_counted:  # by now
             return subscription
-        count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
+        if subscription.awaiting_probe is None:
+            await _probe(session, spec, line, subscription, client, time_left)
+        else:
+            await _await_probe(session, subscription, time_left())
     except ConfigurationError as error:
         _disable(session, spec, line, math.inf, str(error))
-        return None
     except (OutcomeUnknown, NodeUnavailable):
         line.deaf_until = port.now() + RETRY_AFTER
-        return None
-    if count:
-        subscription.is_counted = True
-        return subscription
-    if line.sharded:  # another node has the lock's slot
-        line.deaf_until = port.now() + RETRY_AFTER
-    elif line.subscription is subscription:
-        until = port.now() + RETRY_AFTER_UNCOUNTED
-        _disable(session, spec, line, until, "the server does not count the clients that subscribe")
-    return None
+    subscription = line.subscription
+    return subscription if subscription is not None and subscription.is_counted else None
+
+
+async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
+    session: Session,
+    spec: LockSpec,
+    line: Line,
+    subscription: Subscription,
+    client: str,
+    time_left: Callable[[], float],
+) -> None:
+    waiting = subscription.awaiting_probe = []
+    try:
+        count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
+        now = session.port.now()
+        if count:
+            subscription.is_counted = True
+        elif line.subscription is not subscription:
+            pass  # it was lost meanwhile
+        elif subscription.was_uncounted and not line.sharded:
+            why = "the server does not count the clients that subscribe"
+            _disable(session, spec, line, now + RETRY_AFTER_UNCOUNTED, why)
+        else:  # in a cluster, another node has the lock's slot
+            line.deaf_until = now + RETRY_AFTER
+            subscription.was_uncounted = True
+    finally:
+        subscription.awaiting_probe = None
+        for signal in waiting:
+            signal.set()
+
+
+async def _await_probe(session: Session, subscription: Subscription, timeout: float) -> None:
+    waiting, done = subscription.awaiting_probe, session.port.signal()
+    if waiting is not None:
+        waiting.append(done)
+        # Here: append, then compare. `_probe`: clears the field, then sets all signals.
+        if subscription.awaiting_probe is waiting:
+            await session.port.wait(done, timeout)
 
 
 def _disable(session: Session, spec: LockSpec, line: Line, until: float, why: str) -> None:

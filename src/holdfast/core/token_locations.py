@@ -34,6 +34,13 @@ ASKED, PRESENT, UNSURE = "asked", "present", "unsure"
 another connection."""
 
 
+class _Nodes(dict[int, str]):
+    """The nodes where a token is, or may be, and how sure that is."""
+
+    is_lost = False
+    """Its lease was lost: each release of it begins the lock delay, even one of a late vote."""
+
+
 class TokenLocations:
     """Where the tokens of one client are.
 
@@ -52,14 +59,12 @@ class TokenLocations:
         self._clean_up = clean_up
         self._later = later
         self._mutex: AbstractContextManager[object] = mutex
-        self._tokens: dict[str, dict[int, str]] = {}
+        self._tokens: dict[str, _Nodes] = {}
         self._missing: set[tuple[str, int]] = set()
         """(token, node): the node refused a renewal, but its vote may be a yes that no thread has
         read yet. `restore` sends the token there again."""
         self._leaving: set[str] = set()
         """Tokens that are being released."""
-        self._lost: set[str] = set()
-        """Tokens of lost leases: each release of them begins the lock delay."""
         self._released: dict[str, Request] = {}
         """Releases to which some node has not replied yet, by token."""
         self._released_before: dict[str, Request] = {}
@@ -83,18 +88,18 @@ class TokenLocations:
         there = self._tokens.get(token)
         return None if there is None else dict(there)  # to copy a dict is one step
 
-    def expect(self, token: str, state: str) -> None:
+    def expect(self, token: str, state: str) -> _Nodes:
         """Note that a token is sent to all nodes: ASKED for the lock, or PRESENT in the queues."""
         with self._mutex:
-            self._tokens[token] = dict.fromkeys(self._all, state)
+            there = self._tokens[token] = _Nodes(dict.fromkeys(self._all, state))
+            return there
 
     def leaving(self, token: str, *, lost: bool) -> dict[int, str] | None:
         """Note that a token is being released; as `of`. It is given to no more nodes."""
-        if lost and token not in self._lost:
-            self._lost.add(token)
-            self._later(int(TOMBSTONE_MS) / 1000, lambda: self._lost.discard(token))
         with self._mutex:
-            if token in self._tokens:
+            there = self._tokens.get(token)
+            if there is not None:
+                there.is_lost = there.is_lost or lost
                 self._leaving.add(token)
             return self.of(token)
 
@@ -115,24 +120,27 @@ class TokenLocations:
     def forget(self, token: str) -> None:
         """Remove all that is known of a token."""
         with self._mutex:
-            self._tokens.pop(token, None)
+            self._tokens.pop(token, _Nodes()).clear()
             self._leaving.discard(token)
             self._released.pop(token, None)
             self._missing.difference_update((token, node) for node in self._all)
 
     # Replies, also late ones
 
-    def on_vote(self, request: Request, node: int, reply: Reply | HoldfastError) -> None:
-        """Note the reply to a vote."""
+    def on_vote(
+        self, request: Request, expected: _Nodes, node: int, reply: Reply | HoldfastError
+    ) -> None:
+        """Note the reply to a vote; `expected` is what `expect` returned for its token."""
         _, keys, (token, ttl, _, settings, waiter) = request
         unknown = isinstance(reply, OutcomeUnknown)
         with self._mutex:
             if waiter and (unknown or isinstance(reply, list)):
                 of_waiter = RELEASE, keys, (waiter, ttl, TOMBSTONE_MS, settings)
                 self._note_queued(node, of_waiter, unsure=unknown)
-            there = self._tokens.get(token, {})
+            there = self._tokens.get(token, expected)
             if unknown or is_yes(reply):
                 if node not in there:  # it was released before this reply came
+                    self._tokens[token] = there
                     self._retry_release(node, request)
                 elif there[node] == ASKED:
                     there[node] = UNSURE if unknown else PRESENT
@@ -142,7 +150,7 @@ class TokenLocations:
 
     def _note_queued(self, node: int, request: Request, *, unsure: bool) -> None:
         """Note that a token is in a node's queue, or may yet be put there."""
-        there = self._tokens.get(request[2][0], {})
+        there = self._tokens.get(request[2][0], _Nodes())
         if node not in there:  # it has left meanwhile, and this came after that
             self._retry_release(node, request)
         elif unsure:
@@ -188,7 +196,8 @@ class TokenLocations:
         """
         token = request[2][0]
         with self._mutex:
-            if self._tokens.get(token, {}).get(node) == UNSURE and not tombstone:
+            there = self._tokens.get(token)
+            if there is not None and there.get(node) == UNSURE and not tombstone:
                 self._retry_release(node, request)
             else:
                 self.note_gone(token, node)
@@ -199,8 +208,9 @@ class TokenLocations:
     def _retry_release(self, node: int, request: Request) -> None:
         """Have the background release the token of a request on a node; needs `_flush`."""
         _, keys, (token, ttl, _, settings, *_) = request
-        self._tokens.setdefault(token, {})[node] = UNSURE
-        tombstone = LOST_TOMBSTONE if token in self._lost else TOMBSTONE_MS
+        there = self._tokens.setdefault(token, _Nodes())
+        there[node] = UNSURE
+        tombstone = LOST_TOMBSTONE if there.is_lost else TOMBSTONE_MS
         self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
 
     def _flush(self) -> None:

@@ -92,9 +92,9 @@ class BlockingCrowd:
 
     def _shared_pool(self) -> SharedNodePool | None:
         """The connections that the threads of this process share, if they can be made."""
-        if self._shared is None:
+        if self._shared is None or self._shared.is_stuck:
             with self._mutex:
-                if self._shared is None and not self.closed:
+                if (self._shared is None or self._shared.is_stuck) and not self.closed:
                     try:
                         pipe = WakePipe()
                     except OSError:  # too many open files: the error about the nodes says so

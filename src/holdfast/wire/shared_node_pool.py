@@ -4,8 +4,10 @@ One of the waiting threads is the reader. It sends the requests of all threads, 
 and wakes each thread whose request is settled. When its own request is settled, it wakes another
 waiting thread, which becomes the reader. So the requests of many threads travel together.
 
-`_mutex` guards `_queue`, `_waiting`, `_has_reader` and `_sleeps`. Only the reader touches the
-connections. The main thread does not share (see `wire.crowd`): signals interrupt it.
+`_mutex` guards `_waiting`, `_has_reader` and `_sleeps`. Only the reader sends and receives; any
+thread may open connections. The main thread does not share (see `wire.crowd`): signals interrupt
+it. A reader that cannot run, as in a finalizer that blocks, leaves the pool stuck: the other
+threads make another one.
 """
 
 from __future__ import annotations
@@ -102,6 +104,8 @@ class SharedNodePool(NodePool):
         self._waiting: dict[_Pending, None] = {}
         """Those whose threads sleep. The first of them reads next."""
         self._has_reader = False
+        self.is_stuck = False
+        """The reader did not settle a request in time."""
         self._sleeps = False
         """The reader sleeps, and was not woken yet."""
         self.readable[pipe.number] = pipe
@@ -135,8 +139,7 @@ class SharedNodePool(NodePool):
     def _becomes_reader(self, mine: _Pending) -> bool:
         """Wait for as long as another thread reads; False if it has settled the requests.
 
-        It settles them in time, unless it cannot run. Then this thread waits for another timeout,
-        and goes on without the replies.
+        It settles them in time, unless it cannot run. Then this thread goes on without the replies.
         """
         with self._mutex:
             self._spin_until = 0.0
@@ -145,7 +148,7 @@ class SharedNodePool(NodePool):
                 self._pipe.wake()
             self._waiting[mine] = None
             try:
-                limit = mine.end_at + self.timeout
+                limit = mine.end_at + GRACE
                 while self._has_reader and not mine.over and now() < limit:
                     mine.changed.wait(limit - now())
             finally:
@@ -155,6 +158,7 @@ class SharedNodePool(NodePool):
                 return True
             self._wake_next()  # this thread may have been woken to read
         if not mine.over:
+            self.is_stuck = True
             mine.interrupt()
         return False
 
@@ -198,20 +202,17 @@ class SharedNodePool(NodePool):
         return found
 
     def drain(self) -> None:
-        """Take in what is owed, unless another thread still reads after a moment."""
-        me = _Pending((), _ignore, GRACE - self.timeout, self._mutex)
-        me.over = False
-        if self._becomes_reader(me):
-            try:
-                super().drain()
-            finally:
-                self._pass_on()
+        """Read the replies that arrive within a moment, unless another thread reads."""
+        with self._mutex:
+            if self._has_reader:
+                return
+            self._has_reader = True
+        try:
+            super().drain()
+        finally:
+            self._pass_on()
 
     def __del__(self) -> None:
         # No thread is left that could read or wait.
         super().__del__()
         self._pipe.close()
-
-
-def _ignore(*_: object) -> bool:
-    return True
