@@ -56,6 +56,20 @@ ACCEPTED = [
         "performance only: the least pause between two attempts",
     ),
     Accepted(
+        "core/whereabouts.py",
+        "Whereabouts.leave",
+        "if token in self._tokens and not is_complete:",
+        "if ((token in self._tokens)):",
+        "performance only: the nodes that failed would be given to the background once more",
+    ),
+    Accepted(
+        "scripts/acquire.lua",
+        "",
+        "return fence .. serial",
+        "",
+        "performance only: what follows finds that the token is the holder, and replies the same",
+    ),
+    Accepted(
         "scripts/declare_fit.lua",
         "",
         "return '1' .. ARGV[3]",

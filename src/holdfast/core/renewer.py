@@ -146,7 +146,7 @@ class Renewer:
         name: str,
         request: Request,
         *,
-        fence: int = 0,
+        fence: int,
         ttl: float = 0,
         forget: Callable[[], object] | None = None,
     ) -> None:

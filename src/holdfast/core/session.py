@@ -134,7 +134,7 @@ class Session:
         """Give back what was granted to nobody here."""
         guarded = self.longest_ttl < math.inf
         request = taking_back_blindly(key, token, delay_ms, guarded=guarded)
-        self.renewer.clean_up(key.decode(errors="replace"), request)
+        self.renewer.clean_up(key.decode(errors="replace"), request, fence=0)
 
     def _leave_queue(self, key: bytes, token: str, delay_ms: int) -> None:
         """Remove from the queue a token with which no attempt here waits.
@@ -145,7 +145,7 @@ class Session:
         if self.quorum is None:
             guarded = self.longest_ttl < math.inf
             request = taking_back_blindly(key, token, delay_ms, "0 leave", guarded=guarded)
-            self.renewer.clean_up(key.decode(errors="replace"), request)
+            self.renewer.clean_up(key.decode(errors="replace"), request, fence=0)
 
     def moved(self, _seat: object) -> None:
         """Look at once whether what is held here is known to the server that took another's place.
@@ -160,7 +160,7 @@ class Session:
         _, keys, (token, ttl_ms, _, settings, *_) = request
         seconds = (int(ttl_ms) + delay_in(settings)) / 1000
         name = keys[0].decode(errors="replace")
-        self.renewer.clean_up(name, request, ttl=seconds, forget=self._forget(token))
+        self.renewer.clean_up(name, request, fence=0, ttl=seconds, forget=self._forget(token))
 
     def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
         """Make the request that ends a token, wherever it is.
