@@ -46,6 +46,11 @@ def test_the_times_of_a_lease_count_from_the_request() -> None:
     assert flags == (False, False, False, False)
 
 
+def test_one_thread_of_several_may_release_it() -> None:
+    hold = lease()
+    assert [hold.claim_release() for _ in range(3)] == [True, False, False]
+
+
 def test_a_lease_is_valid_while_held_before_its_deadline_and_in_its_process() -> None:
     hold = lease()
     assert hold.alive(hold.deadline - 0.001, 1)

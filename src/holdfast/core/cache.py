@@ -79,6 +79,9 @@ class Flight:
 
     __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 
+    traceback: TracebackType | None
+    """Of the error, up to here: each who raises it again adds to its own."""
+
     def __init__(self, actor: object) -> None:
         self.actor = actor
         self.payload: bytes | None = None
@@ -86,8 +89,6 @@ class Flight:
         """The payload, or the error, is for those who came before this moment."""
         self.error: Exception | None = None
         """What computing raised."""
-        self.traceback: TracebackType | None = None
-        """Of the error, up to here: each who raises it again adds to its own."""
         self.done = False
         self.waiting: list[Signal] = []
 
