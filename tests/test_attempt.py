@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.core.attempt import (
     LATE_GRANTS,
-    PAUSE_FIRST,
-    PAUSE_LONGEST,
+    POLLING,
     Acquired,
     Attempt,
     Confirming,
@@ -76,7 +75,7 @@ def seconds_of(attempt: Attempt) -> float:
         (7, at(START + 1), Acquired(Grant(7, TTL, START), is_pushed=False), "0"),
         (7, at(START + validity_of(TTL)), Ready(), TOMBSTONE_MS),
         (0, at(START + 1), Evicted(), ""),
-        (held(), at(START + 1), Paused(0.75 * PAUSE_FIRST), ""),
+        (held(), at(START + 1), Paused(0.75 * POLLING.next), ""),
         (held(), at(START + 1, can_queue=True), Ready(), ""),
         (held(ticket=3), at(START + 1), Queued(4.002, was_put_back=False), "0"),
         (held(ticket=3, lost=1), at(START + 1), Queued(4.002, was_put_back=True), "0"),
@@ -84,7 +83,7 @@ def seconds_of(attempt: Attempt) -> float:
         (
             held(FOREIGN, ticket=3),
             at(START + 1),
-            Queued(0.75 * PAUSE_FIRST, was_put_back=False),
+            Queued(0.75 * POLLING.next, was_put_back=False),
             "0",
         ),
     ],
@@ -107,14 +106,15 @@ def test_pauses_between_polls_double_up_to_the_longest() -> None:
     for _ in range(9):
         attempt = on_reply(attempt, spec(), held(), at(START + 1))
         pauses.append(seconds_of(attempt))
-    assert pauses[:3] == [0.75 * PAUSE_FIRST * times for times in (1, 2, 4)]
-    assert pauses[-1] == 0.75 * PAUSE_LONGEST
+    assert pauses[:3] == [0.75 * POLLING.next * times for times in (1, 2, 4)]
+    assert pauses[-1] == 0.75 * POLLING.longest
 
 
 def test_a_pause_ends_with_the_timeout_and_with_the_lease_of_the_holder() -> None:
-    late = waiting(timeout=1.001, pause=PAUSE_LONGEST)
+    longest = POLLING._replace(next=POLLING.longest)
+    late = waiting(timeout=1.001, backoff=longest)
     assert seconds_of(on_reply(late, spec(), held(), at(START + 1))) == pytest.approx(0.001)
-    short = on_reply(waiting(pause=PAUSE_LONGEST), spec(), held(left_ms=3), at(START + 1))
+    short = on_reply(waiting(backoff=longest), spec(), held(left_ms=3), at(START + 1))
     assert seconds_of(short) == pytest.approx(0.005)
 
 
@@ -192,7 +192,7 @@ def test_an_outage_is_waited_through_by_those_who_wait_already_and_behind_sentin
     after = on_error(attempt, spec(**settings), AWAY, at(START + 0.5))
     assert isinstance(after.state, Paused if waits else Failed)
     if waits:
-        assert after.state == Paused(PAUSE_LONGEST / 2, "it is away")
+        assert after.state == Paused(POLLING.longest / 2, "it is away")
 
 
 @pytest.mark.parametrize("error", [AWAY, Quarantined("wait", seconds=9)])

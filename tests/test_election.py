@@ -143,7 +143,7 @@ def test_a_pause_is_random_and_ends_at_the_timeout() -> None:
     attempts = QuorumAttempts(polls=True)
     attempts.port.luck = 0.5
     attempts.fail(AcquireTimeout, HELD, timeout=0.015)
-    share = 0.25 + 0.75 * 0.5
+    share = 0.5 + 0.5 * 0.5
     assert attempts.pauses[:2] == pytest.approx([0.004 * share, 0.008 * share])
     assert sum(attempts.pauses) == pytest.approx(0.015)
     assert attempts.votes[-1][0] == pytest.approx(0.235)

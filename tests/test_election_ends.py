@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.hold import RELEASED
-from holdfast.core.quorum_acquire import PAUSE_FIRST
+from holdfast.core.quorum_acquire import BETWEEN_ROUNDS
 from holdfast.core.token_locations import ASKED
 from holdfast.errors import ConfigurationError, NodeUnavailable, NotHeld, OutcomeUnknown
 from kit.failing_port import strike
@@ -67,8 +67,10 @@ def test_listening_is_tried_again_when_it_may_succeed() -> None:
     attempts = QuorumAttempts()
     heard, deaf, fit = attempts.lines
     heard.opened(START, lambda: None)
-    deaf.deaf_until, fit.deaf_until = START + 0.01, START + PAUSE_FIRST
-    attempts.nodes.before["vote"] = lambda: setattr(attempts.port, "time", START + PAUSE_FIRST)
+    deaf.deaf_until, fit.deaf_until = START + 0.01, START + BETWEEN_ROUNDS.next
+    attempts.nodes.before["vote"] = lambda: setattr(
+        attempts.port, "time", START + BETWEEN_ROUNDS.next
+    )
     attempts.win(HELD, WON)
     assert attempts.port.listened == [(2, 0.0)]
 

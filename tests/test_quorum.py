@@ -814,17 +814,18 @@ async def test_who_waits_is_told_when_it_is_free(
     face: Face, three: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.core import quorum_acquire  # noqa: PLC0415 - to lengthen its pauses
+    from holdfast.core.time_budget import Backoff  # noqa: PLC0415 - the same
 
     near, far = face.connect(urls(three)), face.connect(urls(three))
     lease = await near.lock("a").acquire()
-    monkeypatch.setattr(quorum_acquire, "PAUSE_FIRST", 0.02)
+    monkeypatch.setattr(quorum_acquire, "BETWEEN_ROUNDS", Backoff(0.02, 0.25))
     waiting = face.start(far.lock("a").acquire())
 
     def listens() -> bool:
         return all(server.command("ZCOUNT", QUEUE, "-inf", "(1e16") == 1 for server in three)
 
     await soon(face, listens)
-    monkeypatch.setattr(quorum_acquire, "PAUSE_SUBSCRIBED", 60.0)
+    monkeypatch.setattr(quorum_acquire, "LONGEST_SUBSCRIBED", 60.0)
     await lease.release()
     got = await waiting.result()
     assert got.fence > lease.fence

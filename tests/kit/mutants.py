@@ -567,32 +567,24 @@ PASSED_IN_VAIN: Worlds = {
     "slow": 0.4,
 }
 PASSED_COPIES: Worlds = {**PASSED, "replicas": 2, "failover": 0.3}
-PASSED_BY_MANY: Worlds = {**MANY, **PASSED, "calm": True}
-PASSED_BY_MANY_AGAIN: Worlds = {
-    **PASSED_BY_MANY,
-    "skew": 0.0,
-    "loop": True,
-    "clients": 1,
-    "turns": 6,
-    "ttl": 10.0,
-    "hand_off": 0.5,
-    "hold": 1.0,
-    "restart": 0.5,
-    "reset": 0.03,
-    "slow": 0.1,
-}
-PASSED_BY_MANY_ONCE: Worlds = {
-    **PASSED_BY_MANY,
-    "skew": 0.0,
-    "clients": 2,
-    "turns": 1,
-    "ttl": 30.0,
-    "hand_off": 0.5,
-    "slow": 0.3,
-}
-PASSED_BY_MANY_LATE: Worlds = {**PASSED_BY_MANY, "ttl": 30.0, "slow": 0.2, "reset": 0.05}
 
 HAND_OFF = [
+    Mutant(
+        "an exported token is forgotten at once where no push can arrive",
+        "core/line.py",
+        "        if self.subscription is None:\n            self.forget(token)\n        elif now",
+        "        if now",
+        {**PASSED_CALM, "restart": 0.3, "hold": 1.0},
+        "LEAK",
+    ),
+    Mutant(
+        "an adopted lease has the fence it had",
+        "core/hand_off.py",
+        '"fence": hold.fence,',
+        '"fence": hold.fence - 1,',
+        PASSED_CALM,
+        "S8",
+    ),
     Mutant(
         "an export ends the belief",
         "core/hand_off.py",
@@ -1023,9 +1015,9 @@ MUTANTS = [
     ),
     Mutant(
         "a waiter whose request got no reply asks again",
-        "core/server_acquire.py",
-        "limit = min(left, WINDOW_LONGEST) if self.attempt.needs_tombstone else left",
-        "limit = left",
+        "core/attempt.py",
+        "min(give_up, attempt.replied_at + RECHECK) if attempt.needs_tombstone else give_up",
+        "give_up",
         {
             "drawn": True,
             "nodes": 1,
@@ -1134,9 +1126,9 @@ MUTANTS = [
     # Timeouts
     Mutant(
         "waiting ends with the timeout",
-        "core/server_acquire.py",
-        "left = self.attempt.budget.give_up - now\n",
-        "left = math.inf\n",
+        "core/attempt.py",
+        "    if now >= attempt.budget.give_up:\n        return on_timeout(attempt, spec)\n    return",
+        "    return",
         IN_TIME,
         "L4",
     ),
@@ -1375,7 +1367,7 @@ RARE = [
     Mutant(
         "a late clean-up on one of several nodes does not end the lock delay",
         "core/token_locations.py",
-        "LOST_TOMBSTONE if token in self._lost else TOMBSTONE_MS",
+        "LOST_TOMBSTONE if there.is_lost else TOMBSTONE_MS",
         "TOMBSTONE_MS",
         {},
         "DELAY",

@@ -42,13 +42,6 @@ ACCEPTED = [
         "equivalent: that is the millisecond in which the server forgets the value",
     ),
     Accepted(
-        "core/quorum_acquire.py",
-        "_Attempt._pause_after",
-        "pause = self._pause * (0.25 + 0.75 * self._port.jitter())",
-        "pause = self._pause * (0.0 + 0.75 * self._port.jitter())",
-        "performance only: the least pause between two attempts",
-    ),
-    Accepted(
         "scripts/acquire.lua",
         "",
         "return fence .. serial",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.core.duration import in_seconds
 from holdfast.core.retry import TRIES, retry
 from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, to_ms
+from holdfast.core.time_budget import Backoff
 from holdfast.errors import (
     ConfigurationError,
     Contended,
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
 KEPT = 3600.0
 """Seconds for which the answer to an operation with an id is kept, and it is not done again."""
 
-PAUSE_FIRST, PAUSE_LONGEST = 0.0005, 0.05
-"""Seconds of rest, at most, before an update is tried again: doubled each time."""
+BETWEEN_UPDATES = Backoff(0.0005, 0.05)
 
 LEAST, MOST = -(2**63), 2**63 - 1
 """What a number on the server can be."""
@@ -191,7 +191,7 @@ class Steps:
         timeout = in_seconds(timeout)
         check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
-        pause = PAUSE_FIRST
+        backoff = BETWEEN_UPDATES
         # With an id, the requests without an answer. A retry then found another value. Such a
         # request may still arrive, and write if its old value is there again by then.
         lost: list[OutcomeUnknown] | None = None if once is None else []
@@ -213,8 +213,8 @@ class Steps:
             done, told = _accepted(reply, keys[0])
             if done == 1:
                 return new if once is None else bytes(told)
-            rest = pause * self._port.jitter()
-            if self._port.now() + rest >= end:
+            pause = backoff.pause(self._port.jitter())
+            if self._port.now() + pause >= end:
                 if lost:
                     raise _unheard(keys, lost[-1], unsure=True, again=True)
                 raise Contended(
@@ -222,8 +222,8 @@ class Steps:
                     "was changed here. Give it more time, or use a lock",
                     lock=name,
                 )
-            await self._port.sleep(rest)
-            pause = min(2 * pause, PAUSE_LONGEST)
+            await self._port.sleep(pause)
+            backoff = backoff.doubled()
 
     async def _read(self, keys: Keys) -> tuple[bytes | None, bytes | None]:
         """The value; and what an update under this id has written, if it was carried out."""

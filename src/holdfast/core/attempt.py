@@ -42,7 +42,7 @@ from holdfast.core.line import Grant
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
-from holdfast.core.time_budget import TimeBudget
+from holdfast.core.time_budget import Backoff, TimeBudget
 from holdfast.core.token import is_ours, read_holder
 from holdfast.errors import (
     AcquireTimeout,
@@ -57,11 +57,14 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply
 
-PAUSE_FIRST, PAUSE_LONGEST = 0.002, 0.25
-"""Seconds between two requests of a polling client: doubled up to the longest."""
+POLLING = Backoff(0.002, 0.25)
+"""Between two requests of a polling client."""
 
 NO_EXPIRY = 30.0
 """Seconds after which a waiter requests a lock again whose key has no expiry."""
+
+RECHECK = 1.0
+"""Seconds between two requests of a queued token, one of whose requests may still arrive."""
 
 LATE_GRANTS = 3
 """Grants that arrive after their own deadline, before the ttl counts as too short."""
@@ -175,8 +178,8 @@ class Attempt(NamedTuple):
     failures: int = 0
     """Requests without a reply, since the last reply."""
     late_grants: int = 0
-    pause: float = PAUSE_FIRST
-    """Of the next poll, before its jitter."""
+    backoff: Backoff = POLLING
+    """Between two requests of a client that polls."""
     ticket: str = "0"
     """The place in the queue that the server gave last, to this token or to the one that was
     evicted; "0" for none."""
@@ -269,14 +272,14 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
         return on_timeout(attempt, spec)
     if moment.can_queue:
         return attempt._replace(state=Ready())
-    pause = attempt.pause * (0.5 + 0.5 * moment.jitter)
+    pause = attempt.backoff.pause(moment.jitter)
     left = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
     if not is_ours(held.holder):
         left = min(left, pause)  # a foreign client does not hand the lock over
     state: State = Queued(left, bool(held.was_put_back))
     if not has_place:
         state = Paused(min(pause, left, give_up - moment.now))
-    return attempt._replace(state=state, pause=min(attempt.pause * 2, PAUSE_LONGEST))
+    return attempt._replace(state=state, backoff=attempt.backoff.doubled())
 
 
 def message_in(reply: Reply) -> bytes:
@@ -309,7 +312,7 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
     waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
     if not had_reply and not waits_for_failover:
         return _fail_unavailable(attempt, spec, error, moment)
-    pause = min(PAUSE_LONGEST * moment.jitter, budget.end - now)
+    pause = min(POLLING.longest * moment.jitter, budget.end - now)
     return attempt._replace(state=Paused(pause, str(error)))
 
 
@@ -340,6 +343,25 @@ def on_timeout(attempt: Attempt, spec: LockSpec) -> Attempt:
     timeout = attempt.budget.timeout
     message = f"{spec.name!r} was not acquired within {timeout} s: held by {holder}"
     return attempt._replace(state=Failed(AcquireTimeout(message, lock=spec.name, holder=holder)))
+
+
+def on_wake(attempt: Attempt, spec: LockSpec, now: float, *, must_request: bool) -> Attempt:
+    """Return a queued attempt when its waiter was woken, or when `wake_at` has come.
+
+    A request without a reply may still arrive and be granted, without a message. So after one the
+    attempt requests again every second.
+    """
+    if must_request:
+        return attempt.ready()
+    if now >= attempt.budget.give_up:
+        return on_timeout(attempt, spec)
+    return attempt.ready() if now >= wake_at(attempt) else attempt
+
+
+def wake_at(attempt: Attempt) -> float:
+    """Return when a queued attempt has something to do, if no message arrives before."""
+    give_up = attempt.budget.give_up
+    return min(give_up, attempt.replied_at + RECHECK) if attempt.needs_tombstone else give_up
 
 
 def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Attempt:

@@ -23,7 +23,7 @@ from holdfast.core.hold import Grip, Hold
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.rounds import in_one_line
-from holdfast.core.time_budget import TimeBudget
+from holdfast.core.time_budget import Backoff, TimeBudget
 from holdfast.core.token import read_holder
 from holdfast.core.token_locations import PRESENT
 from holdfast.core.wait_report import WaitReport
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 
 G = TypeVar("G", bound=Grip)
 
-PAUSE_FIRST, PAUSE_LONGEST, PAUSE_SUBSCRIBED = 0.004, 0.25, 1.0
-"""Seconds between two rounds, at random up to that: doubled up to the longest. An attempt that a
-majority of the nodes will notify, or that waits for nodes that are down, pauses for longer."""
+BETWEEN_ROUNDS = Backoff(0.004, 0.25)
+LONGEST_SUBSCRIBED = 1.0
+"""The longest pause, in seconds, of an attempt that a majority of the nodes will notify, or that
+waits for nodes that are down."""
 
 
 async def acquire(
@@ -108,7 +109,7 @@ class _Attempt:
         """When the last round began."""
         self._budget = TimeBudget.begin(spec, timeout, self.sent_at)
         self._report = WaitReport(session, spec.name, self.sent_at)
-        self._pause = PAUSE_FIRST
+        self._backoff = BETWEEN_ROUNDS
         self._failures = 0
         """Rounds in which too few nodes replied, since the last in which enough did."""
         self._withdrawn = ""
@@ -237,10 +238,11 @@ class _Attempt:
         if quarantine is not None:
             pause = pause_in(quarantine, self._port.jitter())
         else:
-            pause = self._pause * (0.25 + 0.75 * self._port.jitter())
+            pause = self._backoff.pause(self._port.jitter())
             listening = sum(waiter.line.listening for waiter in self._waiters)
             is_long = too_few or listening >= self._quorum.majority
-            self._pause = min(2 * self._pause, PAUSE_SUBSCRIBED if is_long else PAUSE_LONGEST)
+            longest = LONGEST_SUBSCRIBED if is_long else BETWEEN_ROUNDS.longest
+            self._backoff = self._backoff._replace(longest=longest).doubled()
         return max(0.0, min(pause, budget.give_up - now))
 
     # Why it failed

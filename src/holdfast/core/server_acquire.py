@@ -31,11 +31,11 @@ from holdfast.core.attempt import (
     on_grant,
     on_holder,
     on_reply,
-    on_timeout,
+    on_wake,
+    wake_at,
 )
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.spec import WINDOW_LONGEST
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
@@ -233,32 +233,21 @@ class _Acquiring:
             self.attempt = self.attempt.ready()
 
     async def _wait_for_message(self, waiter: Waiter) -> None:
-        """Wait in the queue until the server notifies this waiter, or until the timeout is over.
-
-        A request without a reply may still arrive and be granted, without a message. So after one
-        the attempt requests again every second.
-        """
+        """Wait in the queue until the server notifies this waiter, or until the timeout is over."""
         port, queued = self._session.port, cast("Queued", self.attempt.state)
         waiter.queued(self.attempt.sent_at, queued.recheck_after)
         if queued.was_put_back:
             waiter.line.places_lost(self.attempt.sent_at, port.now())
         while not self._handle_grant():
-            if waiter.ask:
-                self.attempt = self.attempt.ready()
-                return
             now = port.now()
-            left = self.attempt.budget.give_up - now
-            if left <= 0:
-                self.attempt = on_timeout(self.attempt, self._spec)
+            self.attempt = on_wake(self.attempt, self._spec, now, must_request=waiter.ask)
+            if self.attempt.state is not queued:
                 return
             if now >= self._report.due:
                 self._report.send(now, await self._look_at_queue())
             else:
                 waiter.report_at = self._report.due
-                limit = min(left, WINDOW_LONGEST) if self.attempt.needs_tombstone else left
-                if not await port.wait(waiter.signal, limit) and limit < left:
-                    self.attempt = self.attempt.ready()
-                    return
+                await port.wait(waiter.signal, wake_at(self.attempt) - now)
 
     async def _look_at_queue(self) -> str:
         """Say who holds the lock now, and the place of this attempt in the queue."""

@@ -1,4 +1,4 @@
-"""How long one acquire, and each of its requests, may take."""
+"""How long one acquire, each of its requests, and the pauses between them may take."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ class TimeBudget(NamedTuple):
     def for_request(self, now: float) -> float:
         """Return the seconds for which the reply to a request that is sent now is awaited."""
         return max(0.0, min(self.command_timeout, self.end - now))
+
+
+class Backoff(NamedTuple):
+    """Pauses between attempts, in seconds: doubled up to the longest, and shortened at random."""
+
+    next: float
+    longest: float
+
+    def pause(self, jitter: float) -> float:
+        """Return the next pause; `jitter` is a random number, at least 0 and below 1."""
+        return self.next * (0.5 + 0.5 * jitter)
+
+    def doubled(self) -> Backoff:
+        """Return what comes after the next pause."""
+        return self._replace(next=min(2 * self.next, self.longest))
 
 
 def seconds_to_end(spec: LockSpec, timeout: float | None) -> float:

@@ -75,7 +75,8 @@ class LoopClusterEars:
         subscriber.exchange.want(wish)
         left = max(0.0, end - now())
         try:
-            await asyncio.wait_for(done, left)
+            async with asyncio.timeout(left):
+                await done
         except TimeoutError:
             raise subscriber.late(left) from None
         if wish.answer is not None:

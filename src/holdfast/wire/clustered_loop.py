@@ -97,7 +97,8 @@ class LoopClusterWire:
                 self._asking.add_done_callback(seen)
             try:
                 # Whoever gives up leaves it to the others.
-                await asyncio.wait_for(asyncio.shield(self._asking), timeout)
+                async with asyncio.timeout(timeout):
+                    await asyncio.shield(self._asking)
             except NodeUnavailable:
                 if owner is None:
                     raise

@@ -60,17 +60,14 @@ def plain_reply(host: str, port: int, timeout: float) -> ssl.SSLError | None:
 
 async def plain_reply_async(host: str, port: int, timeout: float) -> ssl.SSLError | None:
     """Find out the same on the running event loop."""
-
-    async def first_byte() -> bytes:
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            writer.write(_PING)
-            return await reader.read(1)
-        finally:
-            writer.close()
-
-    with contextlib.suppress(OSError, asyncio.TimeoutError):
-        return _judge(await asyncio.wait_for(first_byte(), timeout))
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(_PING)
+                return _judge(await reader.read(1))
+            finally:
+                writer.close()
     return None
 
 

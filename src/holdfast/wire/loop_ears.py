@@ -50,7 +50,8 @@ class LoopEars:
             self._opening = self._loop.create_task(self._open(listener))
             self._opening.add_done_callback(seen)
         try:
-            await asyncio.wait_for(asyncio.shield(self._opening), timeout)
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._opening)
         except TimeoutError:
             message = f"cannot listen to {node} within {timeout} s"
             raise NodeUnavailable(message, node=node) from None
@@ -62,7 +63,8 @@ class LoopEars:
         self._reader = reader = _Reader(listener, connection)
         node = self._target.node
         try:
-            answer = await asyncio.wait_for(reader.subscribed, self._timeout)
+            async with asyncio.timeout(self._timeout):
+                answer = await reader.subscribed
         except (TimeoutError, OSError, hiredis.HiredisError) as error:
             reader.close()
             raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from None

@@ -108,7 +108,8 @@ class Multiplexer(asyncio.Protocol):
             self._opening = self.loop.create_task(self._connect())
             self._opening.add_done_callback(seen)
         try:
-            await asyncio.wait_for(asyncio.shield(self._opening), timeout)
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._opening)
         except TimeoutError:
             raise self._target.too_slow() from None
         if self._transport is None:
