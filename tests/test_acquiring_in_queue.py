@@ -34,7 +34,7 @@ from kit.attempts import (
     plan,
     spec_of,
 )
-from kit.fake_port import BEGAN, FakePort
+from kit.fake_port import BEGAN, FakePort, FakeSignal
 
 
 @pytest.fixture
@@ -389,6 +389,56 @@ def test_a_client_that_the_server_does_not_count_polls_for_a_minute_and_reports_
     first = places(port).index("0")
     assert port.of("acquire")[first - 1].at < line.deaf_until <= port.of("acquire")[first].at
     assert later >= line.deaf_until
+
+
+def test_callers_wait_for_the_probe_of_another(port: FakePort) -> None:
+    line = listening(port)
+    subscription = line.subscription
+    assert subscription is not None
+    subscription.is_counted = False
+    subscription.awaiting_probe = probing = list[Any]()
+
+    def probed() -> None:
+        subscription.is_counted, subscription.awaiting_probe = True, None
+        for signal in probing:
+            signal.set()
+
+    port.later = [(BEGAN + 0.25, probed)]
+    plan(port, held(), 5)
+    get(port)
+    assert (places(port), port.time) == (["", "0"], BEGAN + 0.25)
+    assert not port.of("probe")
+
+
+def test_a_probe_that_has_just_ended_is_not_waited_for(port: FakePort) -> None:
+    line = listening(port)
+    subscription = line.subscription
+    assert subscription is not None
+    subscription.is_counted = False
+    subscription.awaiting_probe = []
+    port.on_signal = lambda: setattr(subscription, "awaiting_probe", None)
+    plan(port, held(), held(), 5)
+    get(port)
+    assert port.time == BEGAN
+    assert len(port.of("probe")) == 1
+    assert subscription.awaiting_probe is None
+
+
+def test_a_probe_that_fails_wakes_the_callers_that_wait_for_it(port: FakePort) -> None:
+    line, another = line_of(port), FakeSignal()
+
+    def asked_by_another() -> Exception:
+        assert line.subscription is not None
+        assert line.subscription.awaiting_probe is not None
+        line.subscription.awaiting_probe.append(another)
+        return UNSENT
+
+    plan(port, held(), 5, probe=[asked_by_another])
+    get(port)
+    assert another.is_set
+    assert line.subscription is not None
+    assert line.subscription.awaiting_probe is None
+    assert line.deaf_until == BEGAN + 1
 
 
 def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(port: FakePort) -> None:

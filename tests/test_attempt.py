@@ -28,6 +28,8 @@ from holdfast.core.attempt import (
     on_holder,
     on_reply,
     on_timeout,
+    on_wake,
+    wake_at,
 )
 from holdfast.core.line import Grant
 from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
 
 TTL, START = 10.0, 100.0
+QUEUED = Queued(4.0, was_put_back=False)
 OURS, FOREIGN = b"hf1:x:1:ann@web:9:job:", b"somebody"
 LOST, AWAY = OutcomeUnknown("no reply", node="n"), NodeUnavailable("it is away", node="n")
 YOUNG = Grant(7, 1.0, START)
@@ -146,6 +149,31 @@ def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> No
 
 
 # No reply
+
+
+@pytest.mark.parametrize(
+    ("now", "must_request", "needs_tombstone", "state"),
+    [
+        (START + 4.9, False, False, QUEUED),
+        (START + 4.9, True, False, Ready()),
+        (START + 5.1, True, False, Ready()),
+        (START + 2.9, False, True, QUEUED),
+        (START + 3.0, False, True, Ready()),
+    ],
+)
+def test_a_queued_attempt_goes_on_when_it_has_to(
+    now: float, must_request: bool, needs_tombstone: bool, state: Any
+) -> None:
+    queued = waiting(timeout=5, state=QUEUED, replied_at=START + 2, needs_tombstone=needs_tombstone)
+    assert wake_at(queued) == (START + 3 if needs_tombstone else START + 5)
+    assert on_wake(queued, spec(), now, must_request=must_request).state == state
+
+
+def test_a_queued_attempt_fails_at_its_timeout() -> None:
+    queued = waiting(timeout=5, state=QUEUED, holder=(OURS, 1))
+    failed = on_wake(queued, spec(), START + 5, must_request=False).state
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, AcquireTimeout)
 
 
 @pytest.mark.parametrize(

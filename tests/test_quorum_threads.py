@@ -532,6 +532,35 @@ def test_a_thread_stops_waiting_at_its_timeout_while_another_reads(proxies: list
         assert work.end() == []
 
 
+def test_a_reader_that_cannot_run_delays_the_others_once(three: list[Server]) -> None:
+    with holdfast.Client(urls(three), command_timeout=0.2) as client:
+        work, blocked, over = Work(), threading.Event(), threading.Event()
+        stuck = connected_table(client, work)
+
+        def read_nothing() -> None:
+            request = INSPECT, keys_of(b"holdfast:{a}"), ()
+            mine = _Pending([([0], request)], lambda *_: True, 0.0, stuck._mutex)
+            assert stuck._becomes_reader(mine)
+            blocked.set()
+            over.wait(PATIENCE)
+            stuck._pass_on()
+
+        def take() -> None:
+            with client.lock("a", ttl=60, timeout=PATIENCE) as lease:
+                lease.check()
+
+        work.begin(read_nothing)
+        assert blocked.wait(PATIENCE)
+        threads = [work.begin(take) for _ in range(3)]
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert stuck.is_stuck
+        over.set()
+        assert work.end() == []
+    eventually(lambda: nothing_is_left(three), what="nothing is left")
+
+
 def test_what_the_collector_calls_may_lock_in_the_middle_of_locking(three: list[Server]) -> None:
     with holdfast.Client(urls(three)) as client:
         work, nested = Work(), [0]

@@ -1127,8 +1127,8 @@ MUTANTS = [
     Mutant(
         "waiting ends with the timeout",
         "core/attempt.py",
-        "    if now >= attempt.budget.give_up:\n        return on_timeout(attempt, spec)\n    return",
-        "    return",
+        "return on_timeout(attempt, spec)\n    return attempt.ready() if now",
+        "return attempt\n    return attempt.ready() if now",
         IN_TIME,
         "L4",
     ),
