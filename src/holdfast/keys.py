@@ -59,7 +59,8 @@ class Keys:
     node: int | None = None
     """The only node to be asked, of several that keep the lock."""
     spare: bytes = b""
-    """Of an atomic operation: an unused key of the same slot, to try commands on."""
+    """Of an atomic operation: an unused key of the same slot. Commands on it show which right a user
+    lacks (`wire.refusals`)."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.names)

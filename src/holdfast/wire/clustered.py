@@ -157,7 +157,7 @@ class ClusterWire:
     def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Reply:
-        """Run a script, or the server's own command for it; as `StepPort.step`, blocking."""
+        """Run a script; as `StepPort.step`, blocking."""
         return self._routed(
             (script, keys, args), timeout, NodeWire.step, NodeWire.step_asking, shared_slot(keys)
         )

@@ -141,7 +141,7 @@ class LoopClusterWire:
     async def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Reply:
-        """Run a script, or the server's own command for it; as `StepPort.step`."""
+        """Run a script; as `StepPort.step`."""
         return await self._routed(
             (script, keys, args),
             timeout,
