@@ -59,8 +59,8 @@ class Keys:
     node: int | None = None
     """The only node to be asked, of several that keep the lock."""
     spare: bytes = b""
-    """Of an atomic operation: an unused key of the same slot. Commands on it show which right a user
-    lacks (`wire.refusals`)."""
+    """Of an atomic operation: an unused key of the same slot. Commands on it show which right is
+    missing (`wire.refusals`)."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.names)
