@@ -113,6 +113,17 @@ def test_it_lists_who_holds_since_when_for_how_long_and_who_waits(
         released(leases, 2)
 
 
+@contextmanager
+def queued_waiter(server: Server, name: str) -> Iterator[None]:
+    """A client is in the queue of a free lock, and listens on its channel."""
+    with redis.Redis.from_url(server.url) as connection, connection.pubsub() as subscription:
+        subscription.subscribe("holdfast:push:x")
+        assert subscription.get_message(timeout=20)  # the subscription is confirmed
+        connection.zadd(f"holdfast:{{{name}}}:queue", {"hf1:x:1:me@here:1:t:": 1})
+        yield
+        connection.delete(f"holdfast:{{{name}}}:queue")
+
+
 def test_it_lists_what_is_asked_for_and_in_that_order(
     server: Server, client: holdfast.Client
 ) -> None:
@@ -120,20 +131,19 @@ def test_it_lists_what_is_asked_for_and_in_that_order(
         return [lock["name"] for lock in data(server, "ls", *words)["locks"]]
 
     leases = {name: client.lock(name, ttl=ttl).acquire() for name, ttl in (("a", 9), ("b*", 5))}
-    server.command("ZADD", "holdfast:{c}:queue", 1, "!hf1:x:1:me@here:1:t:")
-    assert names() == ["a", "b*", "c"]
-    assert names("--held") == ["a", "b*"]
-    assert names("--waiting") == ["c"]
-    assert names("[ab]*") == ["a", "b*"]
-    assert names(r"b\*") == ["b*"]
-    assert names("b") == []
-    assert names("--sort", "age", "--held") == ["a", "b*"]
-    assert names("--sort", "left", "--held") == ["b*", "a"]
-    assert names("--sort", "waiting")[0] == names("--sort", "wait")[0] == "c"
+    with queued_waiter(server, "c"):
+        assert names() == ["a", "b*", "c"]
+        assert names("--held") == ["a", "b*"]
+        assert names("--waiting") == ["c"]
+        assert names("[ab]*") == ["a", "b*"]
+        assert names(r"b\*") == ["b*"]
+        assert names("b") == []
+        assert names("--sort", "age", "--held") == ["a", "b*"]
+        assert names("--sort", "left", "--held") == ["b*", "a"]
+        assert names("--sort", "waiting")[0] == names("--sort", "wait")[0] == "c"
     assert run(server, "ls", "--sort", "size").status == 2
     for lease in leases.values():
         lease.release()
-    server.command("DEL", "holdfast:{c}:queue")
     assert run(server, "ls") == (0, "", f"holdfast: no locks on {server.url}\n")
     assert run(server, "ls", "x*") == (0, "", f"holdfast: no matching locks on {server.url}\n")
 
@@ -351,9 +361,8 @@ def test_it_asks_somebody_in_front_of_a_terminal(server: Server, client: holdfas
 
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_colours_are_for_terminals_and_names_stay_in_them(kind: str) -> None:
-    with Server.start(programs()[kind]) as server:
+    with Server.start(programs()[kind]) as server, queued_waiter(server, "free"):
         server.command("SET", "holdfast:{\x1b[31mred}", "somebody")
-        server.command("ZADD", "holdfast:{free}:queue", 1, "!hf1:x:1:me@here:1:t:")
         with Terminal(*HOLDFAST, "ls", width=60, HOLDFAST_URL=server.url) as terminal:
             terminal.shows("\\e[31mred", "free")
             assert terminal.ends() == 0
