@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.hold import HELD, Hold
 from holdfast.core.spec import validity_of
-from holdfast.core.subscribe import RETRY_AFTER_UNCOUNTED
+from holdfast.core.subscribe import RETRY_AFTER_SILENCE
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -271,7 +271,7 @@ def test_a_connection_that_is_lost_before_the_request_is_sent_has_it_sent_again(
     port.on_signal = lambda: cuts.pop()() if cuts else None
     plan(port, held(), held(ticket=3), 5)
     get(port)
-    assert places(port) == ["", "0", "3"]
+    assert places(port) == ["", "!0", "3"]
     assert port.time == BEGAN
 
 
@@ -336,7 +336,7 @@ def test_a_server_that_refuses_to_push_is_polled_from_then_on(port: FakePort) ->
     port.answers["listen"] = [ConfigurationError("no SUBSCRIBE")]
     plan(port, *[held()] * 600, 5)
     get(port)
-    assert port.time > BEGAN + RETRY_AFTER_UNCOUNTED
+    assert port.time > BEGAN + RETRY_AFTER_SILENCE
     polling = [(event.lock, event.detail) for event in port.events if event.kind == "polling"]
     assert polling == [("a", "waiting polls: no SUBSCRIBE")]
     assert set(places(port)) == {""}
@@ -374,28 +374,45 @@ def test_a_waiter_keeps_its_place_while_it_polls(port: FakePort) -> None:
     assert places(port) == ["0", *[""] * 13, "3"]
 
 
-def test_a_client_that_the_server_does_not_count_polls_for_a_minute_and_reports_it(
+def test_a_client_that_is_not_counted_but_receives_messages_enters_the_queue(
     port: FakePort,
 ) -> None:
-    port.luck = 1.0
-    plan(port, *[held()] * 270, 5, probe=[0, 0, 1])
     line = line_of(port)
+    probe = [b"message", line.channel, b"P:0:0:0:"]
+    arrives, later = lambda: line.heard(probe, port.time), line.recheck_all
+    port.later = [(BEGAN + 0.5, arrives), (BEGAN + 3, later)]
+    plan(port, held(), held(ticket=3), 5, probe=[0])
     get(port)
+    assert places(port) == ["", "!0", "!3"]
+    assert len(port.of("listen")) == 1
+    assert [each.at - BEGAN for each in port.of("acquire")] == [0, 0.5, 3]
+    assert line.subscription is not None
+    assert line.subscription.echo is None
+    assert not port.events
+
+
+def test_a_client_that_receives_nothing_polls_for_a_minute_and_reports_it(port: FakePort) -> None:
+    port.luck = 1.0
+    plan(port, *[held()] * 260, 5, probe=[0, 1])
+    waiter = other_waiter(port)
+    line = waiter.line
+    line.cut(port.time)
+    waiter.ask = False
+    get(port)
+    assert waiter.ask
     polling = [event.detail for event in port.events if event.kind == "polling"]
-    assert polling == ["waiting polls: the server does not count the clients that subscribe"]
-    once, twice, later = (each.at for each in port.of("probe"))
-    assert twice >= once + 1, "the connection may have been lost at first"
-    assert line.deaf_until == twice + 60
+    assert polling == ["waiting polls: what the server publishes does not arrive"]
+    assert line.deaf_until == BEGAN + 1 + 60
     first = places(port).index("0")
     assert port.of("acquire")[first - 1].at < line.deaf_until <= port.of("acquire")[first].at
-    assert later >= line.deaf_until
+    assert port.of("probe")[1].at >= line.deaf_until, "it may arrive by now"
 
 
 def test_callers_wait_for_the_probe_of_another(port: FakePort) -> None:
     line = listening(port)
     subscription = line.subscription
     assert subscription is not None
-    subscription.is_counted = False
+    subscription.is_counted = None
     subscription.awaiting_probe = probing = list[Any]()
 
     def probed() -> None:
@@ -414,7 +431,7 @@ def test_a_probe_that_has_just_ended_is_not_waited_for(port: FakePort) -> None:
     line = listening(port)
     subscription = line.subscription
     assert subscription is not None
-    subscription.is_counted = False
+    subscription.is_counted = None
     subscription.awaiting_probe = []
     port.on_signal = lambda: setattr(subscription, "awaiting_probe", None)
     plan(port, held(), held(), 5)
@@ -441,14 +458,14 @@ def test_a_probe_that_fails_wakes_the_callers_that_wait_for_it(port: FakePort) -
     assert line.deaf_until == BEGAN + 1
 
 
-def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(port: FakePort) -> None:
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(
+    port: FakePort, noticed: bool
+) -> None:
     line = line_of(port)
-
-    def lost() -> int:
-        line.cut(port.time)
-        return 0
-
-    plan(port, held(), held(), 5, probe=[lost, 1])
+    cut = (lambda: line.cut(port.time)) if noticed else lambda: setattr(line, "subscription", None)
+    port.later = [(BEGAN + 0.5, cut)]
+    plan(port, held(), held(), 5, probe=[0, 1])
     get(port)
     assert not port.events
     assert len(port.of("listen")) == 2

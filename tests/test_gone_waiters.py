@@ -102,6 +102,13 @@ def test_a_user_without_the_right_to_ask_sees_waiters_of_unknown_liveness(server
         server.command("ACL", "DELUSER", "op")
 
 
+def test_the_liveness_of_a_waiter_that_listens_on_another_server_is_unknown(server: Server) -> None:
+    server.command("ZADD", QUEUE, "1700000000000000", f"!{DEAD}")
+    lock = seen(server.url)
+    assert (lock.waiting, lock.gone, lock.waiters[0].listening) == (1, 0, None)
+    assert lock.waiters[0].token == DEAD
+
+
 def test_a_waiter_is_there_if_it_listens_on_any_of_several_servers() -> None:
     token, other, third = (b"hf1:c:%d:me@here:7:t:" % number for number in (1, 2, 3))
     answers = (

@@ -205,7 +205,16 @@ def test_a_message_for_an_attempt_that_has_ended_makes_it_leave_the_queue() -> N
 
 def test_the_probe_of_this_client_is_for_no_waiter() -> None:
     pushes = Pushes()
-    pushes.line.heard([b"message", pushes.line.channel, b"P:0:0:0:"], 0.0)
+    probe = [b"message", pushes.line.channel, b"P:0:0:0:"]
+    pushes.line.heard(probe, 0.0)
+    assert pushes.line.subscription is not None
+    pushes.line.subscription.echo = bell = Bell()
+    pushes.line.heard(probe, 0.0)
+    assert bell.rung == 1
+    pushes.line.cut(0.0)
+    assert bell.rung == 2, "it does not arrive any more"
+    pushes.line.heard(probe, 0.0)
+    assert bell.rung == 2
     assert not pushes.left_queue
 
 

@@ -208,7 +208,7 @@ def test_an_eviction_hands_the_lock_to_the_next_waiter(
 ) -> None:
     for settings, px, delay in (("", 100_000, 0), ("50000 fair ", 40_000, 50_000)):
         holds = [("=" + OTHER, 1.0)]
-        lock.put(OTHER, px, queue=[(OTHER, 4), (FIRST, 5)], holds=holds)
+        lock.put(OTHER, px, queue=[(OTHER, 4), (FIRST, 5), ("!" + OTHER, 6)], holds=holds)
         after = lock.run(EVICT, sha(OTHER), 5_000, settings, keys=4)
         assert (after.reply, after.holder, after.holds) == (1, FIRST, [])
         assert delay < after.left <= 1000 + delay
@@ -303,24 +303,24 @@ def test_a_probe_counts_the_listeners_of_a_client(lock: ScriptedLock, pushes: Li
 
 
 def test_an_overview_shows_holder_holds_and_waiters(lock: ScriptedLock, server: Server) -> None:
-    gone, lost = token("gone"), token("lost")
+    gone, lost, elsewhere = token("gone"), token("lost"), "!" + token("elsewhere")
     lock.put()
     after = lock.run(OVERVIEW, 9, keys=4)
     assert after.reply[:3] == ["", -2, "7"]
     assert after.began_us <= int(after.reply[3]) <= after.ended_us
     assert after.reply[4:] == [[], 0, 0, []]
     now_ms = after.ended_us // 1000
-    queue = [(FIRST, 5.0), (gone, 6.0), (SECOND, 8.0), (lost, 9.0)]
+    queue = [(FIRST, 5.0), (gone, 6.0), (elsewhere, 7.0), (SECOND, 8.0), (lost, 9.0)]
     queue.append(("+buried", BURIED))
     holds = [("=" + OTHER, math.inf), (ME, now_ms - 1), (OTHER, now_ms + 50_000)]
     lock.put(OTHER, 50_000, fence=None, queue=queue, holds=holds)
-    listens = [1, 0, 1, 0]
+    listens = [1, 0, -1, 1, 0]
     rows = [[who, f"{at:.0f}", heard] for (who, at), heard in zip(queue, listens, strict=False)]
     with Listening(server, "first", "second"), Listening(server, "second"):
-        for wanted, shown in ((-1, range(4)), (0, []), (1, [0]), (2, [0, 2]), (3, [0, 2])):
+        for wanted, shown in ((-1, range(5)), (0, []), (1, [0]), (2, [0, 2]), (3, [0, 2, 3])):
             after = lock.run(OVERVIEW, wanted, keys=4)
             holder, left, fence, _, holding, waiting, absent, waiters = after.reply
-            assert (holder, fence, waiting, absent) == (OTHER, "", 2, 2)
+            assert (holder, fence, waiting, absent) == (OTHER, "", 3, 2)
             assert is_about(left, 50_000)
             expected = [OTHER, str(now_ms + 50_000), "=" + OTHER, "inf"]
             assert [each.decode() for each in holding] == expected

@@ -73,7 +73,7 @@ def test_a_retry_gives_the_same_grant_and_never_shortens_it(lock: ScriptedLock) 
         ("50000 fair ", 300_000, 300_000),
         ("0 barge ", 5_000, TTL),
     ):
-        lock.put(ME, px, queue=[(ME, 1), (FIRST, 2)])
+        lock.put(ME, px, queue=[(ME, 1), (FIRST, 2), ("!" + ME, 3)])
         after = lock.run(ACQUIRE, ME, TTL, "0", settings)
         assert (after.reply, after.holder, after.fence) == (7, ME, 7)
         assert after.queue == [(FIRST, 2)]
@@ -114,49 +114,61 @@ def test_a_request_without_a_place_neither_queues_its_token_nor_removes_it(
 ) -> None:
     # It may be late, and its token may have got a place by a later request.
     with Listening(server, "first", "second") as pushes:
-        queues: list[list[tuple[str, float]]] = [[(ME, 1), (FIRST, 2)], [(FIRST, 2)]]
+        queues: list[list[tuple[str, float]]]
+        queues = [[(ME, 1), (FIRST, 2)], [("!" + ME, 1), (FIRST, 2)], [(FIRST, 2)]]
         for queue in queues:
             lock.put(OTHER, 60_000, queue=queue)
             after = lock.run(ACQUIRE, ME, TTL, "", "")
             assert after.reply[2:] == ["0", 0, ""]
             assert after.queue == queue
             assert pushes.messages() == []
-        lock.put(queue=[(FIRST, 1), (ME, 2), (SECOND, 3)])
-        after = lock.run(ACQUIRE, ME, TTL, "", "")
-        assert (after.holder, after.reply[2]) == (FIRST, "0")
-        assert after.queue == [(ME, 2), (SECOND, 3)]
+        for mine in (ME, "!" + ME):
+            lock.put(queue=[(FIRST, 1), (mine, 2), (SECOND, 3)])
+            after = lock.run(ACQUIRE, ME, TTL, "", "")
+            assert (after.holder, after.reply[2]) == (FIRST, "0")
+            assert after.queue == [(mine, 2), (SECOND, 3)]
+            pushes.messages()
 
 
 def test_a_waiter_gets_a_ticket_by_the_servers_clock_and_behind_all_others(
     lock: ScriptedLock,
 ) -> None:
-    for buried in ([], [("+gone", 1e16)], [("+gone", BURIED)]):
-        lock.put(OTHER, queue=[(FIRST, 5), *buried])
-        after = lock.run(ACQUIRE, ME, TTL, "0", "")
-        ticket = int(after.reply[2])
-        assert after.began_us <= ticket <= after.ended_us
-        assert after.reply[3:] == [0, ""]
-        assert after.queue == [(FIRST, 5), (ME, ticket), *buried]
-        lock.put(OTHER, queue=[(FIRST, LATER), *buried])
-        after = lock.run(ACQUIRE, ME, TTL, "0", "")
-        assert after.reply[2:] == [f"{LATER + 1:.0f}", 0, ""]
-        assert after.queue == [(FIRST, LATER), (ME, LATER + 1), *buried]
+    for mark in ("", "!"):
+        for buried in ([], [("+gone", 1e16)], [("+gone", BURIED)]):
+            lock.put(OTHER, queue=[(FIRST, 5), *buried])
+            after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+            ticket = int(after.reply[2])
+            assert after.began_us <= ticket <= after.ended_us
+            assert after.reply[3:] == [0, ""]
+            assert after.queue == [(FIRST, 5), (mark + ME, ticket), *buried]
+            lock.put(OTHER, queue=[(FIRST, LATER), *buried])
+            after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+            assert after.reply[2:] == [f"{LATER + 1:.0f}", 0, ""]
+            assert after.queue == [(FIRST, LATER), (mark + ME, LATER + 1), *buried]
 
 
 def test_a_request_for_a_place_that_is_sent_twice_keeps_the_first_place(lock: ScriptedLock) -> None:
-    queue = [(ME, 5.0), (FIRST, LATER)]
-    lock.put(OTHER, queue=queue)
-    after = lock.run(ACQUIRE, ME, TTL, "0", "")
-    assert after.reply[2:] == ["5", 0, ""]
-    assert after.queue == queue
+    for mark in ("", "!"):
+        queue = [(mark + ME, 5.0), (FIRST, LATER)]
+        lock.put(OTHER, queue=queue)
+        after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
+        assert after.reply[2:] == ["5", 0, ""]
+        assert after.queue == queue
 
 
 def test_a_ticket_keeps_its_place_and_says_if_it_was_lost(lock: ScriptedLock) -> None:
-    for before, lost in (([], 1), ([(ME, 3.0)], 0)):
+    for place, before, lost, member in (
+        ("3", [], 1, ME),
+        ("!3", [], 1, "!" + ME),
+        ("3", [(ME, 3.0)], 0, ME),
+        ("!3", [("!" + ME, 3.0)], 0, "!" + ME),
+        ("3", [("!" + ME, 3.0)], 0, ME),
+        ("!3", [(ME, 3.0)], 0, "!" + ME),
+    ):
         lock.put(OTHER, queue=[(FIRST, 2.0), *before, (SECOND, 4.0)])
-        after = lock.run(ACQUIRE, ME, TTL, "3", "")
-        assert after.reply[2:] == ["3", lost, ""]
-        assert after.queue == [(FIRST, 2), (ME, 3), (SECOND, 4)]
+        after = lock.run(ACQUIRE, ME, TTL, place, "")
+        assert after.reply[2:] == ["3", lost, ""], place
+        assert after.queue == [(FIRST, 2), (member, 3), (SECOND, 4)]
 
 
 def test_a_ticket_stays_the_same_even_if_its_waiter_has_another_place(lock: ScriptedLock) -> None:
@@ -244,6 +256,13 @@ def test_waiters_whose_client_is_gone_are_passed_over(lock: ScriptedLock, server
                 assert is_about(after.left, TTL)
 
 
+def test_a_waiter_that_listens_elsewhere_counts_as_there(lock: ScriptedLock) -> None:
+    lock.put(queue=[("!" + FIRST, 5), (FIRST, 6)])
+    after = lock.run(ACQUIRE, ME, TTL, "0", "")
+    assert after.holder == after.reply[0] == FIRST
+    assert [each[0] for each in after.queue] == [ME]
+
+
 def test_a_grant_to_another_waiter_of_the_same_client_comes_with_the_answer(
     lock: ScriptedLock, server: Server
 ) -> None:
@@ -259,7 +278,7 @@ def test_a_grant_to_another_waiter_of_the_same_client_comes_with_the_answer(
 
 def test_a_lock_without_order_is_granted_to_any_request(lock: ScriptedLock, server: Server) -> None:
     with Listening(server, "first") as pushes:
-        lock.put(queue=[(FIRST, 5), (ME, 6)])
+        lock.put(queue=[(FIRST, 5), (ME, 6), ("!" + ME, 7)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "0 barge ")
         assert after.began_us <= after.reply == after.fence <= after.ended_us
         assert (after.holder, after.queue) == (ME, [(FIRST, 5)])

@@ -61,18 +61,19 @@ def test_a_key_that_is_missing_is_told_from_one_that_was_evicted(lock: ScriptedL
 def test_a_released_lock_goes_to_the_first_waiter(lock: ScriptedLock, pushes: Listening) -> None:
     for args in ((), ("0", "0 fair "), (f"{LIFE}", ""), (f"{LIFE} quiet", ""), ("0 lost", "")):
         for holder in (ME, None):
-            lock.put(holder, queue=[(FIRST, 5), (SECOND, 6), (THIRD, 7), (FOURTH, 8)])
-            after = lock.run(RELEASE, ME, TTL, *args)
-            assert after.reply == (1 if holder else [])
-            assert after.holder == FIRST
-            assert 0 < after.left <= 1000
-            assert after.fence >= after.began_us
-            assert [who for who, _ in after.queue[:3]] == [SECOND, THIRD, FOURTH]
-            assert pushes.messages() == [
-                ("G", after.fence, 1000, 0, FIRST),
-                ("W", 0, 1000, 0, SECOND),
-                ("W", 0, 2000, 0, FOURTH),  # it watches them both
-            ], args
+            for mark in ("", "!"):
+                lock.put(holder, queue=[(mark + FIRST, 5), (SECOND, 6), (THIRD, 7), (FOURTH, 8)])
+                after = lock.run(RELEASE, ME, TTL, *args)
+                assert after.reply == (1 if holder else [])
+                assert after.holder == FIRST
+                assert 0 < after.left <= 1000
+                assert after.fence >= after.began_us
+                assert [who for who, _ in after.queue[:3]] == [SECOND, THIRD, FOURTH]
+                assert pushes.messages() == [
+                    ("G", after.fence, 1000, 0, FIRST),
+                    ("W", 0, 1000, 0, SECOND),
+                    ("W", 0, 2000, 0, FOURTH),  # it watches them both
+                ], args
 
 
 def test_one_more_waiter_watches_a_hand_over_after_a_long_hold(
@@ -238,7 +239,7 @@ def test_a_release_after_the_deadline_ends_the_lock_delay(
 def test_a_token_that_only_leaves_the_queue_keeps_what_it_holds(
     lock: ScriptedLock, pushes: Listening
 ) -> None:
-    lock.put(ME, queue=[(ME, 4), (FIRST, 5)])
+    lock.put(ME, queue=[(ME, 4), (FIRST, 5), ("!" + ME, 6)])
     after = lock.run(RELEASE, ME, TTL, "0 leave", "")
     assert (after.reply, after.holder, after.queue) == (0, ME, [(FIRST, 5)])
     assert is_about(after.left, 100_000)
@@ -249,19 +250,20 @@ def test_when_the_first_waiter_leaves_the_next_one_watches_the_holder(
     lock: ScriptedLock, pushes: Listening
 ) -> None:
     for settings in ("", "0 fair ", "0 barge "):
-        for px, place, told in (
-            (100_000, 1, [FIRST]),
-            (100_000, 9, []),
-            (None, 1, []),
-        ):
-            lock.put(OTHER, px, queue=[(FIRST, 5), (SECOND, 6), (ME, place)])
-            after = lock.run(RELEASE, ME, TTL, "0", settings)
-            assert (after.reply, after.holder) == (0, OTHER)
-            assert after.queue == [(FIRST, 5), (SECOND, 6)]
-            messages = pushes.messages()
-            expected = [] if "barge" in settings else told
-            assert [(each[0], each[4]) for each in messages] == [("W", to) for to in expected]
-            assert all(is_about(each[2], 100_000) for each in messages)
+        for mine in (ME, "!" + ME):
+            for px, place, told in (
+                (100_000, 1, [FIRST]),
+                (100_000, 9, []),
+                (None, 1, []),
+            ):
+                lock.put(OTHER, px, queue=[(FIRST, 5), (SECOND, 6), (mine, place)])
+                after = lock.run(RELEASE, ME, TTL, "0", settings)
+                assert (after.reply, after.holder) == (0, OTHER)
+                assert after.queue == [(FIRST, 5), (SECOND, 6)]
+                messages = pushes.messages()
+                expected = [] if "barge" in settings else told
+                assert [(each[0], each[4]) for each in messages] == [("W", to) for to in expected]
+                assert all(is_about(each[2], 100_000) for each in messages)
 
 
 def test_a_waiter_that_leaves_during_a_hand_over_is_replaced_as_its_watcher(

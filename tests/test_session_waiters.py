@@ -91,7 +91,9 @@ def test_a_caller_waits_in_line_only_if_the_server_is_known_to_notify_it() -> No
     assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     line.opened(START, lambda: None)
     assert line.subscription is not None
-    assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
+    for counted in (None, False):
+        line.subscription.is_counted = counted
+        assert led.session.waiters.enter(led.spec(), TOKEN, START) is None
     line.subscription.is_counted = True
     session: Session = led.session
     waiter = session.waiters.enter(led.spec(), TOKEN, START - 1)

@@ -42,6 +42,9 @@ KEPT = {
     "a_withdrawal_cut_short": "a withdrawal that is interrupted is left to the background",
     "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
     "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
+    "a_waiter_queued_twice_by_a_server_that_does_not_count_it": (
+        "a granted waiter leaves the queue with and without its mark"
+    ),
     "a_forked_child_that_asked_with_its_parents_token": (
         "a forked child does not ask again after a confirmation failed"
     ),

@@ -219,9 +219,9 @@ class Ledger:
         elif command.startswith(_FREEING):
             self._free = True
         elif command.startswith(_QUEUEING):
-            self._queue.add(_words(command)[-1])
+            self._queue.add(_words(command)[-1].removeprefix("!"))
         elif command.startswith(_LEAVING):
-            self._queue.difference_update(_words(command)[2:])
+            self._queue.difference_update(word.removeprefix("!") for word in _words(command)[2:])
 
 
 _ACQUIRING = f'"EVALSHA" "{ACQUIRE.sha}" '.encode()

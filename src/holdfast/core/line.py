@@ -124,10 +124,11 @@ class _Timer:
 class Subscription:
     """One connection that is subscribed to the channel."""
 
-    is_counted = False
-    """The server counts it among the subscribers, as `core.subscribe` has found out."""
-    was_uncounted = False
-    """The server did not count it once."""
+    is_counted: bool | None = None
+    """The server counts it among the subscribers, as `core.subscribe` has found out; False if it
+    does not, but messages arrive."""
+    echo: Signal | None = None
+    """Set when the probe arrives, or when the connection is lost."""
     awaiting_probe: list[Signal] | None = None
     """The callers that wait for the result of a probe; None if there is no probe under way."""
 
@@ -222,7 +223,9 @@ class Line:
 
     def cut(self, now: float) -> None:
         """Note that the connection is lost, and perhaps a grant with it."""
-        self.subscription = None
+        lost, self.subscription = self.subscription, None
+        if lost is not None and lost.echo is not None:
+            lost.echo.set()
         self._rouse = _nobody
         self.wake_at = NEVER
         self._to_recheck.clear()
@@ -252,8 +255,9 @@ class Line:
             if waiter is not None and subscription is not None and subscription.is_counted:
                 since = max(self._heard_since, waiter.since)
             self.granted(received, since, now)
-        elif received.kind == b"P":  # a probe (`core.subscribe`)
-            pass
+        elif received.kind == b"P":
+            if self.subscription is not None and self.subscription.echo is not None:
+                self.subscription.echo.set()
         elif waiter is None:
             # The attempt has ended, but its token is still in the queue: leaving failed, or was
             # undone by a failover. There it would receive messages that a waiter needs.

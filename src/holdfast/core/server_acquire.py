@@ -183,7 +183,7 @@ class _Acquiring:
             if self.waiter is None:
                 signal, now = port.signal(), port.now()
                 self.waiter = line.enter(self.token, spec.keys[0], signal, now)
-            place = self.attempt.ticket
+            place = self.attempt.ticket if subscription.is_counted else f"!{self.attempt.ticket}"
         self.attempt = self.attempt.sending(port.now())
         if self.waiter is not None:
             # Every lost connection is noticed. Here: clear `ask`, then compare the subscription.

@@ -1,9 +1,11 @@
 """Subscribing to the channel of a client, where a server sends messages for its waiters.
 
 A server grants a lock to a waiter only if it counts the waiter's client among the subscribers of
-the channel. Behind some proxies that count is always 0. So a client probes each new subscription
-before it enters a queue: a script publishes to the client's own channel, and replies with the
-count. If that is 0, the client polls. One caller probes, and the others wait for the result.
+the channel: so it skips clients that are dead. But a client may be subscribed at a replica, or
+behind a proxy, where it is not counted. So a client probes each new subscription before it enters a
+queue: a script publishes to the client's own channel, and replies with the count. If that is 0, but
+the message arrives, the client enters the queue as one that is not counted. If the message does not
+arrive, the client polls. One caller probes, and the others wait for the result.
 """
 
 from __future__ import annotations
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
 RETRY_AFTER = 1.0
 """Seconds of polling after a failed subscription or probe, before the next one is tried."""
 
-RETRY_AFTER_UNCOUNTED = 60.0
-"""The same if the server does not count the subscription. It has to find that twice: the connection
-may have been lost just before the first probe."""
+RETRY_AFTER_SILENCE = 60.0
+"""The same if the probe did not arrive."""
 
 
 async def subscribe(
@@ -40,10 +41,12 @@ async def subscribe(
     port = session.port
     if port.now() < line.deaf_until:
         return None
+    if line.subscription is not None and line.subscription.is_counted is not None:
+        return line.subscription
     try:
         await port.listen(line, time_left(), spec.keys)
         subscription = line.subscription
-        if subscription is None or subscription.is_counted:  # by now
+        if subscription is None or subscription.is_counted is not None:  # by now
             return subscription
         if subscription.awaiting_probe is None:
             await _probe(session, spec, line, subscription, client, time_left)
@@ -54,7 +57,8 @@ async def subscribe(
     except (OutcomeUnknown, NodeUnavailable):
         line.deaf_until = port.now() + RETRY_AFTER
     subscription = line.subscription
-    return subscription if subscription is not None and subscription.is_counted else None
+    is_probed = subscription is not None and subscription.is_counted is not None
+    return subscription if is_probed else None
 
 
 async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
@@ -65,22 +69,23 @@ async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
     client: str,
     time_left: Callable[[], float],
 ) -> None:
+    port = session.port
     waiting = subscription.awaiting_probe = []
     try:
+        subscription.echo = port.signal()
         count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
-        now = session.port.now()
         if count:
             subscription.is_counted = True
-        elif line.subscription is not subscription:
-            pass  # it was lost meanwhile
-        elif subscription.was_uncounted and not line.sharded:
-            why = "the server does not count the clients that subscribe"
-            _disable(session, spec, line, now + RETRY_AFTER_UNCOUNTED, why)
-        else:  # in a cluster, another node has the lock's slot
-            line.deaf_until = now + RETRY_AFTER
-            subscription.was_uncounted = True
+        elif line.sharded:  # another node has the lock's slot
+            line.deaf_until = port.now() + RETRY_AFTER
+        elif await port.wait(subscription.echo, time_left()):
+            subscription.is_counted = False
+        elif line.subscription is subscription:
+            until = port.now() + RETRY_AFTER_SILENCE
+            _disable(session, spec, line, until, "what the server publishes does not arrive")
+            line.recheck_all()
     finally:
-        subscription.awaiting_probe = None
+        subscription.echo = subscription.awaiting_probe = None
         for signal in waiting:
             signal.set()
 

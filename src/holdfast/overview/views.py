@@ -210,7 +210,8 @@ def _waiters(sights: Sequence[Sight]) -> tuple[WaiterView, ...]:
     ages: dict[bytes, float] = {}
     heard: dict[bytes, set[bool | None]] = {}
     for sight in sights:
-        for token, ticket, listens in sight.waiters:
+        for waiter, ticket, listens in sight.waiters:
+            token = waiter.removeprefix(b"!")
             ages[token] = max(ages.get(token, 0.0), sight.time - ticket / 1_000_000)
             heard.setdefault(token, set()).add(listens)
     return tuple(

@@ -14,7 +14,7 @@ local window = math.max(250, math.min(ttl, 1000))
 local function tell_next(kind, px)
   while true do
     local waiter = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
-    if not waiter or waiter == token or tell(waiter, kind, 0, px) or denied then
+    if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) or denied then
       return waiter
     end
     call('ZREM', queue, waiter)
@@ -46,9 +46,9 @@ end
 local function have_watched(client, watching, px)
   local waiters = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 8)
   for _, waiter in ipairs(waiters) do
-    local other = client_in(waiter)
+    local who, other = read(waiter)
     if other ~= client and other ~= watching then
-      if waiter == token or tell(waiter, 'W', 0, px) or denied then
+      if who == token or tell(waiter, 'W', 0, px) or denied then
         return
       end
       call('ZREM', queue, waiter)
@@ -69,7 +69,7 @@ local function hand_over()
   if order == 'barge' then
     local first = tell_next('A', 0)
     if first then
-      local client = client_in(first)
+      local _, client = read(first)
       have_watched(client, client, window)
     end
     return nil
@@ -81,24 +81,26 @@ local function hand_over()
     if not waiter or tonumber(ticket) >= 1e16 then
       return nil
     end
-    call('ZREM', queue, waiter)
+    -- With and without its mark: a waiter that came back on another connection may stand there twice.
+    -- If one of the two stayed, its own release would grant it the lock again.
+    local who, client = read(waiter)
+    call('ZREM', queue, who, '!' .. who)
     fence = fence or new_fence()
-    if waiter == token then
-      grant(waiter, ttl)
-      return waiter, fence
+    if who == token then
+      grant(who, ttl)
+      return who, fence
     end
     if tell(waiter, 'G', fence, window) then
       local left = second and call('PTTL', lock)
-      grant(waiter, window)
-      local client = client_in(waiter)
-      local watching = client_in(second or waiter)
+      grant(who, window)
+      local _, watching = read(second or waiter)
       if watching ~= client then
-        watching = client_in(tell_next('W', window) or waiter)
+        _, watching = read(tell_next('W', window) or waiter)
       end
       if second and (left < 0 or left > window + delay) then
         have_watched(client, watching, 2 * window)
       end
-      return waiter, fence
+      return who, fence
     end
     if denied then
       call('ZADD', queue, ticket, waiter)

@@ -1,8 +1,8 @@
 -- acquire: take the lock if it is free, and number the taking; stand in line if it is not.
 --
 -- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
--- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket
---       4 settings  5 serial of the request
+-- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket; with
+--       a '!' before it (see hand_over)  4 settings  5 serial of the request
 --       3 and 4 may be left out together if both are ''
 --
 -- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
@@ -60,7 +60,7 @@ if last and last >= 1e16 then
 end
 
 local function leave_line()
-  call('ZREM', queue, token)
+  return call('ZREM', queue, token, '!' .. token) > 0
 end
 
 if not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
@@ -79,23 +79,26 @@ end
 -- A ticket is the moment (µs, by the server's clock) at which its waiter came, or just above the last
 -- one: so one who comes back is before all who came later, and who looks sees for how long they wait.
 local function stand_in_line()
-  local ticket, had_one = place, place ~= '' and place ~= '0'
-  if not had_one then
+  local mark, ticket = string.match(place, '^(!?)(%d*)$')
+  local had_one, remarked = ticket ~= '' and ticket ~= '0'
+  if had_one then
+    remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token) > 0
+  else
     local time = call('TIME')
     ticket = time[1] * 1000000 + time[2]
     if last and last >= ticket then
       ticket = last + 1
     end
   end
-  local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), token) == 1
+  local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), mark .. token) == 1
   -- Not for each who comes: the first of every minute is enough.
   if had_one or not last or last < ticket - ticket % 60000000 then
     call('PEXPIRE', queue, 3600000)
   end
   if not added and not had_one then
-    ticket = score(token)
+    ticket = score(mark .. token)
   end
-  return string.format('%.0f', ticket), (had_one and added) and 1 or 0, added
+  return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0, added
 end
 
 local ticket, put_back, added

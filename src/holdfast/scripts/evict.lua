@@ -29,7 +29,7 @@ local quiet = true
 --:include _tombstone
 
 local left = call('PTTL', lock)
-call('ZREM', queue, token)
+call('ZREM', queue, token, '!' .. token)
 if KEYS[4] then
   call('DEL', KEYS[4])
 end

@@ -18,9 +18,13 @@ local function at(unit)
 end
 
 -- Whether the client of a waiter is subscribed to its channel (see _publish). A client that was killed
--- is not. Unknown if this user may not run PUBSUB: then it counts as a waiter.
+-- is not. Unknown for a client that listens on another server (its token begins with a '!'), and if
+-- this user may not run PUBSUB: then it counts as a waiter.
 local subscribed = {}
 local function listens(waiter)
+  if string.byte(waiter) == 33 then
+    return -1
+  end
   local client = string.match(waiter, '^[^:]*:([^:]*)') or ''
   if not subscribed[client] then
     local count, channel = 'NUMSUB', 'holdfast:push:' .. client

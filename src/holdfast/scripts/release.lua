@@ -48,8 +48,8 @@ if plain then
     call('DEL', lock)
   end
 else
-  local was_first = call('ZRANGE', queue, 0, 0)[1] == token
-  call('ZREM', queue, token)
+  local was_first = read(call('ZRANGE', queue, 0, 0)[1] or '') == token
+  call('ZREM', queue, token, '!' .. token)
   local remaining = call('PTTL', lock)
   local over = is_over(remaining)
   mine = not over and how ~= 'leave' and has_hold(holder, token)
@@ -77,8 +77,8 @@ else
     -- Within a grant's window, the one that leaves may be the second one that watches.
     local first = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
     if first and remaining <= window + delay then
-      local client = client_in(holder)
-      local watching = client_in(first)
+      local _, client = read(holder)
+      local _, watching = read(first)
       have_watched(client, watching, remaining + window)
     end
   end

@@ -274,7 +274,9 @@ class SimClient:
     def listens(self) -> bool:
         """Whether pushes reach the client, as far as it knows: else its waiters try for that."""
         line = cast("Line | None", self._lines.get(None))
-        return line is not None and line.subscription is not None and line.subscription.is_counted
+        if line is None or line.subscription is None:
+            return False
+        return line.subscription.is_counted is not None
 
     def registered(self) -> list[str]:
         """Return the tokens of waiters that the client keeps, waiting or not."""

@@ -24,6 +24,7 @@ STATES = (
     "crashed while waiting",
     "forked while waiting",
     "closed while waiting",
+    "granted to a waiter that the server does not count",
     "a request that found its tombstone",
     "a retry that found its own token",
     "a lock refused by a full server",

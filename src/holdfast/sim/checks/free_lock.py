@@ -31,7 +31,9 @@ class FreeLockCheck:
     def is_subscribed(self, server: Server, token: str) -> None:
         """A script granted the lock to another client's waiter: that client is there (L3)."""
         record = self._record
-        if not server.hears(channel_in(token)):
+        if record.settings.uncounted:
+            record.reached["granted to a waiter that the server does not count"] += 1
+        elif not server.hears(channel_in(token)):
             record.fail("L3", f"{token} got the lock, and its client is gone")
 
     def is_handed_over(self, run: ScriptRun) -> None:
@@ -71,7 +73,8 @@ class FreeLockCheck:
         """Return for how many microseconds the lock may be free while a client waits.
 
         Two waiters in a row that do not respond cost up to the time of one lease and its lock
-        delay. After an eviction by an operator only one waiter is notified, so one is enough. After
+        delay. After an eviction by an operator only one waiter is notified, so one is enough. If
+        the server does not count its subscribers, each waiter that has ended costs as much. After
         an eviction of a key, or a restart without data, waiters request again when the lease that
         is gone would have expired. A message that a lock delay begins may arrive after the delay.
         """
@@ -81,6 +84,8 @@ class FreeLockCheck:
         lease = record.longest_ttl + settings.lock_delay
         watchers = 1 if settings.evict_holder else 2
         silent = 1 if settings.half_open or len(record.silent) >= watchers else 0
+        if settings.uncounted:
+            silent = max(silent, len(record.silent))
         retry_after = 0.0 if settings.prompt else settings.lock_delay
         if settings.evict or settings.wipe:
             retry_after = lease

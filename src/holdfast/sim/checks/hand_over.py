@@ -81,10 +81,12 @@ class WatchCheck:
         if not queue or run.after.holder is None:
             return ""
         clients = {client_in(queue[0]), client_in(run.after.holder.decode())}
+        counted = not self._record.settings.uncounted
         others = [
             waiter
             for waiter in queue[1:][-LAST:]
-            if client_in(waiter) not in clients and run.server.hears(channel_in(waiter))
+            if client_in(waiter) not in clients
+            and not (counted and not run.server.hears(channel_in(waiter)))
         ]
         return others[-1] if others and self._informed.isdisjoint(others) else ""
 

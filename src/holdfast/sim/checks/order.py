@@ -35,8 +35,7 @@ class OrderCheck:
         if not "".join(args[TICKET : TICKET + 1]):
             self._without_place[token] += 1
             polls = self._without_place[token] > 1
-            may_poll = settings.polls or settings.uncounted
-            if polls and settings.calm and not may_poll and settings.timeout is None:
+            if polls and settings.calm and not settings.polls and settings.timeout is None:
                 self._record.fail("POLL", f"{token} polls, and could wait in the queue")
 
     def sent(self, args: Sequence[str]) -> None:
@@ -87,7 +86,7 @@ class OrderCheck:
         if holder in earlier:
             passed_over = set(earlier[: earlier.index(holder)]) & now
         else:
-            passed_over = set() if came_back and args[TICKET] not in {"", "0"} else now
+            passed_over = set() if came_back and args[TICKET].strip("!") not in {"", "0"} else now
             passed_over &= set(earlier)
         passed_over = {other for other in passed_over if not is_joined(holder, other)}
         if passed_over:

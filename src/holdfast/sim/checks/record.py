@@ -143,4 +143,4 @@ def channel_in(token: str) -> bytes:
 def queue_of(server: Server, key: bytes) -> list[bytes]:
     """The tokens of waiters, in order, without the marks."""
     queue = keys_of(key)[2]
-    return server.data.members(queue, MARKS)
+    return [waiter.lstrip(b"!") for waiter in server.data.members(queue, MARKS)]

@@ -31,7 +31,7 @@ class ScriptStates:
         reached["a request that found its tombstone"] += reply == 0
         reached["a retry that found its own token"] += isinstance(reply, int) and run.by_holder
         reached["queued"] += waits and reply[2] != b"0"
-        ticket = run.args[TICKET] if len(run.args) > TICKET else ""
+        ticket = run.args[TICKET].strip("!") if len(run.args) > TICKET else ""
         again = waits and ticket not in {"", "0"}
         reached["a waiter that requested again with its ticket"] += again
         self._note_late_grant(run)
