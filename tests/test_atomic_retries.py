@@ -267,7 +267,7 @@ def test_an_update_that_is_overtaken_pauses_twice_as_long_each_time(
     with pytest.raises(holdfast.Contended, match=r"^'v' was changed by others") as caught:
         run(steps.update("v", disturbed(server), None, timeout, "id"))
     assert caught.value.lock == "v"
-    assert port.rests == pytest.approx([0.00025, 0.0005, 0.001])
+    assert port.rests == pytest.approx([0.000375, 0.00075])
 
 
 def test_an_update_ends_rather_than_pause_up_to_its_timeout(

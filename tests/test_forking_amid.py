@@ -211,7 +211,7 @@ def test_a_child_forked_amid_storing_a_value_leaves_that_to_its_parent(own_serve
 
 
 @pytest.mark.parametrize("how", ["returns", pytest.param("exits", marks=pytest.mark.long)])
-@pytest.mark.parametrize("operation", ["acquire", "adopt", "release"])
+@pytest.mark.parametrize("operation", ["acquire", "release"])
 def test_a_child_forked_amid_an_operation_on_a_quorum_sends_nothing(
     operation: str, how: str
 ) -> None:

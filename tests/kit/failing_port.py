@@ -103,6 +103,7 @@ def wait_for(client: Any, lease: Any) -> tuple[Any, Any]:
     """Have the lease be of a waiter, and another one wait for it."""
     hold = lease._hold
     line = client._session.waiters.line(hold.spec.keys)
+    line.opened(0.0, lambda: None)
     hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
     return line, line.enter("another", hold.spec.keys[0], CountedSignal(), 0.0)
 

@@ -960,8 +960,8 @@ MUTANTS = [
     Mutant(
         "a granted waiter is out of the line",
         "scripts/_hand_over.lua",
-        "      grant(waiter, window)\n",
-        "      grant(waiter, window)\n      call('ZADD', queue, ticket, waiter)\n",
+        "      grant(who, window)\n",
+        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n",
         STORM,
         "S8",
     ),
@@ -1802,6 +1802,14 @@ OPERATED = [
         "            if self._closed or now >= (idle_since or now) + LINGER:\n",
         CLOSED_CALM,
         "S3",
+    ),
+    Mutant(
+        "a granted waiter leaves the queue with and without its mark",
+        "scripts/_hand_over.lua",
+        "call('ZREM', queue, who, '!' .. who)",
+        "call('ZREM', queue, waiter)",
+        {"uncounted": True},
+        "L3 S8",
     ),
 ]
 """Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""

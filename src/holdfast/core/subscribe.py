@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.core.line import Line, Subscription
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
+    from holdfast.port import Signal
 
 RETRY_AFTER = 1.0
 """Seconds of polling after a failed subscription or probe, before the next one is tried."""
@@ -69,10 +70,9 @@ async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
     client: str,
     time_left: Callable[[], float],
 ) -> None:
-    port = session.port
-    waiting = subscription.awaiting_probe = []
+    port, waiting = session.port, list["Signal"]()
     try:
-        subscription.echo = port.signal()
+        subscription.awaiting_probe, subscription.echo = waiting, port.signal()
         count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
         if count:
             subscription.is_counted = True
