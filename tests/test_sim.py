@@ -314,7 +314,7 @@ def test_hand_off_ends_some_time_and_is_for_locks_without_an_owner(wrong: dict[s
 
 
 def test_what_is_handed_on_is_adopted_where_nothing_goes_wrong() -> None:
-    report = sweep(range(30), {**dict.fromkeys(FAULTS, 0.0), "hand_off": 0.4})
+    report = sweep(range(40), {**dict.fromkeys(FAULTS, 0.0), "hand_off": 0.4})
     assert [(each.seed, each.check, each.detail) for each in report.found] == []
     assert report.reached["a lease adopted"] > 20
 
