@@ -22,6 +22,7 @@ from holdfast.sim.world import SECOND, Future
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.keys import Keys
     from holdfast.scripts import Script
     from holdfast.sim.script_run import LockState
     from holdfast.sim.settings import Settings
@@ -290,13 +291,13 @@ class Server:
 
     # Requests
 
-    def script(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> Any:  # noqa: ANN401 - any answer
+    def script(self, script: Script, keys: Keys, args: Sequence[Any]) -> Any:  # noqa: ANN401 - any answer
         """Run a script; its answer without the serial, if it has one."""
         watcher = self.watcher
-        before = None if watcher is None else watcher.look(self, keys)
+        before = None if watcher is None else watcher.look(self, keys.names)
         self._published = []
         serial = ("000",) if script.serial else ()
-        answer = _SCRIPTS.run(script.text, keys, (*args, *serial), self.data)
+        answer = _SCRIPTS.run(script.text, keys.names, (*args, *serial), self.data)
         self._replicate()
         if not script.serial:
             reply: Any = answer
@@ -308,7 +309,7 @@ class Server:
             assert answer.endswith(b"000")  # noqa: S101 - as above
             reply = int(answer[:-3])
         if watcher is not None and before is not None:
-            after, messages = watcher.look(self, keys), self._published
+            after, messages = watcher.look(self, keys.names), self._published
             run = ScriptRun(self, script.name, keys, args, reply, messages, before, after)
             watcher.ran(run)
         return reply

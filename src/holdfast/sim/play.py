@@ -101,7 +101,7 @@ class Play:
         for script, args in one + (many if self.settings.nodes > 1 else ()):
             try:
                 self.deployment.servers[0].script(
-                    script, self.spec.keys.names, ("hf1:nobody:1:", "0", *args)
+                    script, self.spec.keys, ("hf1:nobody:1:", "0", *args)
                 )
             except ServerError:
                 continue

@@ -106,10 +106,10 @@ class Requests:
             elif server.forgetful and script.sha not in server.known:
                 raise ServerError("NOSCRIPT No matching script.")
             if attempt is not None:
-                return attempt.carry_out(server, lambda: server.script(script, keys.names, args))
+                return attempt.carry_out(server, lambda: server.script(script, keys, args))
             before = server.offset
             try:
-                reply = server.script(script, keys.names, args)
+                reply = server.script(script, keys, args)
             except ServerError as error:
                 client.observer.refused(client, request, server.name, str(error))
                 raise

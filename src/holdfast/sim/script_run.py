@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.keys import Keys
     from holdfast.sim.node import Server
 
 
@@ -32,7 +33,7 @@ class ScriptRun(NamedTuple):
     server: Server
     script: str
     """The script's name."""
-    keys: Sequence[bytes]
+    keys: Keys
     args: Sequence[str]
     reply: Any
     messages: Sequence[bytes]

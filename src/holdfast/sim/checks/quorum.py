@@ -188,7 +188,7 @@ class QuorumChecks(Checks):
             won = unheld and self._votes[token] >= self._majority
             reached["votes released"] += unheld
             reached["a majority of votes released"] += won
-            reached["released in the background"] += getattr(run.keys, "node", None) is not None
+            reached["released in the background"] += run.keys.node is not None
         super()._note(run)
 
     # At a client
