@@ -121,6 +121,9 @@ KEPT = {
     "an_evicted_lease_of_a_quorum_reported_as_missing": (
         "what a node refused before it was asked no more is not said to be missing"
     ),
+    "a_released_lease_restored_after_a_late_refusal": (
+        "a lease that is being cleaned up is given to no more nodes"
+    ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "a_waiter_that_asked_for_its_place_and_ignored_a_release": (
         "a waiter that asks for its place does not ignore messages for long"

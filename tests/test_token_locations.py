@@ -310,6 +310,19 @@ def test_of_two_who_release_slowly_at_once_both_are_seen_to() -> None:
 # With one thread
 
 
+def test_a_released_token_is_not_restored_although_it_was_forgotten_meanwhile() -> None:
+    story = Story()
+    note = story.ask_for("t")
+    for node in NODES:
+        note(node, 1)
+    story.where.leaving("t", lost=False)
+    story.where.on_release(releasing("t"), 0, tombstone=False)
+    story.where.on_release(releasing("t"), 2, tombstone=False)
+    story.where.on_renewal("t", 1, 0)  # the release was faster than this renewal
+    story.leave("t", 1)  # but its reply was lost
+    assert story.where.restore("t") == ([], [])
+
+
 def test_every_release_of_a_lost_lease_begins_the_lock_delay() -> None:
     story = Story()
     note = story.ask_for("t")

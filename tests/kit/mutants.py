@@ -1333,6 +1333,14 @@ MUTANTS = [
 
 RARE = [
     Mutant(
+        "a lease that is being cleaned up is given to no more nodes",
+        "core/token_locations.py",
+        "        self._leaving.add(token)  # a late",
+        "        # a late",
+        MANY,
+        "S10",
+    ),
+    Mutant(
         "a node that is given a lease again stays unsure",
         "core/token_locations.py",
         "            there.update(dict.fromkeys(nodes, UNSURE))\n",

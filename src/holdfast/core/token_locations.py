@@ -210,6 +210,7 @@ class TokenLocations:
         _, keys, (token, ttl, _, settings, *_) = request
         there = self._tokens.setdefault(token, _Nodes())
         there[node] = UNSURE
+        self._leaving.add(token)  # a late reply to a renewal may have had it forgotten
         tombstone = LOST_TOMBSTONE if there.is_lost else TOMBSTONE_MS
         self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
 
