@@ -60,7 +60,7 @@ ACCEPTED = [
         "Renewer._take_in",
         "if len(self._heap) > self._compact_at or self._closed:",
         "if len(self._heap) >= self._compact_at or self._closed:",
-        "performance only: when entries that are over are removed",
+        "performance only: when ended entries are removed from the heap",
     ),
     Accepted(
         "core/renewer.py",
@@ -88,14 +88,14 @@ ACCEPTED = [
         "",
         "local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'",
         "local time, life = call('TIME'), ttl >= 1800000 and 2 * ttl or '3600000'",
-        "equivalent: both are an hour then",
+        "equivalent: with a ttl of 1,800,000 ms both are an hour",
     ),
     Accepted(
         "scripts/guard.lua",
         "",
         "lasts = 0",
         "lasts = -1",
-        "equivalent: a quarantine lasts longer than 0 or there is none",
+        "equivalent: there is no quarantine unless it lasts longer than 0 ms",
     ),
     Accepted(
         "scripts/declare_fit.lua",
