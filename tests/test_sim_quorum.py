@@ -117,7 +117,7 @@ def test_a_replica_fetches_what_was_lost_on_its_way_while_its_primary_was_down()
 
 
 def test_waiters_that_come_in_the_same_microsecond_have_different_tickets() -> None:
-    """In the simulator, because no client can send a real server two requests in one microsecond."""
+    """Simulated, because a real server does not receive two requests in one microsecond."""
     server, keys = Server(World(Choices()), "server", CALM), keys_of(b"holdfast:{a}")
     server.script(ACQUIRE, keys, ("hf1:a:1:", "5000"))
     tickets = [server.script(ACQUIRE, keys, (f"hf1:b:{n}:", "5000", "0", ""))[2] for n in range(3)]

@@ -77,7 +77,7 @@ class Flight:
     __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 
     traceback: TracebackType | None
-    """That of the error when it was raised. Each caller that raises it again adds its own frames."""
+    """Of the error when it was raised. Each caller that raises it again adds its own frames."""
 
     def __init__(self, actor: object) -> None:
         self.actor = actor
