@@ -21,6 +21,20 @@ class Accepted(NamedTuple):
 
 ACCEPTED = [
     Accepted(
+        "core/acquire.py",
+        "_Attempt._take_in",
+        "self._asking, self._counts_anew = False, True",
+        "self._asking, self._counts_anew = None, True",
+        "equivalent: it is only asked whether it is true",
+    ),
+    Accepted(
+        "core/acquire.py",
+        "_Attempt._ask",
+        "self._asked_at, self._counts_anew = now, False",
+        "self._asked_at, self._counts_anew = now, None",
+        "equivalent: it is only asked whether it is true",
+    ),
+    Accepted(
         "core/atomic.py",
         "Steps._changed",
         "if once is not None:",
@@ -79,6 +93,20 @@ ACCEPTED = [
     Accepted(
         "scripts/acquire.lua",
         "",
+        "elseif left >= 0 then",
+        "elseif left > 0 then",
+        "equivalent: a lease that is not over has more than 0 ms left, or never expires (-1)",
+    ),
+    Accepted(
+        "scripts/acquire.lua",
+        "",
+        "elseif left >= 0 then",
+        "elseif left >= 1 then",
+        "equivalent: a lease that is not over has at least 1 ms left, or never expires (-1)",
+    ),
+    Accepted(
+        "scripts/acquire.lua",
+        "",
         "return fence .. serial",
         "",
         "performance only: what follows finds that the token is the holder, and replies the same",
@@ -86,9 +114,23 @@ ACCEPTED = [
     Accepted(
         "scripts/_number.lua",
         "",
+        "fence = string.format('%.0f', fence - ahead + (ahead > 0 and 1000000 or -1000000))",
+        "fence = string.format('%.0f', fence - ahead + (ahead > 1 and 1000000 or -1000000))",
+        "equivalent: the line is reached only with more than a second ahead or behind",
+    ),
+    Accepted(
+        "scripts/_number.lua",
+        "",
         "local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'",
         "local time, life = call('TIME'), ttl >= 1800000 and 2 * ttl or '3600000'",
         "equivalent: with a ttl of 1,800,000 ms both are an hour",
+    ),
+    Accepted(
+        "scripts/incr.lua",
+        "",
+        "if expiry > 0 and call('PTTL', key) < 0 then",
+        "if expiry > 1 and call('PTTL', key) < 0 then",
+        "equivalent: no client sends an expiry below 10 ms",
     ),
     Accepted(
         "scripts/guard.lua",
