@@ -16,6 +16,9 @@ def test_a_sentinel_url_names_the_sentinels_the_service_and_how_to_reach_its_ser
     assert found.service == "orders"
     assert found.url_of("c", 7) == "rediss://u:p%40@c:7/2?ssl_cert_reqs=none"
     assert found.sentinel_url_of("::1", 3) == "rediss://:x@[::1]:3?ssl_cert_reqs=none"
+    plain = addresses_in("redis+sentinel://redis/redis")
+    assert plain is not None
+    assert (plain.seeds, plain.service, plain.rest) == ((("redis", 26379),), "redis", "")
 
 
 def test_a_cluster_url_names_some_of_its_nodes() -> None:

@@ -468,6 +468,22 @@ def test_where_publishing_is_not_allowed_no_waiter_is_dropped(lock: ScriptedLock
 
 
 @pytest.mark.parametrize("settings", ["0 barge ", "5 barge "])
+@pytest.mark.parametrize("ahead", [-3_600_000_000, 3_600_000_000])
+def test_a_number_is_at_most_a_second_from_the_clock_of_the_node(
+    lock: ScriptedLock, ahead: int, settings: str
+) -> None:
+    def clock() -> int:
+        seconds, microseconds = lock.server.command("TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    lock.put()
+    earliest = clock()
+    after = lock.run(VOTE, ME, 5_000, earliest + ahead, settings, "")
+    second = 1_000_000 if ahead > 0 else -1_000_000
+    assert earliest + second <= after.reply <= clock() + second
+
+
+@pytest.mark.parametrize("settings", ["0 barge ", "5 barge "])
 def test_a_vote_keeps_the_counter_of_fences_for_an_hour_at_least(
     lock: ScriptedLock, settings: str
 ) -> None:

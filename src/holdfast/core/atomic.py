@@ -388,7 +388,7 @@ def _argument(value: object) -> bytes:
 
 
 def _listed(what: str, values: object) -> Sequence[object]:
-    if isinstance(values, (str, bytes)) or not isinstance(values, (list, tuple)):
+    if not isinstance(values, (list, tuple)):
         raise ConfigurationError(f"{what}={values!r}: give a list")
     return values
 

@@ -80,7 +80,7 @@ class Flight:
     __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 
     traceback: TracebackType | None
-    """Of the error, up to here: each who raises it again adds to its own."""
+    """Of the error when it was raised. Each caller that raises it again adds its own frames."""
 
     def __init__(self, actor: object) -> None:
         self.actor = actor
@@ -257,7 +257,6 @@ async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) ->
                     cache.refresh_aside(wanted, kept.fence)
                 return value
         seen = 0 if kept is None else kept.fence
-        flight.as_of = next(cache.moments)
         timeout = None if give_up == math.inf else max(0.0, give_up - port.now())
         payload = await compute(cache, wanted, flight, wanted.lock(CLAIM, str(seen)), timeout)
         return wanted.loads(payload)

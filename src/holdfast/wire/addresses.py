@@ -10,6 +10,7 @@ sentinel_password.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -55,8 +56,11 @@ def addresses_in(url: str) -> Addresses | None:
         return None
     form = SENTINEL_FORM if kind == "sentinel" else CLUSTER_FORM
     try:
-        parts = urlsplit(f"//{url.partition('://')[2]}")
-        login, _, hosts = parts.netloc.rpartition("@")
+        # Recent releases of Python refuse to split a URL with several hosts and an IPv6 address.
+        rest = url.partition("://")[2]
+        authority = re.split("[/?#]", rest, maxsplit=1)[0]
+        parts = urlsplit(f"//{rest[len(authority) :]}")
+        login, _, hosts = authority.rpartition("@")
         usual = SENTINEL_PORT if kind == "sentinel" else NODE_PORT
         seeds = tuple(_host_and_port(host, usual) for host in hosts.split(","))
         path = [unquote(part) for part in parts.path.split("/")[1:] if part]
