@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.hold import Grip, Hold
-from holdfast.core.spec import keys_of
+from holdfast.keys import keys_of
 from holdfast.scripts import ACQUIRE
 from holdfast.sim.checks.promises import Violated
 from holdfast.sim.checks.quorum import QuorumChecks
