@@ -104,8 +104,7 @@ class Errand:
 
     def __init__(self, do: Callable[[], None], due: float) -> None:
         self.do = do
-        self.due = due
-        self.deadline = math.inf
+        self.due = self.deadline = due
         self.live = True
 
 
