@@ -87,6 +87,13 @@ ACCEPTED = [
         "core/whereabouts.py",
         "Whereabouts.leave",
         "if token in self._tokens and not is_complete:",
+        "if token in self._tokens or not is_complete:",
+        "performance only: a token that no node has would be looked at again",
+    ),
+    Accepted(
+        "core/whereabouts.py",
+        "Whereabouts.leave",
+        "if token in self._tokens and not is_complete:",
         "if ((token in self._tokens)):",
         "performance only: the nodes that failed would be given to the background once more",
     ),
