@@ -71,6 +71,13 @@ ACCEPTED = [
     ),
     Accepted(
         "core/renewer.py",
+        "Renewer.clean_up",
+        "ttl: float = 0,",
+        "ttl: float = 1,",
+        "equivalent: a tombstone is kept for longer",
+    ),
+    Accepted(
+        "core/renewer.py",
         "Renewer._take_in",
         "if len(self._heap) > self._compact_at or self._closed:",
         "if len(self._heap) >= self._compact_at or self._closed:",
