@@ -385,7 +385,7 @@ def test_something_is_done_later_once_even_by_a_closed_client() -> None:
     led.time = 3.0
     led.renewer.later(2.0, lambda: done.append(led.time))
     led.renewer.close()
-    led.look(4.9)
+    led.look(4.99)
     assert not done
     led.look(5.0)
     led.look(6.0)

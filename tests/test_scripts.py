@@ -505,6 +505,16 @@ def test_a_vote_and_its_confirmation_need_a_ttl(
     assert (after.holder, after.fence) == (None, 7)
 
 
+@pytest.mark.parametrize(("left", "afterwards"), [(TTL // 2, TTL), (2 * TTL, 2 * TTL)])
+def test_a_repeated_vote_extends_the_first_one_and_never_shortens_it(
+    lock: ScriptedLock, left: int, afterwards: int
+) -> None:
+    lock.put(ME, left)
+    after = lock.run(VOTE, ME, TTL, 0, "0 barge ", "")
+    assert (after.reply, after.fence) == (7, 7)
+    assert is_about(after.left, afterwards)
+
+
 def test_a_token_that_was_given_up_gets_no_vote_and_its_tombstone_stays(lock: ScriptedLock) -> None:
     for waiter in ("", OTHER):
         lock.put(queue=[(f"+{ME}", BURIED)])

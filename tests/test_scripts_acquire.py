@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.keys import keys_of
 from holdfast.scripts import ACQUIRE
+from holdfast.sim.choices import Choices
+from holdfast.sim.node import Server as SimServer
+from holdfast.sim.settings import CALM
+from holdfast.sim.world import World
 from kit.scripted import Listening, ScriptedLock, is_about, token
 
 if TYPE_CHECKING:
@@ -313,3 +318,11 @@ def test_no_lock_is_granted_in_a_quarantine_where_servers_are_guarded(
             assert after.holder == ME
     lock.put()
     assert lock.run(ACQUIRE, ME, TTL, "0", "0 fair+guard ").holder == ME
+
+
+def test_waiters_that_come_in_the_same_microsecond_have_different_tickets() -> None:
+    """Simulated, because a real server does not receive two requests in one microsecond."""
+    server, keys = SimServer(World(Choices()), "server", CALM), keys_of(b"holdfast:{a}")
+    server.script(ACQUIRE, keys, ("hf1:a:1:", "5000"))
+    tickets = [server.script(ACQUIRE, keys, (f"hf1:b:{n}:", "5000", "0", ""))[2] for n in range(3)]
+    assert len(set(tickets)) == 3

@@ -76,6 +76,26 @@ def test_a_released_lock_goes_to_the_first_waiter(lock: ScriptedLock, pushes: Li
                 ], args
 
 
+@pytest.mark.usefixtures("pushes")
+@pytest.mark.parametrize("marks", [("", "!"), ("!", "")])
+def test_a_granted_waiter_leaves_the_queue_with_and_without_its_mark(
+    lock: ScriptedLock, marks: tuple[str, str]
+) -> None:
+    lock.put(ME, queue=[(marks[0] + FIRST, 5), (marks[1] + FIRST, 6), (SECOND, 7)])
+    after = lock.run(RELEASE, ME, TTL)
+    assert (after.holder, [who for who, _ in after.queue]) == (FIRST, [SECOND])
+
+
+@pytest.mark.parametrize("mark", ["", "!"])
+@pytest.mark.parametrize("settings", ["", "0 barge ", "0 fair "])
+def test_a_holder_that_is_also_in_the_queue_leaves_it(
+    lock: ScriptedLock, settings: str, mark: str
+) -> None:
+    lock.put(ME, queue=[(mark + ME, 5)])
+    after = lock.run(RELEASE, ME, TTL, "0", settings)
+    assert (after.reply, after.holder, after.fence, after.queue) == (1, None, 7, [])
+
+
 def test_one_more_waiter_watches_a_hand_over_after_a_long_hold(
     lock: ScriptedLock, pushes: Listening
 ) -> None:

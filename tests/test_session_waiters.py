@@ -52,7 +52,7 @@ def test_a_grant_that_is_for_no_waiter_is_given_back(
         led.waiter("hf1:me:8:ann@here:1:main:")
     led.session.waiters.on_grant(grant(b"odd\xff"), START)
     (cleanup,) = led.cleanups
-    assert cleanup.name == "odd\ufffd"
+    assert (cleanup.name, cleanup.fence) == ("odd\ufffd", 0)
     args = TOKEN, "1000", TOMBSTONE_MS, settings
     assert cleanup.request == (RELEASE, keys_of(b"odd\xff", holds=True), args)
 
@@ -82,7 +82,8 @@ def test_a_message_for_a_waiter_that_is_gone_has_it_leave_the_queue() -> None:
         line.heard([b"message", message], START)
         expected = [] if settings is None else [(TOKEN, "1000", "0 leave", settings)]
         assert led.requests == expected
-        assert [each.name for each in led.cleanups] == ["odd\ufffd"] * len(expected)
+        known = [(each.name, each.fence) for each in led.cleanups]
+        assert known == [("odd\ufffd", 0)] * len(expected)
 
 
 def test_a_caller_waits_in_line_only_if_the_server_is_known_to_notify_it() -> None:

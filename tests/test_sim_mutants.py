@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "a_waiter_that_left_in_the_last_millisecond_of_its_grant": (
+        "a holder that is also in the queue leaves it when it releases"
+    ),
     "a_waiter_told_of_a_place_it_does_not_have": "who is not in line has no ticket",
     "an_acquire_that_returns_long_after_its_timeout": "leaving the line is within the timeout",
     "a_grant_handed_back_without_the_locks_delay": "a grant is handed back with the lock's delay",
@@ -42,9 +45,6 @@ KEPT = {
     "a_withdrawal_cut_short": "a withdrawal that is interrupted is left to the background",
     "an_election_that_returns_long_after_its_timeout": "an election is within the timeout",
     "a_lease_that_began_when_its_time_was_up": "a lease begins when its votes are counted",
-    "a_waiter_queued_twice_by_a_server_that_does_not_count_it": (
-        "a granted waiter leaves the queue with and without its mark"
-    ),
     "a_forked_child_that_asked_with_its_parents_token": (
         "a forked child does not ask again after a confirmation failed"
     ),

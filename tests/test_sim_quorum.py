@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.hold import Grip, Hold
-from holdfast.keys import keys_of
-from holdfast.scripts import ACQUIRE
 from holdfast.sim.checks.promises import Violated
 from holdfast.sim.checks.quorum import QuorumChecks
 from holdfast.sim.choices import Choices
@@ -114,14 +112,6 @@ def test_a_replica_fetches_what_was_lost_on_its_way_while_its_primary_was_down()
     primary.restart(1_000_000)
     world.run(lambda: not primary.down, 2_000_000)
     assert replica.data.run("GET", b"a") == b"1"
-
-
-def test_waiters_that_come_in_the_same_microsecond_have_different_tickets() -> None:
-    """Simulated, because a real server does not receive two requests in one microsecond."""
-    server, keys = Server(World(Choices()), "server", CALM), keys_of(b"holdfast:{a}")
-    server.script(ACQUIRE, keys, ("hf1:a:1:", "5000"))
-    tickets = [server.script(ACQUIRE, keys, (f"hf1:b:{n}:", "5000", "0", ""))[2] for n in range(3)]
-    assert len(set(tickets)) == 3
 
 
 def test_a_fence_that_no_majority_stood_at_is_reported() -> None:

@@ -1422,6 +1422,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a holder that is also in the queue leaves it when it releases",
+        "scripts/release.lua",
+        "  call('ZREM', queue, token, '!' .. token)\n  if not hand_over() then",
+        "  if not hand_over() then",
+        {},
+        "S8",
+    ),
+    Mutant(
         "a waiter that leaves in the last millisecond passes on its duty to watch",
         "scripts/release.lua",
         "  elseif remaining >= 0 and order ~= 'barge' then",
@@ -1482,7 +1490,6 @@ FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
 CLOSED: Worlds = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
 CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
 LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
-
 OPERATED = [
     Mutant(
         "an eviction is of the holder that was shown",
@@ -1810,14 +1817,6 @@ OPERATED = [
         "            if self._closed or now >= (idle_since or now) + LINGER:\n",
         CLOSED_CALM,
         "S3",
-    ),
-    Mutant(
-        "a granted waiter leaves the queue with and without its mark",
-        "scripts/_hand_over.lua",
-        "call('ZREM', queue, who, '!' .. who)",
-        "call('ZREM', queue, waiter)",
-        {"uncounted": True},
-        "L3 S8",
     ),
 ]
 """Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""

@@ -80,8 +80,12 @@ class BackgroundTask:
 
     do: Callable[[], None]
     due: float
-    deadline: float = math.inf
     live: bool = True
+
+    @property
+    def deadline(self) -> float:
+        """It is never called early."""
+        return self.due
 
 
 class Renewer:

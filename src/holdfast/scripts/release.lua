@@ -44,6 +44,8 @@ local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 local mine, missing = true, false
 if plain then
   -- The commonest case: it goes from hand to hand.
+  -- A waiter that asked in the last millisecond of its grant is in the queue too.
+  call('ZREM', queue, token, '!' .. token)
   if not hand_over() then
     call('DEL', lock)
   end
