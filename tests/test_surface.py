@@ -204,6 +204,7 @@ def test_things_show_what_they_are() -> None:
     assert repr(lock) == "<Lock 'a', ttl=5.0>"
     lock = client.lock("a", timeout=timedelta(seconds=9), max_hold=60, replicas=2, label="x")
     assert repr(lock) == ("<Lock 'a', ttl=30.0, timeout=9.0, max_hold=60.0, replicas=2, label='x'>")
+    assert repr(client.lock("a", key="b")) == "<Lock 'a', ttl=30.0, key='b'>"
     nodes = [f"redis://127.0.0.1:{number}" for number in (1, 2, 3)]
     assert repr(holdfast.AsyncClient(nodes)) == (
         "<AsyncClient of redis://127.0.0.1:1/0, redis://127.0.0.1:2/0, redis://127.0.0.1:3/0>"

@@ -192,7 +192,7 @@ class StepPort(Port, Protocol):
         args: tuple[str | bytes, ...],
         timeout: float,
     ) -> Awaitable[Reply]:
-        """Run a script, or the server's own command for the same, once, where its keys are.
+        """Run a script once, where its keys are.
 
         As `Call`, but for those who cannot simply ask again: it goes out on a connection that was
         alive just before. A script of the user's is answered by what it answers.

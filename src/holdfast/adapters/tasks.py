@@ -276,7 +276,7 @@ class TasksPort(Tasks[_Place]):
         args: tuple[str | bytes, ...],
         timeout: float,
     ) -> Awaitable[Reply]:
-        """Run a script, or the server's own command for it, over this loop's connection."""
+        """Run a script on this loop's connection."""
         return self._here().wire.step(script, keys, args, timeout)
 
     def listen(

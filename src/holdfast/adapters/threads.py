@@ -224,7 +224,7 @@ class ThreadsPort(Threads):
         args: tuple[str | bytes, ...],
         timeout: float,
     ) -> Reply:
-        """Run a script, or the server's own command for it, on this thread's own connection."""
+        """Run a script on this thread's connection."""
         return self._wire.step(script, keys, args, timeout)
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server

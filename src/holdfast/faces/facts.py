@@ -13,6 +13,7 @@ from holdfast.core.duration import in_seconds
 from holdfast.core.hold import Grip
 from holdfast.core.release import check
 from holdfast.errors import ConfigurationError, NotHeld
+from holdfast.keys import lock_key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -334,4 +335,6 @@ class LockFacts:
             for name, usual in _USUAL.items()
             if getattr(self, name) != usual
         ]
+        if self._spec.keys[0] != lock_key_of(self.name):
+            settings.append(f"key={self.key!r}")
         return f"<{type(self).__name__} {', '.join([repr(self.name), *settings])}>"
