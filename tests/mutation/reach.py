@@ -36,11 +36,9 @@ Line = tuple[str, int]
 Bits = dict[str, dict[str, str]]
 """By file and line, what reaches it: a bit for each run or test, in hexadecimal."""
 
-ENDS_THREADS = "test_a_thread_that_is_ended_from_outside_harms_no_other"
 SHORT = ["-m", "not long", "-p", "no:randomly", "--ignore-glob=tests/test_sim*"]
-SHORT += [f"--deselect=tests/test_quorum_threads.py::{ENDS_THREADS}"]
 """The tests that are recorded. Those of the simulator are left out: it is tried before, and some
-of them read the source. One test is left out because it hangs under coverage on Python 3.11."""
+of them read the source."""
 
 OF_SCRIPTS = "tests/test_scripts"
 """The prefix of test files that send scripts to a server directly. Coverage does not show which
