@@ -41,6 +41,8 @@ from kit.fake_port import BEGAN, FakePort, Sent
 from kit.interrupts import AtLine
 from kit.sessions import FakeQuorum
 
+ACQUIRING = "core/acquire", "core/server_acquire", "core/attempt"
+
 
 @pytest.fixture
 def port() -> FakePort:
@@ -137,7 +139,7 @@ def test_a_waiter_interrupted_at_any_line_leaves_nothing_on_the_server(reply: An
         listening(port)
         plan(port, reply, held(1, ticket=3), 70)
         try:
-            with AtLine(number, ("core/acquire.py",), interrupt) as line:
+            with AtLine(number, ACQUIRING, interrupt) as line:
                 get(port)
         except KeyboardInterrupt:
             released = [*port.of("release"), *port.cleanups]

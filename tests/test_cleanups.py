@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REQUEST: Request = RELEASE, keys_of(b"holdfast:{a}"), ("a token", "1", TOMBSTONE_MS, "")
 GIVEN_UP_AFTER = int(TOMBSTONE_MS) / 1000
 AWAY = NodeUnavailable("it is away")
-LINES = (f"core{os.sep}renewer",)
+LINES = (f"core{os.sep}renewer", f"core{os.sep}cleanup")
 
 
 class Story:

@@ -360,7 +360,7 @@ def patient(nodes: list[Any]) -> holdfast.Client:
     return holdfast.Client(urls(nodes), command_timeout=LONG, longest_ttl=10 * LONG)
 
 
-CONNECTIONS = (f"wire{os.sep}node_",)
+CONNECTIONS = tuple(f"wire{os.sep}{name}" for name in ("node_", "shared_node_pool"))
 
 
 @pytest.mark.parametrize("amid_hanging_up", [False, True], ids=["amid coming", "amid hanging up"])

@@ -42,6 +42,8 @@ UNKNOWN, UNAVAILABLE = holdfast.OutcomeUnknown, holdfast.NodeUnavailable
 KEY = "holdfast:{a}"
 FAILURES = [([UNSENT] * 3, UNAVAILABLE), ([LATE, UNSENT, UNSENT], UNKNOWN), ([LOST] * 3, UNKNOWN)]
 ANSWERED = [[], [UNSENT, UNSENT], [LOST], [LATE, LATE]]
+PARTS = "release", "hold", "held", "retry", "cleanup", "waiters", "session"
+RELEASING = tuple(f"core{os.sep}{part}" for part in PARTS)
 
 
 @pytest.fixture
@@ -338,7 +340,7 @@ def test_of_two_threads_that_release_the_last_levels_at_once_one_sends_the_relea
     for at in itertools.count(1):
         outer, inner = lock.acquire(), lock.acquire()
         first, second = (inner, outer) if swapped else (outer, inner)
-        with AtLine(at, (f"core{os.sep}release", f"core{os.sep}hold"), second.release) as line:
+        with AtLine(at, RELEASING, second.release) as line:
             first.release()
         if line.struck is None:
             second.release()
@@ -355,7 +357,7 @@ def test_of_two_threads_that_release_one_lease_at_once_one_sends_the_release(
 ) -> None:
     for at in itertools.count(1):
         lease = client.lock("a").acquire()
-        with AtLine(at, (f"core{os.sep}release", f"core{os.sep}hold"), lease.release) as line:
+        with AtLine(at, RELEASING, lease.release) as line:
             lease.release()
         assert port.sent("release"), line.struck
         assert not client.lock("a").locked()
