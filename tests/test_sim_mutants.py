@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "an_owner_whose_replicas_never_answer_in_time": (
+        "a lock that its owner wants may be kept under another token"
+    ),
     "a_waiter_that_left_in_the_last_millisecond_of_its_grant": (
         "a holder that is also in the queue leaves it when it releases"
     ),

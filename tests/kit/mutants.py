@@ -1422,6 +1422,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a lock that its owner wants may be kept under another token",
+        "sim/checks/leftovers.py",
+        "if name == token or self._record.settings.owner:",
+        "if name == token:",
+        {},
+        "S10",
+    ),
+    Mutant(
         "a holder that is also in the queue leaves it when it releases",
         "scripts/release.lua",
         "  call('ZREM', queue, token, '!' .. token)\n  if not hand_over() then",

@@ -37,9 +37,12 @@ class LeftoverCheck:
         self._unheld_since.clear()
 
     def is_wanted(self, token: str) -> None:
-        """Note that a lock is wanted: replicas may lag behind, and its client asks again."""
+        """Note that a lock is wanted: replicas may lag behind, and its client asks again.
+
+        With an owner, the lock may be kept under another of its tokens.
+        """
         for server, (_, name) in self._unheld_since.items():
-            if name == token:
+            if name == token or self._record.settings.owner:
                 self._unheld_since[server] = self._record.world.now, name
 
     def is_held(self, server: Server, paused: set[str]) -> None:
