@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from holdfast.port import Keys, Nodes, Post, Reply, Request
     from holdfast.scripts import Script
 
+SHORTEST_ROUND = 0.001
+"""Seconds for which votes are waited for, even if there is no time left."""
+
 
 class Election(NamedTuple):
     """What came of asking for a lock."""
@@ -92,6 +95,9 @@ class Quorum:
         is_there, note = self.whereabouts.asking(request)
         tally = Yes(self._all, self._is_decided, self, is_there)
         tally.note = note
+        # A node that has forgotten the script is sent the vote again while somebody waits for it.
+        # If nobody waited from the beginning, it would be sent behind the release of the token.
+        timeout = max(timeout, SHORTEST_ROUND)
         await self._nodes.ask([(self._all, request)], timeout, tally.heard)
         return Election(await self._agree(request, tally.given, timeout, left), tally)
 
