@@ -195,6 +195,13 @@ def test_a_fence_is_confirmed_until_a_majority_has_it_or_none_is_possible(
     assert not planned.plans
 
 
+def test_votes_are_waited_for_even_if_no_time_is_left() -> None:
+    planned = Planned()
+    planned.plans = [["nobody nobody | nobody"]]
+    run(planned.quorum.vote(vote("t"), 0.0, lambda: 0.0))
+    assert [limit for limit, _ in planned.sent] == [0.001]
+
+
 @pytest.mark.parametrize("left", [[0.0], [-1.0], [0.5, 0.5, 0.0]])
 def test_a_fence_is_given_up_when_no_time_is_left(left: list[float]) -> None:
     planned = Planned()

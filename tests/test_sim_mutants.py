@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "a_vote_without_time_sent_again_behind_its_release": (
+        "votes are waited for even if no time is left"
+    ),
     "an_owner_whose_replicas_never_answer_in_time": (
         "a lock that its owner wants may be kept under another token"
     ),

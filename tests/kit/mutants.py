@@ -1422,6 +1422,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "votes are waited for even if no time is left",
+        "core/quorum.py",
+        "self._ask(votes, max(timeout, SHORTEST_ROUND))",
+        "self._ask(votes, timeout)",
+        {},
+        "S16",
+    ),
+    Mutant(
         "a lock that its owner wants may be kept under another token",
         "sim/checks/leftovers.py",
         "if name == token or self._record.settings.owner:",

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from holdfast.port import Nodes, Post, Reply, Request
     from holdfast.scripts import Script
 
+SHORTEST_ROUND = 0.001
+"""Seconds to wait for votes, even if there is no time left."""
 
 G = TypeVar("G", bound="Grip")
 
@@ -135,7 +137,9 @@ class Quorum:
         `left`. Otherwise the caller has to withdraw the token.
         """
         votes = Vote(self, request)
-        await self._ask(votes, timeout)
+        # A node that no longer knows the script is sent the vote again while the caller waits. If
+        # it did not wait at all, the node would receive the vote after the release of the token.
+        await self._ask(votes, max(timeout, SHORTEST_ROUND))
         given = votes.yes
         while len(numbers := list(given.values())) >= self.majority:
             [(fence, agreed)] = Counter(numbers).most_common(1)
