@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "an_exported_lease_ended_by_a_late_push": (
+        "a token that others go on with is kept for a connection that is being opened"
+    ),
     "a_vote_without_time_sent_again_behind_its_release": (
         "votes are waited for even if no time is left"
     ),
@@ -129,9 +132,6 @@ KEPT = {
         "what a node refused before it was asked no more is not said to be missing"
     ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
-    "an_exported_token_kept_without_a_connection": (
-        "an exported token is forgotten at once where no push can arrive"
-    ),
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"
     ),

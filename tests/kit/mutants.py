@@ -602,14 +602,6 @@ HAND_OFF = [
         "S12",
     ),
     Mutant(
-        "an exported token is forgotten at once where no push can arrive",
-        "core/line.py",
-        "        if self.ear is None:\n            self.forget(token)\n        elif now",
-        "        if now",
-        {**PASSED_CALM, "restart": 0.3, "hold": 1.0},
-        "LEAK",
-    ),
-    Mutant(
         "what is exported is kept from now on",
         "core/hand_off.py",
         "    await keep(session, grip, hold, spec.ttl)\n",
@@ -1476,6 +1468,15 @@ RARE = [
         "      if second then tell(second, 'W', 0, window) end",
         {},
         "L1",
+    ),
+    Mutant(
+        "a token that others go on with is kept for a connection that is being opened",
+        "core/line.py",
+        "        self._outlived.append((token, now))\n        if now",
+        "        self._outlived.append((token, now))\n"
+        "        if self.ear is None:\n            self.forget(token)\n        if now",
+        {},
+        "S4",
     ),
     Mutant(
         "votes are waited for even if no time is left",

@@ -191,12 +191,13 @@ class Line:
         self._known.pop(token, None)
 
     def outlive(self, token: str, now: float) -> None:
-        """Forget the token when all that was pushed before now has arrived."""
+        """Forget the token when all that was pushed before now has arrived.
+
+        Without a connection it is kept for the next one, which may be subscribed already, and may
+        have been sent a push, before its owner knows that it is open.
+        """
         self._outlived.append((token, now))
-        # Noted first, looked at second: a connection that is lost does these two the other way.
-        if self.ear is None:
-            self.forget(token)
-        elif now < self.wake_at:
+        if now < self.wake_at:
             self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:

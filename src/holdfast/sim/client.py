@@ -264,8 +264,13 @@ class SimClient:
     def registered(self) -> list[str]:
         """Return the tokens of waiters that the client keeps, waiting or not."""
         lines = cast("list[Line]", list(self._lines.values()))
-        known = [token for line in lines for token in line._known]  # noqa: SLF001 - as above
-        # Timers are kept by the connection: without one they wait for the next.
+        # Timers, and tokens that others go on with, are kept for the next connection.
+        known = [
+            token
+            for line in lines
+            for token in line._known  # noqa: SLF001 - as above
+            if line.ear or token not in dict(line._outlived)  # noqa: SLF001
+        ]
         timers = [each for line in lines if line.ear for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]
 
