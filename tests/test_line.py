@@ -566,13 +566,20 @@ def test_a_token_that_was_handed_on_is_forgotten_when_all_that_was_pushed_has_ar
     assert pushes.line.idle
 
 
-def test_a_token_that_was_handed_on_is_forgotten_at_once_without_a_connection() -> None:
+def test_a_token_that_was_handed_on_without_a_connection_is_kept_for_the_next_one() -> None:
     pushes = Pushes(None)
-    pushes.queue("early", 0.0, 0.5).forget()
-    pushes.line._inbox.clear()
     pushes.enter("mine").forget_after_drain(0.5)
-    assert pushes.line.idle
-    pushes.open(1.0)
+    pushes.open(0.0)  # the server had subscribed it before
+    pushes.hear("G", "mine", 0.6, time="250")
+    assert not pushes.handed_back
+    (payload,) = pushes.pinged(1.5)
+    pushes.pong(payload, 1.6)
+    pushes.hear("G", "mine", 1.7, time="250")
+    assert pushes.handed_back == [(KEY, "mine", 0)]
+
+
+def test_a_token_that_was_handed_on_is_forgotten_when_the_connection_is_lost() -> None:
+    pushes = Pushes(1.0)
     pushes.line.wake_at = 5.0
     pushes.enter("other").forget_after_drain(5.0)
     assert pushes.roused == 0

@@ -199,7 +199,7 @@ def test_a_loss_is_reported_and_cleaned_up_where_something_may_be_left(
     led.session.lost(hold)
     assert led.events == [Event("lost", "a", 3, reason or "expired")]
     assert not led.session.held.newest
-    assert waiter is None or not waiter.line._known
+    assert waiter is None or list(waiter.line._to_forget) == [(TOKEN, START)]
     ttl = "90000" if several else "10000"
     args = TOKEN, ttl, f"{TOMBSTONE_MS} lost", hold.spec.settings
     assert led.requests == ([args] if cleans_up else [])

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "an_exported_lease_ended_by_a_late_push": (
+        "a token that others go on with is kept for a connection that is being opened"
+    ),
     "a_vote_without_time_sent_again_behind_its_release": (
         "votes are waited for even if no time is left"
     ),

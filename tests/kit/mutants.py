@@ -570,14 +570,6 @@ PASSED_COPIES: Worlds = {**PASSED, "replicas": 2, "failover": 0.3}
 
 HAND_OFF = [
     Mutant(
-        "an exported token is forgotten at once where no push can arrive",
-        "core/line.py",
-        "        if self.subscription is None:\n            self.forget(token)\n        elif now",
-        "        if now",
-        {**PASSED_CALM, "restart": 0.3, "hold": 1.0},
-        "LEAK",
-    ),
-    Mutant(
         "an adopted lease has the fence it had",
         "core/hand_off.py",
         '"fence": hold.fence,',
@@ -1420,6 +1412,15 @@ RARE = [
         "      if second then tell(second, 'W', 0, window) end",
         {},
         "L1",
+    ),
+    Mutant(
+        "a token that others go on with is kept for a connection that is being opened",
+        "core/line.py",
+        "        self._to_forget.append((token, now))\n        if now",
+        "        self._to_forget.append((token, now))\n"
+        "        if self.subscription is None:\n            self.forget(token)\n        if now",
+        {},
+        "S4",
     ),
     Mutant(
         "votes are waited for even if no time is left",

@@ -184,12 +184,13 @@ class Line:
         self._known.pop(token, None)
 
     def forget_after_drain(self, token: str, now: float) -> None:
-        """Unregister the token when every message that was sent before now has arrived."""
+        """Unregister the token when every message that was sent before now has arrived.
+
+        Without a connection it is kept for the next one. The server may have subscribed that one,
+        and sent a message, before the client knows that it is open.
+        """
         self._to_forget.append((token, now))
-        # Here: append, then look at the subscription. `cut` clears the subscription first.
-        if self.subscription is None:
-            self.forget(token)
-        elif now < self.wake_at:
+        if now < self.wake_at:
             self._rouse()
 
     def places_lost(self, asked_at: float, now: float) -> None:

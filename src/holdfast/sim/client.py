@@ -281,8 +281,13 @@ class SimClient:
     def registered(self) -> list[str]:
         """Return the tokens of waiters that the client keeps, waiting or not."""
         lines = cast("list[Line]", list(self._lines.values()))
-        known = [token for line in lines for token in line._known]  # noqa: SLF001 - as above
-        # Timers are kept by the connection: without one they wait for the next.
+        # Timers, and tokens that are to be forgotten, are kept for the next connection.
+        known = [
+            token
+            for line in lines
+            for token in line._known  # noqa: SLF001 - as above
+            if line.subscription or token not in dict(line._to_forget)  # noqa: SLF001
+        ]
         timers = [each for line in lines if line.subscription for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]
 
