@@ -1470,6 +1470,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "no lease lasts longer than its ttl",
+        "core/acquire.py",
+        "seconds = min(grant.seconds, self._spec.ttl)",
+        "seconds = grant.seconds",
+        {},
+        "MAX_HOLD",
+    ),
+    Mutant(
         "a token that others go on with is kept for a connection that is being opened",
         "core/line.py",
         "        self._outlived.append((token, now))\n        if now",

@@ -284,7 +284,9 @@ class _Attempt:
         if self._waiter is not None:
             hold.waiter = self._waiter
             self._waiter.leave()
-        return hold.begin(grant.since, grant.seconds, self._session.port.now())
+        # The window of a lock that was handed back may be longer than its ttl.
+        seconds = min(grant.seconds, self._spec.ttl)
+        return hold.begin(grant.since, seconds, self._session.port.now())
 
     async def undo(self, *, asking: bool) -> None:
         """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
