@@ -186,6 +186,12 @@ def test_a_young_grant_is_trusted_and_soon_renewed(port: FakePort) -> None:
     assert not hold.waiter.waits
 
 
+def test_a_grant_lasts_no_longer_than_the_ttl(port: FakePort) -> None:
+    plan(port, held(ticket=3), renew=[])
+    hold = pushed(port, BEGAN + 4.9, ttl=0.5)
+    assert hold.deadline == BEGAN + 4.9 + validity_of(0.5)
+
+
 @pytest.mark.parametrize(
     ("age", "settings"),
     [

@@ -1414,6 +1414,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "no lease lasts longer than its ttl",
+        "core/hold.py",
+        "seconds = min(grant.seconds, self.spec.ttl)",
+        "seconds = grant.seconds",
+        {},
+        "MAX_HOLD",
+    ),
+    Mutant(
         "a token that others go on with is kept for a connection that is being opened",
         "core/line.py",
         "        self._to_forget.append((token, now))\n        if now",
