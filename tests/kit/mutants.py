@@ -1470,6 +1470,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a node from which a lease was evicted does not count as one that has it",
+        "sim/checks/quorum.py",
+        "if node.name not in self._evicted_from[hold.token]]",
+        "]",
+        {},
+        "S10",
+    ),
+    Mutant(
         "no lease lasts longer than its ttl",
         "core/acquire.py",
         "seconds = min(grant.seconds, self._spec.ttl)",
