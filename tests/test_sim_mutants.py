@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "a_long_computation_in_the_background": "a computation in the background may keep its waiter",
     "a_release_beside_an_eviction_from_one_node": (
         "a node from which a lease was evicted does not count as one that has it"
     ),
