@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 MUTANTS = LOCKS + FEATURES
 WORLDS = Path(__file__).parent / "worlds"
 KEPT = {
+    "a_long_computation_in_the_background": "a computation in the background may keep its waiter",
+    "a_release_beside_an_eviction_from_one_node": (
+        "a node from which a lease was evicted does not count as one that has it"
+    ),
     "a_window_that_was_longer_than_the_ttl": "no lease lasts longer than its ttl",
     "an_exported_lease_ended_by_a_late_push": (
         "a token that others go on with is kept for a connection that is being opened"

@@ -1414,6 +1414,22 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a computation in the background may keep its waiter",
+        "sim/checks/leftovers.py",
+        " if not _names_one(token, running)]",
+        "]",
+        {},
+        "LEAK",
+    ),
+    Mutant(
+        "a node from which a lease was evicted does not count as one that has it",
+        "sim/checks/quorum.py",
+        "if node.name not in self._evicted_from[hold.token]]",
+        "]",
+        {},
+        "S10",
+    ),
+    Mutant(
         "no lease lasts longer than its ttl",
         "core/hold.py",
         "seconds = min(grant.seconds, self.spec.ttl)",
