@@ -729,7 +729,7 @@ MUTANTS = [
     Mutant(
         "a grant is believed for its window",
         "core/hold.py",
-        "self.deadline = grant.since + validity_of(grant.seconds)",
+        "self.deadline = grant.since + validity_of(seconds)",
         "self.deadline = grant.since + validity_of(self.spec.ttl)",
         LONG,
         "S2 S1",
