@@ -284,9 +284,7 @@ class _Attempt:
         if self._waiter is not None:
             hold.waiter = self._waiter
             self._waiter.leave()
-        # The window of a lock that was handed back may be longer than its ttl.
-        seconds = min(grant.seconds, self._spec.ttl)
-        return hold.begin(grant.since, seconds, self._session.port.now())
+        return hold.begin(grant.since, grant.seconds, self._session.port.now())
 
     async def undo(self, *, asking: bool) -> None:
         """Leave nothing behind when it ends without the lock; `asking`: perhaps amid a request."""
@@ -359,6 +357,8 @@ class _Attempt:
         """
         port, spec = self._session.port, self._spec
         asked_at = port.now()
+        # The window of a lock that was handed back may be longer than its ttl.
+        grant = grant._replace(seconds=min(grant.seconds, spec.ttl))
         least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
         young = asked_at + least < grant.since + validity_of(grant.seconds)
         if young and spec.renew and not spec.replicas:
