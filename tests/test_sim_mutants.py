@@ -32,6 +32,9 @@ KEPT = {
     "a_release_beside_an_eviction_from_one_node": (
         "a node from which a lease was evicted does not count as one that has it"
     ),
+    "a_window_that_was_too_short_for_min_validity": (
+        "min_validity is compared with what is left of the ttl, not of a longer window"
+    ),
     "a_window_that_was_longer_than_the_ttl": "no lease lasts longer than its ttl",
     "an_exported_lease_ended_by_a_late_push": (
         "a token that others go on with is kept for a connection that is being opened"

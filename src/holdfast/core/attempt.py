@@ -375,6 +375,8 @@ def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Atte
         case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):
             return attempt
     if spec.renew and not spec.replicas:
+        # A grant that another client returned may be for longer than the ttl of this lock.
+        grant = grant._replace(seconds=min(grant.seconds, spec.ttl))
         least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
         if now + least < grant.since + validity_of(grant.seconds):
             return _acquired(attempt, grant, is_pushed=True)

@@ -195,9 +195,7 @@ class Hold:
 
         So it is renewed soon, unless it is released at once. The caller has it from now on.
         """
-        # A grant that another client returned may be for longer than the ttl of this lock.
-        seconds = min(grant.seconds, self.spec.ttl)
-        self.deadline = grant.since + validity_of(seconds)
+        self.deadline = grant.since + validity_of(grant.seconds)
         self.renew_until = now + self.spec.max_hold
         if grant.seconds < self.spec.ttl:
             self.renew_at = now + RENEW_WINDOW_AFTER
