@@ -870,8 +870,8 @@ MUTANTS = [
         "scripts/acquire.lua",
         "(has_hold(holder, token) or is_owners(holder))",
         "is_owners(holder)",
-        SLOW,
-        "S8 S9",
+        {"drawn": True},
+        "S10",
     ),
     # The fence
     Mutant(
