@@ -1472,7 +1472,7 @@ RARE = [
     Mutant(
         "a computation in the background may keep its waiter",
         "sim/checks/leftovers.py",
-        " if not _names_one(token, running)]",
+        " if not _belongs_to_one(token, running)]",
         "]",
         {},
         "LEAK",
@@ -1521,7 +1521,7 @@ RARE = [
     Mutant(
         "a lock that its owner wants may be kept under another token",
         "sim/checks/leftovers.py",
-        "if name == token or self._record.settings.owner:",
+        "if name == token or is_joined(name.encode(), token.encode()):",
         "if name == token:",
         {},
         "S10",

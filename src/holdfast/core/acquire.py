@@ -357,7 +357,7 @@ class _Attempt:
         """
         port, spec = self._session.port, self._spec
         asked_at = port.now()
-        # The window of a lock that was handed back may be longer than its ttl.
+        # A grant that another client returned may be for longer than the ttl of this lock.
         grant = grant._replace(seconds=min(grant.seconds, spec.ttl))
         least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
         young = asked_at + least < grant.since + validity_of(grant.seconds)

@@ -193,8 +193,8 @@ class Line:
     def outlive(self, token: str, now: float) -> None:
         """Forget the token when all that was pushed before now has arrived.
 
-        Without a connection it is kept for the next one, which may be subscribed already, and may
-        have been sent a push, before its owner knows that it is open.
+        Without a connection it is kept for the next one. The server may have subscribed that one,
+        and sent it a message, before the client knows that it is open.
         """
         self._outlived.append((token, now))
         if now < self.wake_at:

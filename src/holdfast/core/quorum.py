@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
 
 SHORTEST_ROUND = 0.001
-"""Seconds for which votes are waited for, even if there is no time left."""
+"""Seconds to wait for votes, even if no time is left."""
 
 
 class Election(NamedTuple):
@@ -95,8 +95,8 @@ class Quorum:
         is_there, note = self.whereabouts.asking(request)
         tally = Yes(self._all, self._is_decided, self, is_there)
         tally.note = note
-        # A node that has forgotten the script is sent the vote again while somebody waits for it.
-        # If nobody waited from the beginning, it would be sent behind the release of the token.
+        # A node that no longer knows the script is sent the vote again while the caller waits. If
+        # it did not wait at all, the node would receive the vote after the release of the token.
         timeout = max(timeout, SHORTEST_ROUND)
         await self._nodes.ask([(self._all, request)], timeout, tally.heard)
         return Election(await self._agree(request, tally.given, timeout, left), tally)
