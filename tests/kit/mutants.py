@@ -1016,9 +1016,10 @@ MUTANTS = [
         "a granted waiter is out of the line",
         "scripts/_hand_over.lua",
         "      grant(who, window)\n",
-        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n",
-        STORM,
-        "S8",
+        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n"
+        "      call('PEXPIRE', queue, 3600000)\n",
+        CRASHES,
+        "L1",
     ),
     Mutant(
         "who is not in line has no ticket",
