@@ -199,7 +199,7 @@ def test_votes_are_waited_for_even_if_no_time_is_left() -> None:
     planned = Planned()
     planned.plans = [["nobody nobody | nobody"]]
     run(planned.quorum.vote(vote("t"), 0.0, lambda: 0.0))
-    assert [limit for limit, _ in planned.sent] == [0.001]
+    assert [limit > 0 for limit, _ in planned.sent] == [True]
 
 
 @pytest.mark.parametrize("left", [[0.0], [-1.0], [0.5, 0.5, 0.0]])

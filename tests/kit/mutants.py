@@ -807,8 +807,8 @@ MUTANTS = [
         "scripts/acquire.lua",
         "(has_hold(holder, token) or is_owners(holder))",
         "is_owners(holder)",
-        SLOW,
-        "S8 S9",
+        {"drawn": True},
+        "S10",
     ),
     # The fence
     Mutant(
@@ -953,9 +953,10 @@ MUTANTS = [
         "a granted waiter is out of the line",
         "scripts/_hand_over.lua",
         "      grant(who, window)\n",
-        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n",
-        STORM,
-        "S8",
+        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n"
+        "      call('PEXPIRE', queue, 3600000)\n",
+        CRASHES,
+        "L1",
     ),
     Mutant(
         "who is not in line has no ticket",
@@ -1416,7 +1417,7 @@ RARE = [
     Mutant(
         "a computation in the background may keep its waiter",
         "sim/checks/leftovers.py",
-        " if not _names_one(token, running)]",
+        " if not _belongs_to_one(token, running)]",
         "]",
         {},
         "LEAK",
@@ -1465,7 +1466,7 @@ RARE = [
     Mutant(
         "a lock that its owner wants may be kept under another token",
         "sim/checks/leftovers.py",
-        "if name == token or self._record.settings.owner:",
+        "if name == token or is_joined(name.encode(), token.encode()):",
         "if name == token:",
         {},
         "S10",

@@ -82,7 +82,7 @@ local function hand_over()
       return nil
     end
     -- With and without its mark: a waiter that came back on another connection may stand there twice.
-    -- If one of the two stayed, the holder would be told to watch itself.
+    -- If one of the two stayed, messages for the next waiter would go to the holder.
     local who, client = read(waiter)
     call('ZREM', queue, who, '!' .. who)
     fence = fence or new_fence()

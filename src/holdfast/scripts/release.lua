@@ -44,7 +44,7 @@ local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 local mine, missing = true, false
 if plain then
   -- The commonest case: it goes from hand to hand.
-  -- A waiter that asked in the last millisecond of its grant is in the queue too.
+  -- A waiter that sent a request in the last millisecond of its grant is in the queue again.
   call('ZREM', queue, token, '!' .. token)
   if not hand_over() then
     call('DEL', lock)

@@ -286,7 +286,7 @@ class SimClient:
             token
             for line in lines
             for token in line._known  # noqa: SLF001 - as above
-            if line.subscription or token not in dict(line._to_forget)  # noqa: SLF001
+            if line.subscription or token not in dict(line._to_forget)  # noqa: SLF001 - as above
         ]
         timers = [each for line in lines if line.subscription for each in line._timers.values()]  # noqa: SLF001
         return known + [token for timer in timers for token in timer.waiters]

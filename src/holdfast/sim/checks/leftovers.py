@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.token import client_in
-from holdfast.sim.checks.record import queue_of
+from holdfast.sim.checks.record import is_joined, queue_of
 from holdfast.sim.world import SECOND
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class LeftoverCheck:
     def is_wanted(self, token: str) -> None:
         """Note that a lock is wanted: replicas may lag behind, and its client asks again.
 
-        With an owner, the lock may be kept under another of its tokens.
+        The server may keep the lock of an owner under another of its tokens.
         """
         for server, (_, name) in self._unheld_since.items():
-            if name == token or self._record.settings.owner:
+            if name == token or is_joined(name.encode(), token.encode()):
                 self._unheld_since[server] = self._record.world.now, name
 
     def is_held(self, server: Server, paused: set[str]) -> None:
@@ -127,10 +127,10 @@ class LeftoverCheck:
     def is_forgotten(self, client: SimClient) -> None:
         """A client keeps no waiter in memory of a task that has ended (LEAK).
 
-        A value that is computed in the background may take longer than all else.
+        A value that is computed in the background may take longer than all other tasks.
         """
         running = {task.name for task in self._record.world.tasks if not task.result.done}
-        left = [token for token in client.registered() if not _names_one(token, running)]
+        left = [token for token in client.registered() if not _belongs_to_one(token, running)]
         if left:
             self._record.fail("LEAK", f"{client.machine.name} keeps {left}, and nothing waits")
 
@@ -141,5 +141,5 @@ class LeftoverCheck:
             self._record.fail("LEAK", f"{client.machine.name} remembers {left}, which are over")
 
 
-def _names_one(token: str, tasks: set[str]) -> bool:
+def _belongs_to_one(token: str, tasks: set[str]) -> bool:
     return any(f":{task}:" in token for task in tasks)
