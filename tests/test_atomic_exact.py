@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.core import atomic
+from holdfast.core.atomic_arguments import digest_of
 from holdfast.scripts import COMPARE_AND_DELETE, COMPARE_AND_SET, INCR, PUT, TAKE
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def recorded(server: Server) -> bytes | None:
 
 
 def digest(script: Any, *told: str) -> str:
-    return atomic._digest(script, told)
+    return digest_of(script, told)
 
 
 @pytest.mark.parametrize(

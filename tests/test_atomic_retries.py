@@ -17,6 +17,7 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core import atomic
 from holdfast.core.atomic import Outcome, Steps, own_script
+from holdfast.core.atomic_arguments import digest_of
 from holdfast.keys import siblings_of
 from holdfast.scripts import COMPARE_AND_SET, INCR, READ
 
@@ -304,7 +305,7 @@ def test_an_update_that_may_still_arrive_is_not_reported_as_undone(
 
 def test_a_record_without_an_answer_is_none(steps: Any, server: Server) -> None:
     key = siblings_of(b"v") + b":once:id"
-    digest = atomic._digest(COMPARE_AND_SET, ("written",))
+    digest = digest_of(COMPARE_AND_SET, ("written",))
     for record in (digest, "x" * 40, "x"):
         server.command("MSET", "v", "old", key, record)
         assert run(steps.update("v", made, None, None, "id")) == b"new"
@@ -324,7 +325,7 @@ def test_later_versions_find_the_records_of_ids(steps: Any, server: Server) -> N
     digest = sha1(b"4 1 5\nincr\n1\n60000", usedforsecurity=False).hexdigest()
     assert server.command("GET", key) == f"{digest} 1 1".encode()
     assert 3_590_000 < server.command("PTTL", key) <= 3_600_000
-    assert atomic._digest(INCR, (b"1", "60000")) == digest
+    assert digest_of(INCR, (b"1", "60000")) == digest
 
 
 # Arguments

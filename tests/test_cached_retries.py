@@ -14,7 +14,7 @@ import redis
 import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core import cache as caching
-from holdfast.core.cache import Flight
+from holdfast.core.flight import Flight
 from kit.failing_port import LATE, LOST, UNSENT, install
 
 if TYPE_CHECKING:

@@ -52,8 +52,8 @@ ATOMIC_MUTANTS = [
     Mutant(
         "an id stands for what it was used for",
         "core/atomic.py",
-        "args = *args, _digest(script, args), to_ms(KEPT)",
-        "args = *args, _digest(script, ()), to_ms(KEPT)",
+        "args = *args, digest_of(script, args), to_ms(KEPT)",
+        "args = *args, digest_of(script, ()), to_ms(KEPT)",
         ATOMIC,
         "ANSWER",
     ),

@@ -30,8 +30,8 @@ ACCEPTED = [
     Accepted(
         "core/atomic.py",
         "Steps.update",
-        "record = () if once is None else (_digest(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
-        "record = () if False else (_digest(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
+        "record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
+        "record = () if False else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
         "performance only: without the key of a record the script does not read them",
     ),
     Accepted(

@@ -18,12 +18,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from hashlib import sha1
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.core.atomic_arguments import (
+    check_integer,
+    check_list,
+    digest_of,
+    encode_argument,
+    encode_id,
+    encode_name,
+    expiry_of,
+    ms_of,
+)
 from holdfast.core.duration import in_seconds
 from holdfast.core.retry import TRIES, retry
-from holdfast.core.spec import TTL_MAX, TTL_MIN, check_timeout, is_number, to_ms
+from holdfast.core.spec import check_timeout, to_ms
 from holdfast.core.time_budget import Backoff
 from holdfast.errors import (
     ConfigurationError,
@@ -60,8 +69,6 @@ BETWEEN_UPDATES = Backoff(0.0005, 0.05)
 
 LEAST, MOST = -(2**63), 2**63 - 1
 """What a number on the server can be."""
-
-ID_MAX = 200
 
 _ALWAYS, _WRITTEN = "always", "written"
 
@@ -105,7 +112,7 @@ class Steps:
         self._timeout = timeout
 
     def _keys(self, key: object, once: str | int | None) -> Keys:
-        name = _encoded("key", key)
+        name = encode_name("key", key)
         return _keys((name,) if once is None else (name, self._record(name, once)))
 
     @staticmethod
@@ -115,7 +122,7 @@ class Steps:
         It depends on nothing else. Clients in different namespaces use the same key, and so must
         find the same record: otherwise the id would count once per namespace.
         """
-        return siblings_of(key) + b":once:" + _id(once)
+        return siblings_of(key) + b":once:" + encode_id(once)
 
     # Counting
 
@@ -123,15 +130,15 @@ class Steps:
         self, key: str | bytes, by: int, expire: Duration | None, once: str | int | None
     ) -> int:
         """Add to a counter whose expiry begins with its first use; return what it is now."""
-        _check_integer("by", by, LEAST, MOST)
-        expiry = "0" if expire is None else _ms("expire", in_seconds(expire))
+        check_integer("by", by, LEAST, MOST)
+        expiry = "0" if expire is None else ms_of("expire", in_seconds(expire))
         _, value = await self._changed(INCR, self._keys(key, once), (str(by), expiry), once)
         return int(value)
 
     async def take(self, key: str | bytes, n: int, floor: int, once: str | int | None) -> Outcome:
         """Take from a number unless that would bring it below the floor."""
-        _check_integer("n", n, 1, MOST)
-        _check_integer("floor", floor, LEAST, MOST)
+        check_integer("n", n, 1, MOST)
+        check_integer("floor", floor, LEAST, MOST)
         args = str(n), str(floor + n)
         done, left = await self._changed(TAKE, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
@@ -140,10 +147,10 @@ class Steps:
         self, key: str | bytes, n: int, ceiling: int | None, once: str | int | None
     ) -> Outcome:
         """Add to a number unless that would bring it above the ceiling."""
-        _check_integer("n", n, 1, MOST)
+        check_integer("n", n, 1, MOST)
         if ceiling is None:
             ceiling = MOST
-        _check_integer("ceiling", ceiling, LEAST, MOST)
+        check_integer("ceiling", ceiling, LEAST, MOST)
         args = str(n), str(ceiling - n)
         done, left = await self._changed(PUT, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
@@ -159,8 +166,8 @@ class Steps:
         once: str | int | None,
     ) -> bool:
         """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
-        expected = b"" if old is None else b"=" + _encoded("old", old, empty=True)
-        args = expected, _encoded("new", new, empty=True), _expiry(ttl), _ALWAYS
+        expected = b"" if old is None else b"=" + encode_name("old", old, empty=True)
+        args = expected, encode_name("new", new, empty=True), expiry_of(ttl), _ALWAYS
         keys = self._keys(key, once)
         done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
         return bool(done == 1)
@@ -169,7 +176,7 @@ class Steps:
         self, key: str | bytes, old: str | bytes, once: str | int | None
     ) -> bool:
         """Delete the key if `old` is there; say whether it was."""
-        args = (_encoded("old", old, empty=True),)
+        args = (encode_name("old", old, empty=True),)
         keys = self._keys(key, once)
         done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
         return bool(done == 1)
@@ -186,7 +193,7 @@ class Steps:
 
         `change` is the caller's: over threads it may not suspend.
         """
-        keys, expiry = self._keys(key, once), _expiry(ttl)
+        keys, expiry = self._keys(key, once), expiry_of(ttl)
         name = _text(keys[0])
         timeout = in_seconds(timeout)
         check_timeout(timeout, lock=name)
@@ -196,7 +203,7 @@ class Steps:
         # request may still arrive, and write if its old value is there again by then.
         lost: list[OutcomeUnknown] | None = None if once is None else []
         # What it makes of the value may differ from try to try: an id is that of the update.
-        record = () if once is None else (_digest(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))
+        record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))
         while True:
             try:
                 value, written = await self._read(keys)
@@ -227,7 +234,7 @@ class Steps:
 
     async def _read(self, keys: Keys) -> tuple[bytes | None, bytes | None]:
         """The value; and what an update under this id has written, if it was carried out."""
-        key, digest = keys[0], _digest(COMPARE_AND_SET, (_WRITTEN,))
+        key, digest = keys[0], digest_of(COMPARE_AND_SET, (_WRITTEN,))
         try:
             reply, _ = await retry(lambda: self._port.step(READ, keys, (), self._timeout))
         except (OutcomeUnknown, NodeUnavailable) as error:
@@ -250,8 +257,8 @@ class Steps:
         once: str | int | None,
     ) -> Reply:
         """Run a script of the user's; return what it answers, as it is."""
-        names = tuple(_encoded("keys", key) for key in _listed("keys", keys))
-        values = tuple(_argument(arg) for arg in _listed("args", args))
+        names = tuple(encode_name("keys", key) for key in check_list("keys", keys))
+        values = tuple(encode_argument(arg) for arg in check_list("args", args))
         if once is None:
             own_keys = _keys(names)
             return await self._sent(script.plain, own_keys, values, None, tries=1)
@@ -263,7 +270,7 @@ class Steps:
             raise ConfigurationError(
                 "a script that begins with #! runs as it is: drop that, or once"
             )
-        digest = _digest(script.once, (script.plain.sha, *names, *values))
+        digest = digest_of(script.once, (script.plain.sha, *names, *values))
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
         own_keys = _keys((*names, self._record(names[0], once)))
         reply = await self._sent(script.once, own_keys, sent, [])
@@ -283,7 +290,7 @@ class Steps:
     ) -> Reply:
         """Run one of our scripts. An id stands for its arguments."""
         if once is not None:
-            args = *args, _digest(script, args), to_ms(KEPT)
+            args = *args, digest_of(script, args), to_ms(KEPT)
         lost: list[OutcomeUnknown] | None = None if once is None else []
         return _accepted(await self._sent(script, keys, args, lost), keys[0])
 
@@ -345,73 +352,6 @@ def _used(key: bytes) -> ConfigurationError:
 def _keys(names: tuple[bytes, ...]) -> Keys:
     """Return the keys of an operation and its record, or those of a user's script."""
     return Keys(names, spare=siblings_of(names[0] if names else b"") + b":absent")
-
-
-def _id(once: str | int) -> bytes:
-    """Encode an id: a number is the same id as its digits."""
-    if isinstance(once, int) and not isinstance(once, bool):
-        once = int.__repr__(once)
-    if not isinstance(once, str) or not 0 < len(once) <= ID_MAX:
-        raise ConfigurationError(
-            f"once={once!r}: give a number, or a string of 1 to {ID_MAX} characters, that is the "
-            "same for each retry, and different for everything else, e.g. the number of an order"
-        )
-    return _encoded("once", once)
-
-
-def _digest(script: Script, told: tuple[str | bytes, ...]) -> str:
-    """What an id is used for, in 40 characters."""
-    parts = [part.encode() if isinstance(part, str) else part for part in (script.name, *told)]
-    lengths = b" ".join(b"%d" % len(part) for part in parts)
-    return sha1(b"\n".join((lengths, *parts)), usedforsecurity=False).hexdigest()
-
-
-def _encoded(what: str, value: object, *, empty: bool = False) -> bytes:
-    if isinstance(value, str):
-        try:
-            value = value.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{what} is not text: {error}") from None
-    if not isinstance(value, bytes):
-        raise ConfigurationError(f"{what}={value!r}: give a string or bytes")
-    if not value and not empty:
-        raise ConfigurationError(f"{what} is empty: name it")
-    return value
-
-
-def _argument(value: object) -> bytes:
-    if is_number(value):
-        # As the number that it is: members of an IntEnum, say, show themselves in another way.
-        plain = int if isinstance(value, int) else float
-        return plain.__repr__(value).encode()
-    return _encoded("args", value, empty=True)
-
-
-def _listed(what: str, values: object) -> Sequence[object]:
-    if not isinstance(values, (list, tuple)):
-        raise ConfigurationError(f"{what}={values!r}: give a list")
-    return values
-
-
-def _check_integer(what: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigurationError(f"{what}={value!r}: give a whole number from {least} to {most}")
-
-
-def _ms(what: str, seconds: object) -> str:
-    if not is_number(seconds) or not TTL_MIN <= seconds <= TTL_MAX:
-        raise ConfigurationError(
-            f"{what}={seconds!r}: give seconds from {TTL_MIN} to {TTL_MAX:.0f}, e.g. 60"
-        )
-    return to_ms(seconds)
-
-
-def _expiry(ttl: Duration | None) -> str:
-    """What the scripts are told: nothing to leave it, 0 for none."""
-    ttl = in_seconds(ttl)
-    if ttl is None:
-        return ""
-    return "0" if ttl == math.inf else _ms("ttl", ttl)
 
 
 def _named(keys: Keys) -> str:

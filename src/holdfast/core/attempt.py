@@ -39,6 +39,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.core.line import Grant
+from holdfast.core.messages import Held
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
@@ -68,21 +69,6 @@ RECHECK = 1.0
 
 LATE_GRANTS = 3
 """Grants that arrive after their own deadline, before the ttl counts as too short."""
-
-
-class Held(NamedTuple):
-    """The reply that another client holds the lock."""
-
-    holder: bytes
-    """Its token."""
-    left_ms: int
-    """Milliseconds until its lease expires; negative if it has no expiry."""
-    ticket: bytes
-    """The place of this token in the queue; b"0" for none."""
-    was_put_back: int
-    """1 if the token had a ticket, and was not in the queue any more."""
-    message: bytes
-    """A message for another waiter of this client; empty for none."""
 
 
 class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.taking`
@@ -280,12 +266,6 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
     if not has_place:
         state = Paused(min(pause, left, give_up - moment.now))
     return attempt._replace(state=state, backoff=attempt.backoff.doubled())
-
-
-def message_in(reply: Reply) -> bytes:
-    """Return the message for another waiter of this client that came with a reply, if any."""
-    is_held = isinstance(reply, list) and len(reply) == len(Held._fields)
-    return Held(*reply).message if is_held else b""
 
 
 def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment) -> Attempt:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.core.acquire import acquire
 from holdfast.core.attempt import NotNeeded
 from holdfast.core.events import Event
+from holdfast.core.flight import Flight, Unstored
 from holdfast.core.hold import Grip
 from holdfast.core.release import abandon, release
 from holdfast.core.retry import TRIES, retry
@@ -46,14 +47,13 @@ from holdfast.scripts import CLAIM, INVALIDATE, LOOK, STORE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from types import TracebackType
 
     from holdfast.core.hold import Hold
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.core.value import Kept, Wanted
     from holdfast.keys import Keys
-    from holdfast.port import Reply, Signal
+    from holdfast.port import Reply
     from holdfast.scripts import Script
 
 AWAY_FOR = 2.0
@@ -64,39 +64,6 @@ LOOK_AFTER = 1.0
 
 AGAIN_AFTER = 1.0
 """Seconds after a failed computation in the background before this process tries it again."""
-
-
-class Unstored(Exception):  # noqa: N818 - that is what it says
-    """A value was computed, and the server did not answer when it was to be stored."""
-
-    def __init__(self, payload: bytes, error: HoldfastError) -> None:
-        self.payload = payload
-        self.error = error
-
-
-class Flight:
-    """One caller's asking for a value, on behalf of all in its process who want it meanwhile."""
-
-    __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
-
-    traceback: TracebackType | None
-    """Of the error when it was raised. Each caller that raises it again adds its own frames."""
-
-    def __init__(self, actor: object) -> None:
-        self.actor = actor
-        self.payload: bytes | None = None
-        self.as_of = 0
-        """The payload, or the error, is for those who came before this moment."""
-        self.error: Exception | None = None
-        """What computing raised."""
-        self.done = False
-        self.waiting: list[Signal] = []
-
-    def land(self) -> None:
-        """Have all who wait look. Said first, told second: who joins does these the other way."""
-        self.done = True
-        for signal in self.waiting:
-            signal.set()
 
 
 class Cache:

@@ -1,11 +1,29 @@
-"""The messages of the scripts to waiters, and the pub/sub channels that they are sent to."""
+"""What the scripts send to waiters: replies, and messages on pub/sub channels."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.token import SHARDED
 from holdfast.keys import keys_of, tag_of
+
+if TYPE_CHECKING:
+    from holdfast.port import Reply
+
+
+class Held(NamedTuple):
+    """The reply that another client holds the lock."""
+
+    holder: bytes
+    """Its token."""
+    left_ms: int
+    """Milliseconds until its lease expires; negative if it has no expiry."""
+    ticket: bytes
+    """The place of this token in the queue; b"0" for none."""
+    was_put_back: int
+    """1 if the token had a ticket, and was not in the queue any more."""
+    message: bytes
+    """A message for another waiter of this client; empty for none."""
 
 
 class Message(NamedTuple):
@@ -46,3 +64,9 @@ def read_message(message: bytes) -> Message:
     ms, _, delay = time.partition(b" ")
     token, key = rest[: int(size)], rest[int(size) :]
     return Message(kind, int(fence), int(ms), int(delay or 0), token.decode(), key)
+
+
+def message_in(reply: Reply) -> bytes:
+    """Return the message for another waiter of this client that came with a reply, if any."""
+    is_held = isinstance(reply, list) and len(reply) == len(Held._fields)
+    return Held(*reply).message if is_held else b""

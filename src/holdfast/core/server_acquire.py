@@ -25,7 +25,6 @@ from holdfast.core.attempt import (
     Ready,
     Requesting,
     begin,
-    message_in,
     on_confirmation,
     on_error,
     on_grant,
@@ -36,6 +35,7 @@ from holdfast.core.attempt import (
 )
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.hold import Grip, Hold
+from holdfast.core.messages import message_in
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.atomic import ID_MAX, Steps
+from holdfast.core.atomic import Steps
+from holdfast.core.atomic_arguments import ID_MAX
 from holdfast.errors import OutcomeUnknown
 from holdfast.sim.atomic_model import (
     LEAST,
