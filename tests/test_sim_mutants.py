@@ -139,6 +139,9 @@ KEPT = {
     "an_evicted_lease_of_a_quorum_reported_as_missing": (
         "what a node refused before it was asked no more is not said to be missing"
     ),
+    "a_released_lease_restored_after_a_late_refusal": (
+        "a lease that is being cleaned up is given to no more nodes"
+    ),
     "a_node_that_always_answered_last": "a node that always answers last is given the lease",
     "an_exported_lease_taken_back_by_a_late_answer": (
         "what is exported is not taken back by a late answer"

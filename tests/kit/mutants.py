@@ -1454,6 +1454,14 @@ RARE = [
         "L3",
     ),
     Mutant(
+        "a lease that is being cleaned up is given to no more nodes",
+        "core/whereabouts.py",
+        "        self._leaving.add(token)  # which",
+        "        # which",
+        {},
+        "S10",
+    ),
+    Mutant(
         "a node that always answers last is given the lease",
         "core/whereabouts.py",
         "            self._missing.add((token, node))\n",

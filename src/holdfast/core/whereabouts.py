@@ -247,6 +247,7 @@ class Whereabouts:
         lost = lost or (script is RELEASE and tombstone == LOST_TOMBSTONE)
         if script is ADOPT:  # it is there for as long as what was exported, which may be extended
             ttl = self._longest
+        self._leaving.add(token)  # which a late refusal of its vote may have had forgotten
         self._note_unsure(token, [node])
         tombstone = LOST_TOMBSTONE if lost else TOMBSTONE_MS
         self._clean_up((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
