@@ -347,7 +347,7 @@ QUORUM = [
         "            await self._release(request, 0.0, Round.is_complete)",
         "            await self._ask(Release(self, request, Round.is_complete), 0.0)",
         MANY_LATE,
-        "S10 S16",
+        "S10 S16 LEAK",
     ),
     Mutant(
         "who was buried is not queued again",
@@ -1647,7 +1647,7 @@ OPERATED = [
         "            if item.live:\n                self._answered",
         "            if True:\n                self._answered",
         {**SLOW, "stall": 0.1, "ttl": 1.0},
-        "S5",
+        "S5 S9",
     ),
     Mutant(
         "a grant that came too late is released",
