@@ -365,10 +365,12 @@ def test_a_connection_is_tried_again_exactly_when_the_pause_is_over(port: FakePo
     assert (places(port), port.slept) == (["", "0"], [])
 
 
-def test_a_connection_that_is_lost_at_once_is_tried_again(port: FakePort) -> None:
-    plan(port, held(), held(), 5, listen=[0, 1])
+def test_a_connection_that_is_lost_at_once_is_tried_again_after_a_second(port: FakePort) -> None:
+    port.luck = 0.0
+    plan(port, *[held()] * 15, 5, listen=[0, 1])
     get(port)
-    assert (places(port), port.slept) == (["", "", "0"], [])
+    assert [each.at - BEGAN for each in port.of("listen")] == [0.0, port.time - BEGAN]
+    assert 1.0 <= port.time - BEGAN < 1.13
 
 
 def test_a_waiter_keeps_its_place_while_it_polls(port: FakePort) -> None:
@@ -393,7 +395,7 @@ def test_a_client_that_is_not_counted_but_receives_messages_enters_the_queue(
     assert len(port.of("listen")) == 1
     assert [each.at - BEGAN for each in port.of("acquire")] == [0, 0.5, 3]
     assert line.subscription is not None
-    assert line.subscription.echo is None
+    assert not line.subscription.is_being_probed
     assert not port.events
 
 
@@ -419,12 +421,12 @@ def test_callers_wait_for_the_probe_of_another(port: FakePort) -> None:
     subscription = line.subscription
     assert subscription is not None
     subscription.is_counted = None
-    subscription.awaiting_probe = probing = list[Any]()
+    echo = FakeSignal()
+    subscription.begin_probe(echo)
 
     def probed() -> None:
-        subscription.is_counted, subscription.awaiting_probe = True, None
-        for signal in probing:
-            signal.set()
+        subscription.is_counted = True
+        subscription.end_probe(echo)
 
     port.later = [(BEGAN + 0.25, probed)]
     plan(port, held(), 5)
@@ -438,13 +440,19 @@ def test_a_probe_that_has_just_ended_is_not_waited_for(port: FakePort) -> None:
     subscription = line.subscription
     assert subscription is not None
     subscription.is_counted = None
-    subscription.awaiting_probe = []
-    port.on_signal = lambda: setattr(subscription, "awaiting_probe", None)
-    plan(port, held(), held(), 5)
+    echo = FakeSignal()
+    subscription.begin_probe(echo)
+
+    def probed() -> None:
+        subscription.is_counted = True
+        subscription.end_probe(echo)
+
+    signals = [lambda: None, probed]  # an echo; what it would wait for
+    port.on_signal = lambda: signals.pop(0)() if signals else None
+    plan(port, held(), 5)
     get(port)
     assert port.time == BEGAN
-    assert len(port.of("probe")) == 1
-    assert subscription.awaiting_probe is None
+    assert not port.of("probe")
 
 
 def test_a_probe_that_fails_wakes_the_callers_that_wait_for_it(port: FakePort) -> None:
@@ -452,7 +460,7 @@ def test_a_probe_that_fails_wakes_the_callers_that_wait_for_it(port: FakePort) -
 
     def asked_by_another() -> Exception:
         assert line.subscription is not None
-        assert line.subscription.awaiting_probe is not None
+        assert line.subscription.is_being_probed
         line.subscription.awaiting_probe.append(another)
         return UNSENT
 
@@ -460,7 +468,7 @@ def test_a_probe_that_fails_wakes_the_callers_that_wait_for_it(port: FakePort) -
     get(port)
     assert another.is_set
     assert line.subscription is not None
-    assert line.subscription.awaiting_probe is None
+    assert not line.subscription.is_being_probed
     assert line.deaf_until == BEGAN + 1
 
 
@@ -471,10 +479,11 @@ def test_a_connection_that_is_lost_while_it_is_probed_is_not_reported(
     line = line_of(port)
     cut = (lambda: line.cut(port.time)) if noticed else lambda: setattr(line, "subscription", None)
     port.later = [(BEGAN + 0.5, cut)]
-    plan(port, held(), held(), 5, probe=[0, 1])
+    plan(port, *[held()] * 30, 5, probe=[0, 1])
     get(port)
     assert not port.events
     assert len(port.of("listen")) == 2
+    assert port.of("listen")[1].at >= BEGAN + 1.5
 
 
 def test_a_cluster_node_that_does_not_keep_the_lock_is_probed_again_later(port: FakePort) -> None:

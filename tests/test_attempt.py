@@ -144,6 +144,10 @@ def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> No
     attempt = on_reply(attempt, spec(), 7, late)
     assert isinstance(attempt.state, Failed)
     assert "give it a longer ttl" in str(attempt.state.error)
+    attempt = on_reply(on_reply(waiting(), spec(), 7, late), spec(), held(), late)
+    for _ in range(LATE_GRANTS - 1):
+        attempt = on_reply(attempt, spec(), 7, at(attempt.sent_at + TTL))
+        assert attempt.state == Ready(), "another reply came in between"
     in_time = on_reply(waiting(timeout=1.0), spec(), 7, late)
     assert isinstance(in_time.state, Failed), "the timeout is over"
 

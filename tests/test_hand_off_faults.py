@@ -13,8 +13,8 @@ import holdfast
 from holdfast.adapters.threads import run
 from holdfast.core.hand_off import _MARK, adopt, export
 from holdfast.core.hold import RELEASED, Grip, Hold
-from holdfast.core.line import Subscription
 from holdfast.core.spec import TOMBSTONE_MS, describe
+from holdfast.core.subscription import Subscription
 from holdfast.port import Uncopied
 from holdfast.scripts import ADOPT
 from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install, note_cleanups, strike

@@ -5,13 +5,17 @@ No server and no clock: the test passes on messages and the time, as the push co
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.line import ASK_AT_LEAST, Grant, Line
+from holdfast.core.line import PING_EVERY, REQUEST_WITHIN, Grant, Line
 from holdfast.core.messages import channel_of, read_message
+from kit.interrupts import AtLine
 
 if TYPE_CHECKING:
     from holdfast.core.line import Waiter
@@ -208,7 +212,8 @@ def test_the_probe_of_this_client_is_for_no_waiter() -> None:
     probe = [b"message", pushes.line.channel, b"P:0:0:0:"]
     pushes.line.heard(probe, 0.0)
     assert pushes.line.subscription is not None
-    pushes.line.subscription.echo = bell = Bell()
+    bell = Bell()
+    pushes.line.subscription.begin_probe(bell)
     pushes.line.heard(probe, 0.0)
     assert bell.rung == 1
     pushes.line.cut(0.0)
@@ -247,15 +252,25 @@ def test_each_lock_has_its_moment() -> None:
 
 
 def test_a_lock_without_an_expiry_is_asked_for_before_the_server_forgets_the_queue() -> None:
-    assert ASK_AT_LEAST == 1800.0  # half of what acquire.lua gives the queue
-    for left in (math.inf, ASK_AT_LEAST + 1):
+    assert REQUEST_WITHIN == 1800.0  # half of what acquire.lua gives the queue
+    for left in (math.inf, REQUEST_WITHIN + 1):
         pushes = Pushes()
         waiter = pushes.queue("mine", 5.0, left)
         pushes.line.tick(5.0)
-        assert pushes.line._heap[0][0] == 5.0 + ASK_AT_LEAST
+        assert pushes.line._heap[0][0] == 5.0 + REQUEST_WITHIN
         pushes.line._pings.clear()
-        pushes.line.tick(5.0 + ASK_AT_LEAST)
+        pushes.line.tick(5.0 + REQUEST_WITHIN)
         assert asked(waiter) == [True]
+
+
+def test_a_waiter_that_watches_a_long_lease_asks_before_the_server_forgets_the_queue() -> None:
+    pushes = Pushes()
+    waiter = pushes.queue("mine", 5.0, 60.0)
+    pushes.hear("W", "mine", 6.0, time=f"{7_200_000}")
+    pushes.line.tick(6.0)
+    pushes.line._pings.clear()
+    pushes.line.tick(6.0 + REQUEST_WITHIN)
+    assert asked(waiter) == [True]
 
 
 def test_the_newest_answer_says_when_to_ask() -> None:
@@ -578,6 +593,18 @@ def test_a_token_that_was_handed_on_without_a_connection_is_kept_for_the_next_on
     assert pushes.handed_back == [(KEY, "mine", 0)]
 
 
+def test_a_token_that_is_handed_on_during_a_tick_is_forgotten_soon() -> None:
+    for at in itertools.count(1):
+        pushes = Pushes(0.0)
+        hand_on = partial(pushes.enter("mine").forget_after_drain, 0.05)
+        with AtLine(at, (f"core{os.sep}line",), hand_on) as line:
+            _, due = pushes.line.tick(0.1)
+        if line.struck is None:
+            assert at > 5
+            return
+        assert pushes.roused or due <= 0.1 + PING_EVERY, line.struck
+
+
 def test_a_token_that_was_handed_on_is_forgotten_when_the_connection_is_lost() -> None:
     pushes = Pushes(1.0)
     pushes.line.wake_at = 5.0
@@ -585,6 +612,21 @@ def test_a_token_that_was_handed_on_is_forgotten_when_the_connection_is_lost() -
     assert pushes.roused == 0
     pushes.line.cut(6.0)
     assert pushes.line.idle
+
+
+def test_a_waiter_that_is_forgotten_without_leaving_is_removed_from_its_timer() -> None:
+    # Ctrl-C may strike between the two.
+    pushes = Pushes(0.0)
+    gone, next_one = pushes.queue("gone", 0.0, 0.5), pushes.queue("next", 0.0, 0.5)
+    gone.forget()
+    pushes.line.tick(0.0)
+    pushes.line.tick(0.5)
+    assert asked(gone, next_one) == [False, True]
+    next_one.leave()
+    next_one.forget()
+    pushes.line.tick(1.5)
+    assert not pushes.line._waiting
+    assert not pushes.line._timers
 
 
 def test_a_line_is_idle_when_nobody_waits_and_all_was_looked_at() -> None:

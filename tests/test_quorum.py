@@ -142,10 +142,6 @@ class Events:
 # Holding
 
 
-# Python 3.10 takes a TLS transport that the other side closed for one that nobody did.
-@pytest.mark.filterwarnings(
-    "ignore:.*_SSLProtocolTransport:pytest.PytestUnraisableExceptionWarning"
-)
 async def test_over_tls_it_is_held_waited_for_and_handed_on(
     face: Face, three: list[Server]
 ) -> None:

@@ -76,7 +76,7 @@ REQUESTS = {each.name: to(each, "t") for each in (RENEW, RELEASE, EVICT, INSPECT
 class Planned:
     """A quorum, and its nodes, which answer as planned."""
 
-    new_mutex = staticmethod(nullcontext)
+    new_locations_mutex = staticmethod(nullcontext)
 
     def __init__(self, words: str = THREE) -> None:
         self.all = [*range(len(words.replace("|", "").split()))]
@@ -407,6 +407,15 @@ def test_a_node_that_fails_is_reported_once_and_once_when_it_is_back() -> None:
         assert planned.call(renew("t"), words) == 7
     back = Event("node_back", detail="n0 answers again")
     assert planned.events == [Event("node_failed", detail="n0 is away"), back]
+
+
+def test_a_cleanup_that_is_given_up_leaves_the_token_on_the_other_nodes() -> None:
+    planned = Planned()
+    planned.hold("t", *planned.all)
+    planned.quorum.forget("t", 1)
+    assert set(planned.quorum.locations.of("t") or ()) == {0, 2}
+    planned.quorum.forget("t", None)
+    assert planned.quorum.locations.of("t") is None
 
 
 def test_a_closed_or_restarted_quorum_schedules_no_cleanup_of_earlier_requests() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.adapters.threads import run
+from holdfast.core import server_acquire
 from holdfast.core.hold import LOST as LOST_STATE
 from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.release import _handle, abandon, check, release
@@ -29,7 +30,7 @@ from kit.failing_port import (
     wait_for,
 )
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
-from kit.interrupts import AtLine
+from kit.interrupts import AtLine, interrupted_everywhere
 from kit.lock_settings import PLAIN
 from kit.sessions import FakeQuorum
 
@@ -364,6 +365,55 @@ def test_of_two_threads_that_release_one_lease_at_once_one_sends_the_release(
         if line.struck is None:
             assert at > 5
             return
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_lease_that_is_entered_while_it_is_released_is_held_or_acquired_again(
+    client: Any, others: int
+) -> None:
+    lock = client.lock("a", reentrant=True)
+    for at in itertools.count(1):
+        outer, others_of_it = lock.acquire(), [lock.acquire() for _ in range(others)]
+        with AtLine(at, (*RELEASING, f"core{os.sep}acquire"), outer.release) as line:
+            inner = lock.acquire()
+        assert inner.held, line.struck
+        assert client.lock("a").locked(), line.struck
+        for lease in (*others_of_it, inner, outer):
+            lease.release()
+        assert not client.lock("a").locked(), line.struck
+        assert not client._session.held.newest
+        if line.struck is None:
+            assert at > 5
+            return
+
+
+def test_an_acquire_that_is_interrupted_twice_at_its_end_leaves_nothing(
+    client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = client._session.took
+
+    def interrupted(hold: Hold) -> None:
+        took(hold)
+        raise KeyboardInterrupt
+
+    async def interrupted_again(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._session, "took", interrupted)
+    monkeypatch.setattr(server_acquire._Acquiring, "_clean_up", interrupted_again)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert not server.command("EXISTS", KEY)
+
+
+def test_an_exported_lease_is_left_alone_by_a_release_that_is_interrupted(
+    client: Any, server: Server
+) -> None:
+    lease = client.lock("a").acquire()
+    lease.export()
+    token = server.command("GET", KEY)
+    assert interrupted_everywhere(lease.release, lambda _: None, within=RELEASING) > 3
+    assert server.command("GET", KEY) == token
 
 
 def test_a_thread_that_releases_a_lease_again_before_the_reply_arrives_finds_it_released(

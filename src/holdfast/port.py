@@ -144,6 +144,12 @@ class Port(Protocol):
     def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
         """A token that was never drawn before, naming the client and the actor."""
 
+    def new_mutex(self) -> AbstractContextManager[object]:
+        """Make a mutex. A thread that has it may enter it again.
+
+        So a signal handler may release a lease, whatever it interrupts.
+        """
+
     def wall_clock(self) -> int:
         """Microseconds since the epoch, as far as this machine knows."""
 
@@ -165,7 +171,7 @@ class Port(Protocol):
     def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
         """The listener that serves the caller for this lock, the same one for as long as it exists.
 
-        It is made from its channel (`core.line.channel_of`), of the client whose name is in the
+        It is made from its channel (`core.messages.channel_of`), of the client whose name is in the
         tokens that are drawn here.
         """
 
@@ -208,11 +214,8 @@ class StepPort(Port, Protocol):
 class Nodes(Protocol):
     """Several nodes that are asked at once."""
 
-    def new_mutex(self) -> AbstractContextManager[object]:
-        """Make a mutex for what is known of these nodes; a thread that has it may enter it again.
-
-        So a signal handler may release a lease, whatever it interrupts.
-        """
+    def new_locations_mutex(self) -> AbstractContextManager[object]:
+        """Make a mutex for what is known of these nodes; as `Port.new_mutex`."""
 
     @property
     def names(self) -> Sequence[str]:

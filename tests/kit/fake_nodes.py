@@ -77,6 +77,8 @@ class ClockedPort:
     def blocks(self, actor: object) -> bool:
         return actor in self.blocked
 
+    new_mutex = staticmethod(nullcontext)
+
     def draw_token(self, actor: object, suffix: str) -> str:
         return f"hf1:{CLIENT}:{next(self._numbers)}:ann@here:1:{actor}:{suffix}"
 
@@ -121,7 +123,7 @@ class FakeNodes:
     """Three nodes. `rounds` has what each answers to the votes of each round; the last repeats."""
 
     names = ("a:1", "b:2", "c:3")
-    new_mutex = staticmethod(nullcontext)
+    new_locations_mutex = staticmethod(nullcontext)
 
     def __init__(self, port: ClockedPort) -> None:
         self._port = port

@@ -6,6 +6,7 @@ It is also the background of its session, in which nothing ever runs.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,6 +102,8 @@ class FakePort:
 
     def has_ended(self, _: object) -> bool:
         return False
+
+    new_mutex = staticmethod(nullcontext)
 
     def draw_token(self, actor: object, suffix: str) -> str:
         return f"hf1:{CLIENT}:{next(self._number)}:ann@web:7:{actor}:{suffix}"

@@ -164,7 +164,8 @@ class InterruptAt(AtLine):
         """
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         entering_exit = frame.f_code.co_name == "__exit__" and line == "try:"
-        return line in {"with self._mutex:", "with self.mutex:"} or entering_exit
+        mutexes = "with self._mutex:", "with self.mutex:", "with session.held.mutex:"
+        return line in mutexes or entering_exit
 
 
 def interrupted_everywhere(

@@ -644,8 +644,8 @@ HAND_OFF = [
     Mutant(
         "who gives up an adoption takes its token back",
         "core/hand_off.py",
-        "        if maybe_adopted or not isinstance(error, HoldfastError):\n",
-        "        if False:\n",
+        "        elif maybe_adopted or not isinstance(error, HoldfastError):\n",
+        "        elif False:\n",
         PASSED_LATE,
         "S10 S16",
     ),
@@ -928,16 +928,16 @@ MUTANTS = [
     Mutant(
         "an answer changes nothing if a push overtook it",
         "core/line.py",
-        "what is _QUEUED and at > timer.notified_at:",
-        "what is _QUEUED:",
+        "elif what is _LEFT or at <= timer.notified_at:",
+        "elif what is _LEFT:",
         SLOW_LONG,
         "L3",
     ),
     Mutant(
         "somebody asks when the holder's time is up",
         "core/line.py",
-        "self._look(waiter.key, timer, at + min(seconds, ASK_AT_LEAST))",
-        "pass",
+        "            self._request_at(waiter.key, timer, at + min(",
+        "            what is _QUEUED or self._request_at(waiter.key, timer, at + min(",
         CRASHES,
         "L2 L1",
     ),
@@ -1694,7 +1694,7 @@ OPERATED = [
     Mutant(
         "a handed-over lease has min_validity left",
         "core/attempt.py",
-        "least = max(grant.seconds / 2, spec.validity - spec.usable)",
+        "least = max(grant.seconds / 2, min_validity)",
         "least = grant.seconds / 2",
         LEAST,
         "S2",
@@ -1838,9 +1838,8 @@ OPERATED = [
     Mutant(
         "a forked child cleans up nothing of its parent's attempt",
         "core/server_acquire.py",
-        "        if self._session.port.process() != self._process:\n"
-        "            return  # this is a forked child, and the attempt its parent's\n",
-        "",
+        "        if self._session.port.process() == self._process:  # else",
+        "        if True:  # else",
         FORKED_CALM,
         "S13",
     ),

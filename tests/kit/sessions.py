@@ -47,9 +47,9 @@ class FakeQuorum(Quorum):
         self.closed = True
         super().close()
 
-    def forget(self, token: str) -> None:
+    def forget(self, token: str, node: int | None) -> None:
         self.forgotten.append(token)
-        super().forget(token)
+        super().forget(token, node)
 
 
 class Led:

@@ -28,7 +28,7 @@ class ThreadNodes(Threads):
         self._crowd = crowd
         self._ears = ears
         self.names = crowd.names
-        self.new_mutex = crowd.new_mutex
+        self.new_locations_mutex = crowd.new_locations_mutex
 
     async def ask(
         self,
@@ -76,7 +76,7 @@ class TaskNodes(Tasks[_Place]):
         super().__init__(lambda: _Place(targets, timeout), timeout)
         self.names = names
 
-    new_mutex = staticmethod(RLock)
+    new_locations_mutex = staticmethod(RLock)
 
     def ask(
         self,

@@ -12,6 +12,7 @@ import math
 import random
 from asyncio import current_task, get_running_loop
 from os import getpid
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.adapters.aside import MOST
@@ -202,6 +203,8 @@ class Tasks(Generic[P]):
     def blocks(self, actor: asyncio.Task[Any]) -> bool:  # noqa: ARG002 - whichever it is
         """No: other tasks run while one waits."""
         return False
+
+    new_mutex = staticmethod(RLock)
 
     def draw_token(self, actor: asyncio.Task[Any], suffix: str) -> str:
         """Draw a token that names the task."""

@@ -16,7 +16,7 @@ import time
 from asyncio import _get_running_loop, current_task
 from os import getpid
 from queue import Empty, SimpleQueue
-from threading import current_thread
+from threading import RLock, current_thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from holdfast.adapters.identity import new_mint
@@ -159,6 +159,8 @@ class Threads:
         if isinstance(actor, threading.Thread):
             return actor is threading.current_thread()
         return actor.get_loop() is loop
+
+    new_mutex = staticmethod(RLock)
 
     def draw_token(self, actor: Actor, suffix: str) -> str:
         """Draw a token that names the thread, or the task."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
-from holdfast.core.hold import Grip
+from holdfast.core.hold import HELD, Grip
 from holdfast.errors import WouldDeadlock
 
 if TYPE_CHECKING:
@@ -35,11 +35,15 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
 
 def _reenter(session: Session, spec: LockSpec, timeout: float | None, grip: Grip) -> bool:
     """Acquire again what the caller holds, if it may; refuse to wait for itself."""
-    hold = session.held.mine(spec)
-    if hold is not None and spec.reentrant:
-        grip._hold = hold
-        hold.grips.add(ref(grip))
-        return True
+    with session.held.mutex:
+        hold = session.held.mine(spec)
+        if hold is not None and spec.reentrant:
+            grip._hold = hold
+            hold.grips.add(ref(grip))
+            if hold.state is HELD:
+                return True
+            hold.grips.discard(ref(grip))  # a signal handler has just released it
+            grip._hold = hold = None
     if timeout == 0:
         return False
     if hold is not None:

@@ -7,6 +7,7 @@
 |            | it is held, and the token has a place in the queue     | Queued                 |
 |            | it is held, and the client may subscribe now           | Ready                  |
 |            | it is held, and the client polls; or quarantine        | Paused                 |
+|            | the same, and the timeout is over                      | Failed                 |
 |            | no reply                                               | Ready, Paused, Failed  |
 |            | the token was granted the lock, and then evicted       | Evicted                |
 |            | the lock is not needed, or can never be granted        | Failed                 |
@@ -17,17 +18,19 @@
 | Confirming | the server confirms the grant, in time                 | Acquired               |
 |            | it does not, or does not reply                         | Ready, Failed          |
 | Ready      | a request is sent                                      | Requesting             |
+| Failed     | its error is raised                                    | Raised                 |
 
-A grant that is pushed leads from every other state to Acquired or Confirming, except from Acquired,
-Evicted, and some failures.
+A pushed grant is looked at after each reply, after a pause, and while queued. It leads to Acquired
+or Confirming, unless the state is Acquired, Evicted, or a failure that is final.
 
 A state says what `server_acquire` does next. Each function below takes one kind of input (a reply,
 an error, a pushed grant, …) and returns the attempt as it is afterwards.
 
 Rules:
 
-1. A grant in a reply counts from the first request since the last reply (`sent_at`), never from a
-   retry: the server may have carried out the first one. `core.line` has the rule for pushed grants.
+1. A grant in a reply counts from the first request since the last reply (`sent_at`), not from a
+   retry. That is stricter than needed: a retry renews the expiry. `core.line` has the rule for
+   pushed grants.
 2. A request without a reply may still arrive. So the release of its token leaves a tombstone.
 3. What is to be removed from the server when the attempt ends follows from the attempt
    (`tombstone`). So it does not matter between which two lines an attempt is interrupted.
@@ -68,7 +71,7 @@ RECHECK = 1.0
 """Seconds between two requests of a queued token, one of whose requests may still arrive."""
 
 LATE_GRANTS = 3
-"""Grants that arrive after their own deadline, before the ttl counts as too short."""
+"""After so many grants in a row that arrive too late, the ttl counts as too short."""
 
 
 class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.taking`
@@ -90,8 +93,8 @@ class Queued(NamedTuple):
     """The token waits in the server's queue for a message."""
 
     recheck_after: float
-    """Seconds after `sent_at` when a waiter of this client has to request again: about when the
-    lease of the holder expires."""
+    """A waiter of this client requests again so many seconds after `sent_at`: about when the lease
+    of the holder expires."""
     was_put_back: bool
     """The token had lost its place: the server lost the queue, a grant was missed, or an operator
     evicted the token. Other waiters of this client may have lost theirs too."""
@@ -148,7 +151,7 @@ class Moment(NamedTuple):
     closed: bool
     """The client was closed."""
     can_queue: bool
-    """The attempt has no waiter yet, and a subscription may be tried."""
+    """The attempt has no waiter yet, and may subscribe."""
 
 
 class Attempt(NamedTuple):
@@ -158,12 +161,13 @@ class Attempt(NamedTuple):
     sent_at: float
     """When the first request since the last reply was sent."""
     replied_at: float
-    """When the last reply arrived that was no grant. Before it: never; behind Sentinels the start,
-    so that missing replicas are waited for, for one ttl."""
+    """When the last reply arrived that was no grant; -inf before the first one. Behind Sentinels it
+    begins as the start of the attempt, so that missing replicas are waited for, for one ttl."""
     state: State = Requesting()
     failures: int = 0
     """Requests without a reply, since the last reply."""
     late_grants: int = 0
+    """Grants in a row that arrived too late to be used."""
     backoff: Backoff = POLLING
     """Between two requests of a client that polls."""
     ticket: str = "0"
@@ -172,8 +176,8 @@ class Attempt(NamedTuple):
     on_server: bool = False
     """As far as is known, the token has the lock or a place in the queue."""
     needs_tombstone: bool = False
-    """A request of this token got no reply, and may still be carried out; or its grant came too
-    late to be used, and the next request may get no reply."""
+    """A request of this token got no reply, and may still be carried out; or it was granted too
+    late: it is the holder on the server."""
     uncopied: Uncopied | None = None
     """The last error about missing replicas. It explains a failure better than a later one."""
     holder: tuple[bytes, int] | None = None
@@ -221,7 +225,7 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
             return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)
         return _on_late_grant(attempt, spec, now)
     attempt = attempt._replace(
-        budget=attempt.budget.after_reply(sent_at, now), failures=0, replied_at=now
+        budget=attempt.budget.after_reply(sent_at, now), failures=0, late_grants=0, replied_at=now
     )
     if reply == 0:
         return attempt._replace(state=Evicted(), on_server=False, needs_tombstone=False)
@@ -288,9 +292,9 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
     # An attempt that has had a reply waits through an outage until one ttl after it. Behind
     # Sentinels every attempt waits until its timeout. But if replicas are missing, its token may
     # have the lock, and prevent other clients from acquiring it: then not longer than the ttl.
-    had_reply = now <= attempt.replied_at + spec.ttl
+    replied_lately = now <= attempt.replied_at + spec.ttl
     waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
-    if not had_reply and not waits_for_failover:
+    if not replied_lately and not waits_for_failover:
         return _fail_unavailable(attempt, spec, error, moment)
     pause = min(POLLING.longest * moment.jitter, budget.end - now)
     return attempt._replace(state=Paused(pause, str(error)))
@@ -347,17 +351,18 @@ def wake_at(attempt: Attempt) -> float:
 def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Attempt:
     """Return the attempt after a pushed grant, which counts more than a failure.
 
-    A grant that may be old is to be confirmed. So is every grant of a lock that must be on
-    replicas, because another client's connection wrote it, or that is not renewed, because it was
-    granted for a short window only.
+    A grant that may be old is to be confirmed. So is a grant of a lock with replicas, because the
+    connection of another client wrote it, and of a lock that is not renewed, because the grant is
+    for a short window only.
     """
     match attempt.state:
         case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):
             return attempt
     if spec.renew and not spec.replicas:
-        # A grant that another client returned may be for longer than the ttl of this lock.
+        # The window follows the ttl of the client that released: it may exceed this lock's.
         grant = grant._replace(seconds=min(grant.seconds, spec.ttl))
-        least = max(grant.seconds / 2, spec.validity - spec.usable)  # which is min_validity
+        min_validity = spec.validity - spec.usable
+        least = max(grant.seconds / 2, min_validity)
         if now + least < grant.since + validity_of(grant.seconds):
             return _acquired(attempt, grant, is_pushed=True)
     return attempt._replace(state=Confirming(), on_server=True)

@@ -43,8 +43,8 @@ class Cleanups:
     ) -> None:
         """Release a token in the background; `longest` is the longest ttl that was requested."""
         request = self._deployment.ending(spec, token, tombstone, longest)
-        forever = min(spec.validity, TTL_MAX)  # a lock of redis-py may have no expiry
-        self._add(spec.name, request, max(spec.ttl, forever, longest) + spec.lock_delay, fence)
+        validity = min(spec.validity, TTL_MAX)  # that of a lock of redis-py may be infinite
+        self._add(spec.name, request, max(spec.ttl, validity, longest) + spec.lock_delay, fence)
 
     def schedule_lease(self, hold: Hold, tombstone: str = TOMBSTONE_MS) -> None:
         """Release what may be left of a lease."""
@@ -52,7 +52,7 @@ class Cleanups:
         self.schedule(hold.spec, hold.token, tombstone, longest=longest, fence=fence)
 
     def schedule_request(self, request: Request) -> None:
-        """Send a release, of one node of a quorum, until it is carried out or has expired there."""
+        """Send a release to one node of a quorum, until it replies or the token has expired."""
         _, keys, (_, ttl_ms, _, settings, *_) = request
         seconds = (int(ttl_ms) + delay_in(settings)) / 1000
         self._add(keys[0].decode(errors="replace"), request, seconds)
@@ -77,7 +77,7 @@ class Cleanups:
         self._add(key.decode(errors="replace"), (RELEASE, keys_of(key, holds=True), args), 0.0)
 
     def _add(self, name: str, request: Request, ttl: float, fence: int = 0) -> None:
-        forget = partial(self._deployment.forget, request[2][0])
+        forget = partial(self._deployment.forget, request[2][0], request[1].node)
         self._renewer.clean_up(name, request, ttl=ttl, fence=fence, forget=forget)
 
 

@@ -53,8 +53,8 @@ class Deployment(Protocol):
     def settings(self, delay_ms: int, group: str) -> str:
         """Return the settings of a lock as the scripts read them (`core.spec.settings_of`)."""
 
-    def forget(self, token: str) -> None:
-        """Forget a token: it has been removed, or will expire."""
+    def forget(self, token: str, node: int | None) -> None:
+        """Forget a token, on one node or on all: it has been removed, or will expire there."""
 
 
 class OneServer:
@@ -73,7 +73,7 @@ class OneServer:
     def close(self) -> None:
         """Do nothing: no reply is awaited after a call."""
 
-    def forget(self, token: str) -> None:
+    def forget(self, token: str, node: int | None) -> None:
         """Do nothing: no token is noted."""
 
     def releasing(self, hold: Hold) -> Request:

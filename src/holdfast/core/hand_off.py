@@ -187,13 +187,14 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
         session.took(hold)
     except BaseException as error:
         if grip._hold is not None:
-            session.abandon(grip._hold)
+            session.forget(grip._hold)
         if process != port.process():  # a forked child: the attempt is its parent's
-            raise
-        if isinstance(error, GeneratorExit):
+            pass
+        elif isinstance(error, GeneratorExit):
             session.cleanups.schedule(spec, token, longest=longest)
-            raise
-        if maybe_adopted or not isinstance(error, HoldfastError):
+        elif maybe_adopted or not isinstance(error, HoldfastError):
             await port.shielded(cancel_token(session, spec, token, longest=longest))
+        if grip._hold is not None:  # last: if this is interrupted too, the caller releases it
+            grip._hold.state = RELEASED
         raise
     return grip

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 class HeldLeases:
     """By key. Several threads use it without a mutex: single operations of a dict are atomic."""
 
-    __slots__ = ("_port", "newest", "shared")
+    __slots__ = ("_port", "mutex", "newest", "shared")
 
     def __init__(self, port: Port) -> None:
         self._port = port
+        self.mutex = port.new_mutex()
+        """For the levels of a lease: one thread may enter it again while another one leaves it."""
         self.newest: dict[bytes, Hold] = {}
         """The newest lease of each key without an owner. By exclusion, no older one is valid."""
         self.shared: dict[Hold, None] = {}

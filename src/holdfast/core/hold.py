@@ -24,8 +24,8 @@ Several threads use a hold: those of the program, and the renewer. No mutex guar
 - Each watcher is taken off a list by `pop`, so one thread calls it.
 
 A loss is reported in this order: the state; `lease.lost` and the cancellation of an async body; the
-event and the clean-up on the server; the callbacks of the user. An exception in one callback does
-not prevent the others.
+event and the clean-up on the server; the callbacks of the user. A watcher that raises does not
+prevent the others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Hold:
     unanswered = False
     """The last renewal got no reply."""
     unsure = False
-    """Another release of this token may be carried out: a refusal does not mean a loss."""
+    """An earlier release of this token may have been carried out: a refusal is no loss."""
     due: float
     """When the renewer looks at it next. Only the renewer writes this."""
     needs_tombstone = False
@@ -111,6 +111,7 @@ class Hold:
     waiter: Waiter | None = None
     """The waiter that was granted it. Late messages for its token may still arrive."""
     reported_dropped = False
+    """The event `not_released` was sent."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is known of a grant, all at once, and often
         self,
@@ -138,7 +139,8 @@ class Hold:
         self.renew_until = asked_at + spec.max_hold
         self.renewing = spec.renew
         self.longest_ttl = spec.ttl
-        """The longest ttl that was ever requested: the server keeps the key no longer."""
+        """The longest ttl that was ever requested. The server keeps the key for at most this time
+        and the lock delay."""
         self._watchers: list[Callable[[Hold], object]] = [session.lost]
         self._release_claims = [None]
 

@@ -10,8 +10,8 @@ handles them, without I/O. The owner of the connection calls `opened`, `heard`, 
 counts from a moment that the client does not know. But messages and replies arrive on one
 connection in order: a grant that arrives after the reply to a PING was made after that PING was
 sent. It was also made after its waiter was registered. So a grant counts from the later of these
-two moments, and after a pause of the process its deadline has passed. A grant that comes with the
-reply to a release of this client was made after that release was sent.
+two moments: one that is read only after a pause of the process has expired. A grant that comes with
+the reply to a release of this client was made after that release was sent.
 
 **A lost message.** For each lock there is a moment at which one waiter has to request again: when
 the lease of the holder, or the window of a grant, should be over. `tick` then has the first waiter
@@ -31,6 +31,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.messages import read_message
+from holdfast.core.subscription import Subscription
 from holdfast.keys import tag_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ PING_EVERY = 1.0
 PATIENCE = 2.0
 """Seconds without a reply to a PING after which the connection counts as lost."""
 
-ASK_AT_LEAST = 1800.0
-"""Longest time without a request, in seconds. The server deletes an idle queue after 3,600."""
+REQUEST_WITHIN = 1800.0
+"""Most seconds until a waiter requests again. The server deletes an idle queue after 3,600."""
 
 LAG = 0.05
 """Seconds by which a tick may be late before this process counts as having been paused."""
@@ -90,12 +91,12 @@ class Waiter:
     def queued(self, asked_at: float, left: float) -> None:
         """Note that the token is in the queue, and that the holder has `left` seconds."""
         self.line.hand_in(_QUEUED, self, asked_at, left)
-        # After `hand_in`. A grant that comes between the two lines clears `waits` too early: then
-        # `leave` would not remove the entry from the timer.
+        # After `hand_in`. In the other order a grant between the two lines would clear `waits`, and
+        # nobody would remove the entry that is handed in then.
         self.waits = True
 
     def leave(self) -> None:
-        """Remove it from its timer. The token stays registered: a late grant to it is ignored."""
+        """Remove it from its timer. The token stays registered: nobody reads a late grant to it."""
         if self.waits:
             self.waits = False
             self.line.hand_in(_LEFT, self, NEVER, NEVER)
@@ -121,18 +122,6 @@ class _Timer:
         self.scheduled = NEVER  # when its entry in the heap is due
 
 
-class Subscription:
-    """One connection that is subscribed to the channel."""
-
-    is_counted: bool | None = None
-    """The server counts it among the subscribers, as `core.subscribe` has found out; False if it
-    does not, but messages arrive."""
-    echo: Signal | None = None
-    """Set when the probe arrives, or when the connection is lost."""
-    awaiting_probe: list[Signal] | None = None
-    """The callers that wait for the result of a probe; None if there is no probe under way."""
-
-
 class Line:
     """The waiters on one channel."""
 
@@ -150,6 +139,7 @@ class Line:
         self.deaf_until = -NEVER
         """No subscription is tried before this time: it failed, or the server refuses it."""
         self.wake_at = NEVER
+        """When the owner of the connection calls `tick` next by itself; -inf during a tick."""
         self._rouse: Callable[[], None] = _nobody
         self._hand_back = hand_back
         self._leave_queue = leave_queue
@@ -225,8 +215,8 @@ class Line:
     def cut(self, now: float) -> None:
         """Note that the connection is lost, and perhaps a grant with it."""
         lost, self.subscription = self.subscription, None
-        if lost is not None and lost.echo is not None:
-            lost.echo.set()
+        if lost is not None:
+            lost.on_echo()
         self._rouse = _nobody
         self.wake_at = NEVER
         self._to_recheck.clear()
@@ -248,17 +238,17 @@ class Line:
         if message[0] != b"message":
             return
         received = read_message(message[-1])
-        waiter = self._known.get(received.token)
+        waiter, subscription = self._known.get(received.token), self.subscription
         if received.kind == b"G":
             since = -NEVER
-            # Another server than the one that replies to PINGs may pass on a grant.
-            subscription = self.subscription
+            # Another server than the one that replies to PINGs may pass on a grant. Its age is not
+            # known then, and it has to be confirmed.
             if waiter is not None and subscription is not None and subscription.is_counted:
                 since = max(self._heard_since, waiter.since)
             self.granted(received, since, now)
         elif received.kind == b"P":
-            if self.subscription is not None and self.subscription.echo is not None:
-                self.subscription.echo.set()
+            if subscription is not None:
+                subscription.on_echo()
         elif waiter is None:
             # The attempt has ended, but its token is still in the queue: leaving failed, or was
             # undone by a failover. There it would receive messages that a waiter needs.
@@ -309,7 +299,8 @@ class Line:
                     waiter.recheck()
         ping: list[Command] = []
         wake_at = NEVER
-        if self._waiting or self._to_forget:
+        needs_pings = bool(self._waiting or self._to_forget)
+        if needs_pings:
             oldest = self._pings[0][1] if self._pings else NEVER
             if now >= oldest + PATIENCE and not paused:
                 raise TimeoutError("PINGs are not answered")
@@ -323,7 +314,9 @@ class Line:
         if self._heap:
             wake_at = min(wake_at, self._heap[0][0])
         self.wake_at = wake_at
-        return (ping, now) if self._inbox else (ping, wake_at)
+        # What other threads handed in meanwhile did not wake the owner.
+        has_more = self._inbox or (self._to_forget and not needs_pings)
+        return (ping, now) if has_more else (ping, wake_at)
 
     def _wake_to_report(self, now: float) -> None:
         """Wake waiters whose report is due. One timer per waiter would make every wait slower."""
@@ -357,15 +350,15 @@ class Line:
                 self._waiting += 1
             if what is _GRANTED or what is _WATCHES:
                 timer.notified_at = at
-                self._look(waiter.key, timer, at + seconds)
-            elif what is _QUEUED and at > timer.notified_at:  # else a message was newer
-                self._look(waiter.key, timer, at + min(seconds, ASK_AT_LEAST))
+            elif what is _LEFT or at <= timer.notified_at:  # a message was newer
+                continue
+            self._request_at(waiter.key, timer, at + min(seconds, REQUEST_WITHIN))
 
     def _take_out(self, timer: _Timer, token: str) -> None:
         if timer.waiters.pop(token, None) is not None:
             self._waiting -= 1
 
-    def _look(self, key: bytes, timer: _Timer, due: float) -> None:
+    def _request_at(self, key: bytes, timer: _Timer, due: float) -> None:
         timer.due = due
         if due < timer.scheduled:
             timer.scheduled = due
@@ -378,16 +371,19 @@ class Line:
             if timer is None or timer.scheduled != due:
                 continue
             timer.scheduled = NEVER
+            # An attempt that was interrupted may have been forgotten without leaving its timer.
+            for token in [token for token in timer.waiters if token not in self._known]:
+                self._take_out(timer, token)
             if not timer.waiters:
                 del self._timers[key]
             elif timer.due > now:
-                self._look(key, timer, timer.due)
+                self._request_at(key, timer, timer.due)
             else:
                 # If it is not granted the lock, the next one requests after a second.
                 token, waiter = next(iter(timer.waiters.items()))
                 timer.waiters.move_to_end(token)
                 waiter.recheck()
-                self._look(key, timer, now + PING_EVERY)
+                self._request_at(key, timer, now + PING_EVERY)
 
 
 def _nobody() -> None:

@@ -17,7 +17,7 @@ class Held(NamedTuple):
     holder: bytes
     """Its token."""
     left_ms: int
-    """Milliseconds until its lease expires; negative if it has no expiry."""
+    """Milliseconds until its key expires; negative if it has no expiry."""
     ticket: bytes
     """The place of this token in the queue; b"0" for none."""
     was_put_back: int

@@ -78,7 +78,7 @@ class Quorum:
         self._nodes = nodes
         self._background = background
         self._report = report
-        self.locations = TokenLocations(self.all, _nothing, _nothing, nodes.new_mutex())
+        self.locations = TokenLocations(self.all, _nothing, _nothing, nodes.new_locations_mutex())
         self._failing: set[int] = set()
         """The nodes that do not work, as far as is known."""
         self._closed = False
@@ -87,7 +87,8 @@ class Quorum:
         """Begin without tokens: for a new client, and in each forked child of its process."""
         self.locations.disconnect()  # a call that was under way at the fork still has them
         clean_up, later = session.cleanups.schedule_request, session.renewer.later
-        self.locations = TokenLocations(self.all, clean_up, later, self._nodes.new_mutex())
+        mutex = self._nodes.new_locations_mutex()
+        self.locations = TokenLocations(self.all, clean_up, later, mutex)
         self._port = session.port
         self._failing = set()
         self._closed = False
@@ -122,9 +123,12 @@ class Quorum:
         """Return the settings of a lock as the scripts read them: no node hands a lock over."""
         return settings_of(delay_ms, group, fair=False)
 
-    def forget(self, token: str) -> None:
-        """Forget a token: it has been removed, or will expire."""
-        self.locations.forget(token)
+    def forget(self, token: str, node: int | None) -> None:
+        """Forget a token, on one node or on all: it has been removed, or will expire there."""
+        if node is None:
+            self.locations.forget(token)
+        else:
+            self.locations.note_gone(token, node)
 
     # Acquiring
 

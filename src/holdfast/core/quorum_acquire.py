@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.rounds import in_one_line
@@ -75,13 +75,15 @@ async def acquire(
         await attempt.stop_waiting()
     except BaseException as error:
         if grip._hold is not None:  # interrupted after the grant, before acquire() returned
-            session.abandon(grip._hold)
+            session.forget(grip._hold)
         if process != session.port.process():
             attempt.forget()
         elif isinstance(error, GeneratorExit):
             attempt.abandon()
         else:
             await session.port.shielded(attempt.undo())
+        if grip._hold is not None:  # last: if this is interrupted too, the caller releases it
+            grip._hold.state = RELEASED
         raise
     return grip
 

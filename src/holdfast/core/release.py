@@ -65,6 +65,7 @@ async def release(session: Session, grip: Grip) -> None:
         NotHeld: it belongs to the process from which this one was forked.
         OutcomeUnknown, NodeUnavailable: no reply. It is retried in the background, unless the
             client is closed, and the caller may retry.
+        ConfigurationError: the server refuses the request; as above.
     """
     hold = grip._hold
     if hold is None:
@@ -100,23 +101,30 @@ def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
         return False
     if hold.state is RELEASING:
         _check_process(session, hold)
-        # Another thread's request may be under way. A closed client sends none, and a request
-        # that was under way when it was closed sets this by itself.
+        # Another thread's request may be under way. A closed client sends none; a request that was
+        # under way when it was closed sets this in `_on_failure`.
         if not session.closed:
             hold.unsure = True
         return True
     current = port.now() < hold.deadline and hold.process == port.process()
     if hold.state is LOST or not current:
         check(session, grip)
-    hold.grips.discard(mine)
-    if hold.grips or not hold.claim_release():
-        return False
-    hold.state = RELEASING
-    if hold.reason is not None:  # lost in the same instant: lost is final
-        hold.state = LOST
+    with session.held.mutex:
+        hold.grips.discard(mine)
+        if hold.grips or not hold.claim_release():
+            return False
+        hold.state = RELEASING
+    if _was_lost(hold):
         raise hold.loss()
     session.forget(hold)
     return True
+
+
+def _was_lost(hold: Hold) -> bool:
+    """Whether it was lost in the instant in which its state was set: lost is final."""
+    if hold.reason is not None:
+        hold.state = LOST
+    return hold.state is LOST
 
 
 def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
@@ -180,13 +188,16 @@ def abandon(session: Session, grip: Grip) -> None:
 
 def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
     """Return whether an interrupted release, wherever it was, has to be completed."""
-    hold.grips.discard(ref(grip))
-    if hold.grips or hold.state is LOST or hold.process != session.port.process():
+    if hold.state in {RELEASED, LOST} or hold.process != session.port.process():
         return False
-    hold.state = RELEASING
+    with session.held.mutex:
+        hold.grips.discard(ref(grip))
+        if hold.grips:
+            return False
+        hold.state = RELEASING
     hold.unsure = True
     session.forget(hold)
-    return True
+    return not _was_lost(hold)
 
 
 async def _finish(session: Session, hold: Hold, grip: Grip) -> None:

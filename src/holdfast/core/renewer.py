@@ -52,7 +52,7 @@ NAP, LINGER = 0.1, 1.0
 """Seconds between two looks with nothing to watch, and after which the job ends."""
 
 SLACK = 1000
-"""Entries that the heap may have beyond twice those that were live when it was last compacted."""
+"""The heap is compacted when it exceeds twice its size after the last time by these entries."""
 
 
 @dataclass(slots=True, eq=False)
@@ -341,7 +341,10 @@ def _dropped(hold: Hold) -> str:
 
 
 def _early(item: Hold | Cleanup | BackgroundTask, due: float) -> float:
-    """Return by how much it may be done early: by less than the pause after a failure."""
+    """Return by how much it may be done early: less than the pause after a failure.
+
+    A deadline is never early.
+    """
     if due >= item.deadline:
         return 0.0
     if isinstance(item, Hold):

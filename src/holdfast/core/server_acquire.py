@@ -34,7 +34,7 @@ from holdfast.core.attempt import (
     wake_at,
 )
 from holdfast.core.cleanup import cancel_token
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.hold import RELEASED, Grip, Hold
 from holdfast.core.messages import message_in
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
@@ -96,7 +96,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, grip:
                 hold.begin_window(grant, port.now())
         session.took(hold)
     except BaseException as error:
-        if acquiring is None:
+        if acquiring is None:  # interrupted in the first request
             attempt = begin(spec, timeout, asked_at)
             acquiring = _Acquiring(session, spec, attempt, token, waiter, None, process)
         await acquiring.fail(grip, error)
@@ -287,15 +287,20 @@ class _Acquiring:
 
     async def fail(self, grip: Grip, error: BaseException) -> None:
         """Leave nothing on the server when the attempt ends with `error`."""
-        if grip._hold is not None:  # interrupted after the grant, before acquire() returned
-            self._session.abandon(grip._hold)
-        if self._session.port.process() != self._process:
-            return  # this is a forked child, and the attempt its parent's
+        hold = grip._hold
+        if hold is not None:  # interrupted after the grant, before acquire() returned
+            self._session.forget(hold)
+        if self._session.port.process() == self._process:  # else the attempt is the parent's
+            await self._clean_up(error)
+        if hold is not None:  # last: if this is interrupted too, the caller releases it
+            hold.state = RELEASED
+
+    async def _clean_up(self, error: BaseException) -> None:
         if self.waiter is not None:
             self.waiter.leave()
         session, spec, tombstone = self._session, self._spec, self.attempt.tombstone
-        has_no_reply = tombstone not in {"", "0"} and self.attempt.failures
-        if isinstance(error, GeneratorExit) or has_no_reply:
+        is_silent = tombstone not in {"", "0"} and self.attempt.failures
+        if isinstance(error, GeneratorExit) or is_silent:
             session.waiters.recheck_all(spec)
             session.cleanups.schedule(spec, self.token)
         elif tombstone:

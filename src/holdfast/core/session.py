@@ -98,9 +98,8 @@ class Session:
                 "handler; give it renew=False and a ttl that is longer than the work",
                 lock=name,
             )
-        self.check_process(
-            hold.process, hold.spec.name
-        )  # last: a later fork is one after acquire()
+        # Last: what is forked after this is forked after acquire().
+        self.check_process(hold.process, hold.spec.name)
 
     def check_process(self, process: int, name: str, verb: str = "acquire") -> None:
         """Raise NotHeld if this process was forked from the one in which an operation began."""

@@ -20,10 +20,10 @@ from holdfast.scripts import PROBE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.line import Line, Subscription
+    from holdfast.core.line import Line
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Signal
+    from holdfast.core.subscription import Subscription
 
 RETRY_AFTER = 1.0
 """Seconds of polling after a failed subscription or probe, before the next one is tried."""
@@ -47,22 +47,21 @@ async def subscribe(
     try:
         await port.listen(line, time_left(), spec.keys)
         subscription = line.subscription
-        if subscription is None or subscription.is_counted is not None:  # by now
-            return subscription
-        if subscription.awaiting_probe is None:
-            await _probe(session, spec, line, subscription, client, time_left)
-        else:
-            await _await_probe(session, subscription, time_left())
+        if subscription is not None and subscription.is_counted is None:
+            await _find_out(session, spec, line, subscription, client, time_left)
     except ConfigurationError as error:
         _disable(session, spec, line, math.inf, str(error))
     except (OutcomeUnknown, NodeUnavailable):
-        line.deaf_until = port.now() + RETRY_AFTER
+        pass
     subscription = line.subscription
-    is_probed = subscription is not None and subscription.is_counted is not None
-    return subscription if is_probed else None
+    if subscription is not None and subscription.is_counted is not None:
+        return subscription
+    if subscription is None or not subscription.is_being_probed:
+        line.deaf_until = max(line.deaf_until, port.now() + RETRY_AFTER)
+    return None
 
 
-async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
+async def _find_out(  # noqa: PLR0913, PLR0917 - as `subscribe`
     session: Session,
     spec: LockSpec,
     line: Line,
@@ -70,33 +69,33 @@ async def _probe(  # noqa: PLR0913, PLR0917 - as `subscribe`
     client: str,
     time_left: Callable[[], float],
 ) -> None:
-    port, waiting = session.port, list["Signal"]()
+    """Probe the subscription, or wait for the caller that does."""
+    port, echo = session.port, session.port.signal()
     try:
-        subscription.awaiting_probe, subscription.echo = waiting, port.signal()
+        if not subscription.begin_probe(echo):
+            await _await_probe(session, subscription, time_left())
+            return
         count = await session.deployment.call(PROBE, spec.keys, (client,), time_left())
         if count:
             subscription.is_counted = True
-        elif line.sharded:  # another node has the lock's slot
-            line.deaf_until = port.now() + RETRY_AFTER
-        elif await port.wait(subscription.echo, time_left()):
+        elif line.sharded:  # the slot of the lock has moved to another node
+            return
+        elif await port.wait(echo, time_left()):
             subscription.is_counted = False
         elif line.subscription is subscription:
             until = port.now() + RETRY_AFTER_SILENCE
             _disable(session, spec, line, until, "what the server publishes does not arrive")
             line.recheck_all()
     finally:
-        subscription.echo = subscription.awaiting_probe = None
-        for signal in waiting:
-            signal.set()
+        subscription.end_probe(echo)
 
 
 async def _await_probe(session: Session, subscription: Subscription, timeout: float) -> None:
-    waiting, done = subscription.awaiting_probe, session.port.signal()
-    if waiting is not None:
-        waiting.append(done)
-        # Here: append, then compare. `_probe`: clears the field, then sets all signals.
-        if subscription.awaiting_probe is waiting:
-            await session.port.wait(done, timeout)
+    done = session.port.signal()
+    subscription.awaiting_probe.append(done)
+    # Here: append, then look whether the probe has ended. `end_probe`: ends it, then sets all.
+    if subscription.is_being_probed:
+        await session.port.wait(done, timeout)
 
 
 def _disable(session: Session, spec: LockSpec, line: Line, until: float, why: str) -> None:

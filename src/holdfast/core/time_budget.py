@@ -55,7 +55,7 @@ class Backoff(NamedTuple):
         return self.next * (0.5 + 0.5 * jitter)
 
     def doubled(self) -> Backoff:
-        """Return what comes after the next pause."""
+        """Return the back-off for the pause after the next one."""
         return self._replace(next=min(2 * self.next, self.longest))
 
 

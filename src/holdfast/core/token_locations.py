@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
-"""Seconds between two sweeps. A release without a reply is retried in the second one after it."""
+"""Seconds between two sweeps. The second sweep after a release retries it, if it got no reply."""
 
 ASKED, PRESENT, UNSURE = "asked", "present", "unsure"
 """Of a token on a node: a request is under way; it is there; it may be there, or arrive later on
@@ -168,7 +168,7 @@ class TokenLocations:
                 self._missing.add((token, node))
                 return
             del there[node]
-            if token in self._leaving:  # the release was quicker: its reply is not read
+            if token in self._leaving:  # the release was quicker: its reply is not read yet
                 self.forget_if_nowhere(token)
 
     def restore(self, token: str) -> tuple[list[int], list[int]]:

@@ -26,7 +26,7 @@ class Waiters:
         self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
         """By channel; the port keeps them alive."""
         self.any_yet = False
-        """A caller has waited. The next ones request a place in the queue at once."""
+        """A caller had to wait. The next ones request a place in the queue at once."""
 
     def line(self, keys: Keys) -> Line:
         """Return the line with which the caller would wait for this lock."""

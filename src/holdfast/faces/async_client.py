@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from holdfast.faces.async_atomic import AsyncAtomic
     from holdfast.faces.async_cached import AsyncCached, AsyncCaching
     from holdfast.faces.codecs import Codec
-    from holdfast.faces.recipe import Key
     from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
@@ -209,7 +208,7 @@ class AsyncClient:
         self,
         ttl: Duration,
         *,
-        key: Key = None,
+        key: str | Callable[..., str] | None = None,
         stale: Duration | None = None,
         early: float | None = None,
         codec: Codec | None = None,

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from holdfast.faces.atomic import Atomic
     from holdfast.faces.cached import Cached, Caching
     from holdfast.faces.codecs import Codec
-    from holdfast.faces.recipe import Key
     from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
@@ -208,7 +207,7 @@ class Client:
         self,
         ttl: Duration,
         *,
-        key: Key = None,
+        key: str | Callable[..., str] | None = None,
         stale: Duration | None = None,
         early: float | None = None,
         codec: Codec | None = None,

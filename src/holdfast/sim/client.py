@@ -9,6 +9,7 @@ several nodes; `sim.subscription` receives messages, and `sim.background` renews
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.deployment import OneServer
@@ -336,6 +337,8 @@ class SimClient:
     def blocks(self, actor: Task) -> bool:  # noqa: ARG002 - whichever it is
         """No: other tasks run while one waits."""
         return False
+
+    new_mutex = staticmethod(nullcontext)
 
     def draw_token(self, actor: Task, suffix: str) -> str:
         """Draw a token that names the task."""

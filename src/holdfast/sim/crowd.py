@@ -289,7 +289,7 @@ class _Table:
 class SimNodes:
     """The connections of a client to several nodes."""
 
-    new_mutex = staticmethod(nullcontext)
+    new_locations_mutex = staticmethod(nullcontext)
 
     def __init__(self, client: SimClient, servers: Sequence[Server], *, loop: bool) -> None:
         self.names = [server.name for server in servers]

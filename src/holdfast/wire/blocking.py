@@ -48,7 +48,6 @@ class BlockingWire:
         self._moves = target.longest_ttl < math.inf
         self.closed = False
         target.followed_by(self)
-        """Commands for which a connection was ended."""
         self._begin()
         reset_after_fork(self._begin)
 

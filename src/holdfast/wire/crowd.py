@@ -76,7 +76,7 @@ class BlockingCrowd:
         if mine.setdefault("pool", pool) is not pool:
             pool.interrupt()  # a signal handler asked meanwhile
 
-    def new_mutex(self) -> threading.RLock:
+    def new_locations_mutex(self) -> threading.RLock:
         """Make the mutex that guards what is known of the nodes.
 
         A thread that has it does not share connections: the reader may need it to go on.

@@ -176,8 +176,10 @@ class SharedNodePool(NodePool):
     def _send_queued(self) -> None:
         while self._queue:
             each = self._queue.popleft()
+            if each.over:  # its caller has given up: it would arrive after its release
+                continue
             self._post(each, each.posts, now())
-            if not each.waits and not each.over:
+            if not each.waits:
                 each.end()
         self._flush()
 
