@@ -33,6 +33,7 @@ from kit.fake_nodes import ClockedPort, CountedSignal, session_of
 from kit.interrupts import AtLine, interrupted_everywhere
 from kit.lock_settings import PLAIN
 from kit.sessions import FakeQuorum
+from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -403,7 +404,7 @@ def test_an_acquire_that_is_interrupted_twice_at_its_end_leaves_nothing(
     monkeypatch.setattr(server_acquire._Acquiring, "_clean_up", interrupted_again)
     with pytest.raises(KeyboardInterrupt):
         client.lock("a").acquire()
-    assert not server.command("EXISTS", KEY)
+    eventually(lambda: not server.command("EXISTS", KEY))
 
 
 def test_an_exported_lease_is_left_alone_by_a_release_that_is_interrupted(

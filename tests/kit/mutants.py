@@ -644,8 +644,8 @@ HAND_OFF = [
     Mutant(
         "who gives up an adoption takes its token back",
         "core/hand_off.py",
-        "        elif maybe_adopted or not isinstance(error, HoldfastError):\n",
-        "        elif False:\n",
+        "            elif maybe_adopted or not isinstance(error, HoldfastError):\n",
+        "            elif False:\n",
         PASSED_LATE,
         "S10 S16",
     ),
@@ -1838,8 +1838,8 @@ OPERATED = [
     Mutant(
         "a forked child cleans up nothing of its parent's attempt",
         "core/server_acquire.py",
-        "        if self._session.port.process() == self._process:  # else",
-        "        if True:  # else",
+        "            if self._session.port.process() == self._process:  # else",
+        "            if True:  # else",
         FORKED_CALM,
         "S13",
     ),

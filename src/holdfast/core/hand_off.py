@@ -188,13 +188,15 @@ async def adopt(session: Session, text: str, grip: G, command_timeout: float) ->
     except BaseException as error:
         if grip._hold is not None:
             session.forget(grip._hold)
-        if process != port.process():  # a forked child: the attempt is its parent's
-            pass
-        elif isinstance(error, GeneratorExit):
-            session.cleanups.schedule(spec, token, longest=longest)
-        elif maybe_adopted or not isinstance(error, HoldfastError):
-            await port.shielded(cancel_token(session, spec, token, longest=longest))
-        if grip._hold is not None:  # last: if this is interrupted too, the caller releases it
-            grip._hold.state = RELEASED
+        try:
+            if process != port.process():  # a forked child: the attempt is its parent's
+                pass
+            elif isinstance(error, GeneratorExit):
+                session.cleanups.schedule(spec, token, longest=longest)
+            elif maybe_adopted or not isinstance(error, HoldfastError):
+                await port.shielded(cancel_token(session, spec, token, longest=longest))
+        finally:
+            if grip._hold is not None:
+                grip._hold.state = RELEASED
         raise
     return grip

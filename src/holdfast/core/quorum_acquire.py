@@ -76,14 +76,16 @@ async def acquire(
     except BaseException as error:
         if grip._hold is not None:  # interrupted after the grant, before acquire() returned
             session.forget(grip._hold)
-        if process != session.port.process():
-            attempt.forget()
-        elif isinstance(error, GeneratorExit):
-            attempt.abandon()
-        else:
-            await session.port.shielded(attempt.undo())
-        if grip._hold is not None:  # last: if this is interrupted too, the caller releases it
-            grip._hold.state = RELEASED
+        try:
+            if process != session.port.process():
+                attempt.forget()
+            elif isinstance(error, GeneratorExit):
+                attempt.abandon()
+            else:
+                await session.port.shielded(attempt.undo())
+        finally:
+            if grip._hold is not None:
+                grip._hold.state = RELEASED
         raise
     return grip
 

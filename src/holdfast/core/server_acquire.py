@@ -290,10 +290,15 @@ class _Acquiring:
         hold = grip._hold
         if hold is not None:  # interrupted after the grant, before acquire() returned
             self._session.forget(hold)
-        if self._session.port.process() == self._process:  # else the attempt is the parent's
-            await self._clean_up(error)
-        if hold is not None:  # last: if this is interrupted too, the caller releases it
-            hold.state = RELEASED
+        try:
+            if self._session.port.process() == self._process:  # else the attempt is the parent's
+                await self._clean_up(error)
+        except BaseException:
+            self._session.cleanups.schedule(self._spec, self.token)
+            raise
+        finally:
+            if hold is not None:
+                hold.state = RELEASED
 
     async def _clean_up(self, error: BaseException) -> None:
         if self.waiter is not None:
