@@ -258,7 +258,7 @@ def test_a_token_that_cannot_be_taken_back_is_left_to_the_background(
     plan(port, held(ticket=3), release=[answer])
     with pytest.raises(error):
         get(port, 5.0)
-    assert [args for _, _, args in port.cleanups] == [(TOKEN, "10000", FULL_TOMBSTONE, "")]
+    assert {args for _, _, args in port.cleanups} == {(TOKEN, "10000", FULL_TOMBSTONE, "")}
     assert list(waiter.line._known) == [waiter.token]
     port._tick()
     assert waiter.ask
