@@ -679,7 +679,7 @@ HAND_OFF = [
         "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
         "frozenset((ACQUIRE.name, RENEW.name))",
         PASSED_COPIES,
-        "S1 S2",
+        "S1 S2 S4",
     ),
 ]
 """Of leases that are handed from one client to another."""
@@ -1105,8 +1105,8 @@ MUTANTS = [
         "            self.waiter.leave()\n"
         "        session, spec, tombstone",
         "        session, spec, tombstone",
-        LEAVING,
-        "LEAK",
+        {"drawn": True},
+        "LEAK L3",
     ),
     Mutant(
         "a waiter is forgotten although leaving the queue was interrupted",
