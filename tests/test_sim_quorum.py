@@ -41,8 +41,8 @@ def test_no_run_of_several_nodes_or_replicas_breaks_a_promise(
     ("settings", "budgets", "worlds"),
     [
         (SMALL_QUORUM, {"delay": 1}, 250),
-        (SMALL_QUORUM, QUORUM_BUDGETS, 900),
-        (replace(SMALL_QUORUM, loop=True), QUORUM_BUDGETS, 900),
+        (SMALL_QUORUM, QUORUM_BUDGETS, 1000),
+        (replace(SMALL_QUORUM, loop=True), QUORUM_BUDGETS, 1000),
         (QUORUM_OUTAGES, QUORUM_OUTAGE_BUDGETS, 200),
     ],
     ids=["one slower message", "one fault", "one fault on a loop", "one outage"],

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Unstored(Exception):  # noqa: N818 - that is what it says
-    """A value was computed, and the server did not answer when it was to be stored."""
+    """A value was computed, but the server did not reply to the request to store it."""
 
     def __init__(self, payload: bytes, error: HoldfastError) -> None:
         self.payload = payload
@@ -20,7 +20,7 @@ class Unstored(Exception):  # noqa: N818 - that is what it says
 
 
 class Flight:
-    """One caller's asking for a value, on behalf of all in its process who want it meanwhile."""
+    """The computation of one value, by one caller, for all callers of its process."""
 
     __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 

@@ -56,7 +56,7 @@ OUTAGES = replace(
 OUTAGE_BUDGETS = {"delay": 1, "fault": 1, "length": 1, "way": 1, "who": 1}
 """The same for outages of the server."""
 
-SMALL_QUORUM = replace(SMALL, nodes=3, hold=0.05)
+SMALL_QUORUM = replace(SMALL, nodes=3, hold=0.1)
 QUORUM_BUDGETS = {"fault": 1, "slow": 1, "pause": 1, "crash": 1}
 """The same for three nodes, without a delayed message."""
 
