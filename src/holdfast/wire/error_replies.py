@@ -1,7 +1,7 @@
-"""What a server's error replies mean to a lock, and who has to act.
+"""How error replies of a server become exceptions with advice.
 
-An error reply is an answer: the request was not carried out. It becomes `ConfigurationError` when
-the same request will never work, `NodeUnavailable` when the server cannot serve it now.
+An error reply means that the request was not executed. It becomes `ConfigurationError` if the same
+request can never work, and `NodeUnavailable` if the server cannot serve it now.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.wire.packing import Command
 
+_WITH_PASSWORD = "redis://user:password@host:port"  # noqa: S105 - not a password
 _NEVER = {
     "WRONGTYPE": "the key is in use for something else: give the lock another name or key=",
-    "NOAUTH": "it wants a password: write redis://user:password@host:port",
-    "WRONGPASS": "it refuses this user and password: write redis://user:password@host:port",
+    "NOAUTH": f"it requires a password: write {_WITH_PASSWORD}",
     "READONLY": "it is a replica: give the address of its primary",
     "MOVED": "it is a node of a cluster: write redis+cluster://host:port",
     "CROSSSLOT": "it is a node of a cluster: write redis+cluster://host:port",
-    "DENIED": "it is in protected mode, and takes connections from its own host only: set a "
+    "DENIED": "it is in protected mode, and accepts connections from its own host only: set a "
     "password (requirepass), or run CONFIG SET protected-mode no there",
     "unknown command": "it cannot run scripts: connect to the server itself, not to a proxy",
 }
@@ -35,7 +35,7 @@ _NOT_NOW = {
     "OOM": "it is out of memory: raise maxmemory or remove keys",
     "LOADING": "it is still loading its data: try again when it has",
     "max number of clients": "it has too many connections: raise maxclients, or close some",
-    "BUSY": "it is busy with somebody's script",
+    "BUSY": "it is busy running a script: try again later, or run SCRIPT KILL there",
     "MASTERDOWN": "it has lost its primary",
     "NOREPLICAS": "too few of its replicas are connected for it to accept writes",
     "MISCONF": "it cannot save its data and therefore refuses writes",
@@ -47,11 +47,12 @@ _BEFORE_RUNNING = re.compile(
     r"|(?:BUSY|LOADING) \w+ is (?:busy|loading)|MASTERDOWN Link with|NOREPLICAS Not enough"
     r"|MISCONF "
 )
-"""How a server begins when it refuses to run a script; the first word alone may be a script's."""
+"""How the reply begins if the server refuses to run a script. The first word alone is not enough:
+a script of the user may return it."""
 _QUARANTINE = re.compile(r"QUARANTINE (\d+)")
 _DENIED = re.compile(
     r"^NOPERM|ACL failure in script|user executing the script can't"
-    r"|has no permissions to (?:run|access)"  # what ACL DRYRUN says
+    r"|has no permissions to (?:run|access)"  # from ACL DRYRUN
 )
 _COMMAND = re.compile(r"run the '(\w+)")
 _CHANNEL = re.compile(r"\bchannels?\b")
@@ -59,68 +60,78 @@ _DATABASE = re.compile(r"access database")
 _KEY = re.compile(r"access (?:(?:a|one of the|at least one of the) keys?\b|the '.*' key)")
 
 CHANNEL = "holdfast:push:0"
-"""A channel such as locks use, that no client has."""
+"""A channel with the prefix that locks use. No client subscribes to it."""
 
 
-def is_doubtful(reply: object) -> bool:
-    """Whether it is an answer that a server may give because another has taken its place."""
+def suggests_failover(reply: object) -> bool:
+    """Whether a server may give this reply because another server has replaced it."""
     bad = isinstance(reply, (NodeUnavailable, OutcomeUnknown))
     return bad and not isinstance(reply, Quarantined)
 
 
-def refusal(text: str, node: str, *, moves: bool = False) -> HoldfastError:
-    """Turn an error reply into the error to raise.
+def error_for_reply(text: str, node: str, *, can_fail_over: bool = False) -> HoldfastError:
+    """Convert an error reply to the exception to raise.
 
-    `moves`: another server may take this one's place, so that what it says of itself may pass.
+    `can_fail_over`: another server may replace this one, so READONLY is temporary.
     """
     quarantine = _QUARANTINE.search(text)
     if quarantine is not None:
         return quarantined(node, int(quarantine[1]) / 1000)
-    if moves and "READONLY" in text:
+    if can_fail_over and "READONLY" in text:
         return NodeUnavailable(f"{node} refused: it is not the primary now ({text})", node=node)
-    said = text.partition(". ")[0]  # the rest is advice, which protected mode gives at length
+    summary = text.partition(". ")[0]  # without the long advice of protected mode
+    if "WRONGPASS" in text:
+        return ConfigurationError(
+            f"{node} refuses this user and password: write {_WITH_PASSWORD} ({summary})"
+        )
     for sign, advice in _NEVER.items():
         if sign in text:
-            return ConfigurationError(f"{node} refused: {advice} ({said})")
+            return ConfigurationError(f"{node} refused: {advice} ({summary})")
     for sign, advice in _NOT_NOW.items():
         if sign in text:
-            return NodeUnavailable(f"{node} refused: {advice} ({said})", node=node)
+            return NodeUnavailable(f"{node} refused: {advice} ({summary})", node=node)
     return NodeUnavailable(f"{node} refused: {text}", node=node)
 
 
 def quarantined(node: str, seconds: float) -> Quarantined:
-    """Say that a server grants no lock for `seconds` more, and why."""
+    """Return the error for a server that grants no lock for `seconds` more."""
     message = (
-        f"{node} is new, has restarted or was promoted, and may not know all locks that are held: "
-        f"it grants none for another {math.ceil(seconds)} s"
+        f"{node} is new, has restarted or was promoted, and may have lost locks that are still "
+        f"held: it grants none for another {math.ceil(seconds)} s"
     )
     return Quarantined(message, node=node, seconds=seconds)
 
 
-def is_turned_away(text: str) -> bool:
-    """Whether the server refuses the connection, and not only a command on it."""
+def refuses_connection(text: str) -> bool:
+    """Whether the server refuses the connection, rather than a command on it."""
     return text.startswith("DENIED") or "max number of clients" in text
 
 
-def is_of_server(text: str) -> bool:
-    """Whether an error reply says that a script was not run, rather than how it ended."""
+def is_server_error(text: str) -> bool:
+    """Whether an error reply means that a script was not run, rather than that it failed."""
     if "user_script" in text:
         return False
     known = _BEFORE_RUNNING.match(text) is not None
-    return known or "unknown command" in text or is_denial(text)
+    return known or "unknown command" in text or is_acl_denial(text)
 
 
-def is_denial(text: str) -> bool:
-    """Whether the server's access rules are what refused."""
+def is_acl_denial(text: str) -> bool:
+    """Whether the ACL of the server denied the request."""
     return _DENIED.search(text) is not None
 
 
-def probes(keys: Keys | Sequence[bytes]) -> list[Command]:
-    """List commands that change nothing, one for each thing holdfast must be allowed to do."""
+def denied_command(text: str) -> str:
+    """Return the command that the ACL of the server denied, in lower case; "" if there is none."""
+    found = _COMMAND.search(text) if is_acl_denial(text) else None
+    return found[1].lower() if found else ""
+
+
+def lock_probes(keys: Keys | Sequence[bytes]) -> list[Command]:
+    """Return commands without effect, one for each permission that a lock needs."""
     absent = keys[0] + b":absent"
     return [
         ("EVALSHA", "0" * 40, "0"),
-        ("EVAL", "return 0", "no number"),  # refused before the server keeps the script
+        ("EVAL", "return 0", "no number"),  # rejected before the server caches the script
         ("TIME",),
         *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
         ("DEL", absent),
@@ -133,8 +144,8 @@ def probes(keys: Keys | Sequence[bytes]) -> list[Command]:
     ]
 
 
-def probes_of_step(keys: Keys) -> list[Command]:
-    """List the same for what an atomic operation with these keys must be allowed to do."""
+def atomic_probes(keys: Keys) -> list[Command]:
+    """Return commands without effect, one for each permission that an atomic operation needs."""
     spare = keys.spare
     return [
         ("EVALSHA", "0" * 40, "0"),
@@ -149,8 +160,8 @@ def probes_of_step(keys: Keys) -> list[Command]:
     ]
 
 
-def probes_of_look(keys: Keys) -> list[Command]:
-    """List the same for who only looks at a lock with these keys."""
+def read_probes(keys: Keys) -> list[Command]:
+    """Return commands without effect, one for each permission that reading a lock needs."""
     return [
         ("EVALSHA", "0" * 40, "0"),
         ("EVAL", "return 0", "no number"),
@@ -160,10 +171,10 @@ def probes_of_look(keys: Keys) -> list[Command]:
     ]
 
 
-def further_probes(deployment: str) -> list[Command]:
-    """List what is needed besides: to wait, and where another server may take this one's place.
+def deployment_probes(deployment: str) -> list[Command]:
+    """Return probes for waiting, and for the kind of deployment.
 
-    In an order in which they can be sent: nothing else may follow them on the same connection.
+    They can be sent in this order. Nothing else can follow them on the same connection.
     """
     if deployment == "cluster":
         sharded = [("SPUBLISH", CHANNEL, ""), ("SUNSUBSCRIBE", CHANNEL), ("SSUBSCRIBE", CHANNEL)]
@@ -173,34 +184,34 @@ def further_probes(deployment: str) -> list[Command]:
     return [*([] if alone else replicated), ("PING",), ("SUBSCRIBE", CHANNEL)]
 
 
-def denial(
-    text: str, answers: Sequence[object], keys: Keys | Sequence[bytes], node: str, user: str
+def acl_error(
+    text: str, replies: Sequence[object], keys: Keys | Sequence[bytes], node: str, user: str
 ) -> HoldfastError:
-    """Say what is missing, from the answers to the probes."""
-    rules = " ".join(missing_rules([text, *map(str, answers)], keys))
+    """Return the error that names the missing permissions, from the replies to the probes."""
+    rules = " ".join(missing_rules([text, *map(str, replies)], keys))
     return ConfigurationError(
-        f"{node} denies what is needed: run ACL SETUSER {user} {rules} ({text})"
+        f"{node} denies a permission that holdfast needs: run ACL SETUSER {user} {rules} ({text})"
     )
 
 
-def missing_rules(answers: Sequence[str], keys: Keys | Sequence[bytes]) -> list[str]:
-    """Name the exact access rules that are missing, from answers to commands or to ACL DRYRUN."""
-    refused = [answer for answer in answers if is_denial(answer)]
-    commands = {found[1].lower() for answer in refused if (found := _COMMAND.search(answer))}
+def missing_rules(replies: Sequence[str], keys: Keys | Sequence[bytes]) -> list[str]:
+    """Return the missing ACL rules, from replies to the probes or to ACL DRYRUN."""
+    refused = [reply for reply in replies if is_acl_denial(reply)]
+    commands = {found[1].lower() for reply in refused if (found := _COMMAND.search(reply))}
     rules = [f"+{command}" for command in sorted(commands)]
-    if any(_KEY.search(answer) for answer in refused):
+    if any(_KEY.search(reply) for reply in refused):
         ours = all(key.startswith(b"holdfast:") for key in keys)
         rules += ["~holdfast:*"] if ours else [f"~{keys[0].decode(errors='replace')} ~holdfast:*"]
-    if any(_CHANNEL.search(answer) for answer in refused):
+    if any(_CHANNEL.search(reply) for reply in refused):
         rules.append("&holdfast:*")
-    if any(_DATABASE.search(answer) for answer in refused):
-        rules.append("db=0")  # to any other one there would be no connection at all
+    if any(_DATABASE.search(reply) for reply in refused):
+        rules.append("db=0")  # without access to another database, SELECT would have failed
     return rules
 
 
-def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
-    """Say why the server does not let us listen: for good, or just now."""
-    if is_denial(text):
+def subscribe_error(text: str, node: str, user: str, *, sharded: bool = False) -> HoldfastError:
+    """Return the error for a server that rejects the subscription of a waiter."""
+    if is_acl_denial(text):
         needed = "+subscribe +publish"
         if sharded:
             needed = "+ssubscribe +sunsubscribe +spublish +cluster|myid"
@@ -209,12 +220,12 @@ def unheard(text: str, node: str, user: str, *, sharded: bool = False) -> Holdfa
         other = "use Redis 7 or later" if sharded else "connect to the server itself"
         advice = f'{other}, or give the client wait="poll"'
     else:
-        return refusal(text, node)
-    return ConfigurationError(f"{node} does not let us listen for our turn: {advice} ({text})")
+        return error_for_reply(text, node)
+    return ConfigurationError(f"{node} refuses the subscription of a waiter: {advice} ({text})")
 
 
-def misplaced(hello: object, node: str) -> ConfigurationError | None:
-    """Judge from the answer to HELLO whether a lock may live on this server."""
+def wrong_role(hello: object, node: str) -> ConfigurationError | None:
+    """Return the error for a server that cannot keep locks, from its reply to HELLO."""
     if not isinstance(hello, list):
         return None
     facts = dict(zip(hello[::2], hello[1::2], strict=False))

@@ -1,6 +1,6 @@
-"""The push connection on an event loop: `wire.blocking_ears`, without a thread.
+"""The push connection of an event loop; as `wire.pubsub_thread`, without a thread.
 
-What comes is passed on in the same turn of the loop, so that a waiter runs in the next one.
+A message is handled in the iteration of the loop that receives it, so its waiter runs in the next.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from holdfast.errors import NodeUnavailable
-from holdfast.wire.blocking_ears import LINGER, greeting
 from holdfast.wire.clock import now
-from holdfast.wire.multiplexed import seen
+from holdfast.wire.error_replies import subscribe_error
+from holdfast.wire.multiplexer import ignore_failure, wait_for_shared
 from holdfast.wire.packing import pack
-from holdfast.wire.refusals import unheard
+from holdfast.wire.pubsub_thread import IDLE_TIMEOUT, subscribe_commands
 from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from holdfast.wire.target import Endpoint, Target
 
 
-class LoopEars:
-    """Listens for the tasks of one client on one event loop."""
+class AsyncioPubSub:
+    """The push connection of one client on one event loop."""
 
     sharded = False
-    """The channels are those of a cluster's slots."""
+    """Whether it uses sharded pub/sub of a cluster."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
@@ -37,23 +37,22 @@ class LoopEars:
         self._opening: asyncio.Task[None] | None = None
         self._reader: _Reader | None = None
         self.closed = False
-        target.followed_by(self)
+        target.observe_failover(self)
 
     async def listen(self, listener: Listener, timeout: float) -> None:
-        """Be subscribed; as `Port.listen`."""
-        if listener.listening:
+        """Subscribe a listener; as `Port.listen`."""
+        if listener.is_subscribed:
             return
         node = self._target.node
         if self.closed:
             raise NodeUnavailable("this client is closed: make a new one", node=node)
         if self._opening is None or self._opening.done():
             self._opening = self._loop.create_task(self._open(listener))
-            self._opening.add_done_callback(seen)
+            self._opening.add_done_callback(ignore_failure)
         try:
-            async with asyncio.timeout(timeout):
-                await asyncio.shield(self._opening)
+            await wait_for_shared(self._opening, timeout, node)
         except TimeoutError:
-            message = f"cannot listen to {node} within {timeout} s"
+            message = f"cannot subscribe on {node} within {timeout} s"
             raise NodeUnavailable(message, node=node) from None
 
     async def _open(self, listener: Listener) -> None:
@@ -64,30 +63,30 @@ class LoopEars:
         node = self._target.node
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await reader.subscribed
+                reply = await reader.subscribed
         except (TimeoutError, OSError, hiredis.HiredisError) as error:
             reader.close()
-            raise NodeUnavailable(f"cannot listen to {node}: {error}", node=node) from None
+            raise NodeUnavailable(f"cannot subscribe on {node}: {error}", node=node) from None
         except BaseException:
             reader.close()
             raise
-        if isinstance(answer, hiredis.ReplyError):
+        if isinstance(reply, hiredis.ReplyError):
             reader.close()
-            raise unheard(str(answer), node, self._target.user)
+            raise subscribe_error(str(reply), node, self._target.user)
         if self.closed:
             reader.close()
 
-    def moved(self, endpoint: Endpoint) -> None:
-        """Hang up where nobody speaks to us any more; called from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._leave_for, endpoint)
+    def endpoint_changed(self, endpoint: Endpoint) -> None:
+        """Disconnect from a server that is not `endpoint`. Called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._disconnect_unless, endpoint)
 
-    def _leave_for(self, endpoint: Endpoint) -> None:
+    def _disconnect_unless(self, endpoint: Endpoint) -> None:
         if self._reader is not None and self._reader.endpoint != endpoint:
             self._reader.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -105,70 +104,72 @@ class _Reader(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = self._idle_since = 0.0
         self._opened = False
-        self._roused = False
+        self._wake_scheduled = False
         self.subscribed: asyncio.Future[object] = self._loop.create_future()
         self.endpoint = endpoint_of(connection)
-        # redis-py has no public name for it; the oldest and newest supported both have this one.
-        self._writer = connection._writer  # noqa: SLF001 - would close the transport if collected
-        connection._reader = connection._writer = None  # noqa: SLF001 - it is ours from here on
+        # A private name of redis-py, tested with the oldest and newest supported versions.
+        self._writer = connection._writer  # noqa: SLF001 - its finalizer closes the transport
+        connection._reader = connection._writer = None  # noqa: SLF001 - this object owns it now
         self._transport: asyncio.Transport = self._writer.transport
         self._transport.set_protocol(self)
-        self._sent_at, greetings = now(), greeting(listener.channel)
-        self._unanswered = len(greetings)
-        self._transport.write(b"".join(greetings))
+        self._sent_at, commands = now(), subscribe_commands(listener.name)
+        self._unanswered = len(commands)
+        self._transport.write(b"".join(commands))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the listener."""
+        """Report the end of the connection to the listener."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.subscribed.done():
-            self.subscribed.set_exception(error or ConnectionResetError("the server hung up"))
+            self.subscribed.set_exception(
+                error or ConnectionResetError("the server closed the connection")
+            )
         if self._opened:
             self._opened = False
-            self._listener.cut(now())
+            self._listener.on_disconnect(now())
 
     def data_received(self, data: bytes) -> None:
-        """Pass on each message."""
+        """Pass each message to the listener."""
         self._replies.feed(data)
         try:
             while (message := self._replies.gets()) is not False:
                 if self._opened:
-                    self._listener.heard(message, now())
+                    self._listener.on_message(message, now())
                 elif not self.subscribed.done():
-                    self._greeted(message)
+                    self._on_setup_reply(message)
         except (hiredis.HiredisError, ValueError):
             self._transport.abort()
             return
         if self._opened and self._listener_is_due():
-            self._look()
+            self._tick()
 
-    def _greeted(self, answer: object) -> None:
+    def _on_setup_reply(self, reply: object) -> None:
         self._unanswered -= 1
-        refused = isinstance(answer, hiredis.ReplyError)
+        refused = isinstance(reply, hiredis.ReplyError)
         if not self._unanswered and not refused:
             self._opened = True
             self._idle_since = now()
-            self._listener.opened(self._sent_at, self._rouse)
+            self._listener.on_subscribed(self._sent_at, self._wake)
         if refused or self._opened:
-            self.subscribed.set_result(answer)
+            self.subscribed.set_result(reply)
 
-    def _rouse(self) -> None:
-        """Look at the end of this turn of the loop; called from any thread."""
-        if not self._roused:
-            self._roused = True
-            with contextlib.suppress(RuntimeError):  # the loop is gone
-                self._loop.call_soon_threadsafe(self._look)
+    def _wake(self) -> None:
+        """Call `_tick` in the next iteration of the loop. Can be called from any thread."""
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._tick)
 
     def _listener_is_due(self) -> bool:
         return now() >= self._wake_at
 
-    def _look(self) -> None:
-        """Do what is due, and come again when the next thing is."""
-        self._roused = False
+    def _tick(self) -> None:
+        """Run what is due for the listener, and schedule the next call."""
+        self._wake_scheduled = False
         if not self._opened:
             return
         at = now()
@@ -181,10 +182,10 @@ class _Reader(asyncio.Protocol):
             self._transport.write(b"".join(map(pack, commands)))
         if not self._listener.idle:
             self._idle_since = at
-        elif at >= self._idle_since + LINGER:
+        elif at >= self._idle_since + IDLE_TIMEOUT:
             self._transport.abort()
             return
-        self._wake_at = min(wake_at, self._idle_since + LINGER)
+        self._wake_at = min(wake_at, self._idle_since + IDLE_TIMEOUT)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, self._wake_at - at), self._look)
+        self._timer = self._loop.call_later(max(0.0, self._wake_at - at), self._tick)

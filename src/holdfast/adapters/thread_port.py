@@ -1,8 +1,8 @@
-"""The port over threads: every method blocks, none ever suspends.
+"""The port for threads: every method blocks, and none suspends.
 
-So an operation of the core is one `coroutine.send(None)`, which `run` does. The background job is
-a daemon thread that exists only while there is something to watch; it does not keep the process
-alive, and a forked child simply does not have it.
+So `run` executes an operation of the core with a single `coroutine.send(None)`. The renewer is a
+daemon thread that runs only while the client has leases or clean-ups. It does not keep the process
+alive. A forked child does not inherit it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from queue import Empty, SimpleQueue
 from threading import RLock, current_thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from holdfast.adapters.identity import new_mint
-from holdfast.adapters.lines import Lines
+from holdfast.adapters.identity import new_token_factory
+from holdfast.adapters.waiter_channels import WaiterChannels
 from holdfast.wire.clock import now, wall_clock
-from holdfast.wire.process import Worker, generation, reset_after_fork, unnoticed_fork
+from holdfast.wire.process import Worker, generation, reset_after_fork, unhandled_fork_error
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.port import Job, L, Listener, Reply, Request, Signal
     from holdfast.scripts import Script
-    from holdfast.wire.wiring import ThreadsEars, ThreadsWire
+    from holdfast.wire.wiring import AnyBlockingWire, AnyThreadPubSub
 
 T = TypeVar("T")
 
@@ -40,14 +40,15 @@ Actor: TypeAlias = "threading.Thread | Task[Any] | LoopCallback"
 Replies: TypeAlias = "Awaitable[list[Reply | HoldfastError]]"
 CallMany: TypeAlias = "Callable[[Sequence[Request], float, Callable[[], float]], Replies]"
 
-LONGEST_REST = 1.0
-"""Seconds after which a resting job looks at the clock: waits do not count a machine's sleep."""
+MAX_SLEEP = 1.0
+"""Seconds that the renewer sleeps at most. A timed wait does not count the time that the machine
+is suspended, so it must read the clock regularly."""
 
 PAUSE_AFTER_FAILURE = 0.1
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:
-    """Carry out an operation of the core in this thread."""
+    """Run an operation of the core to its end in this thread."""
     try:
         operation.send(None)
     except StopIteration as done:
@@ -68,21 +69,21 @@ class ThreadSignal:
 
     def set(self) -> None:
         """End the wait."""
-        try:  # noqa: SIM105 - in a hurry
+        try:  # noqa: SIM105 - `suppress` is slower
             self._mutex.release()
-        except RuntimeError:  # it is set already
+        except RuntimeError:  # already set
             pass
 
     def wait(self, timeout: float) -> bool:
-        """Block until it is set, and unset it."""
+        """Block until it is set, then clear it. Return False after `timeout`."""
         return self._mutex.acquire(timeout=-1 if timeout > threading.TIMEOUT_MAX else timeout)
 
 
 class LoopCallback:
-    """One call that a callback of an event loop made, outside every task.
+    """The actor of a call from an event loop callback, outside any task.
 
-    Nothing identifies the callback itself. So each call has an actor that equals no other one: it
-    never re-enters a lock that another callback, or even the same one, holds.
+    Nothing identifies the callback itself, so each call gets a new actor. It never re-enters a lock
+    that another callback, or an earlier call of the same one, holds.
     """
 
     __slots__ = ("_loop",)
@@ -91,36 +92,36 @@ class LoopCallback:
         self._loop = loop
 
     def get_name(self) -> str:
-        """Return what tokens call it, as a task does."""
+        """Return the name used in tokens, as `asyncio.Task.get_name`."""
         return "callback"
 
     def get_loop(self) -> AbstractEventLoop:
-        """Return the loop that runs it, as a task does."""
+        """Return the loop that runs the callback, as `asyncio.Task.get_loop`."""
         return self._loop
 
 
 def actor() -> Actor:
-    """The calling thread; within an event loop the calling task, or this call of a callback.
+    """Return the calling thread, or within an event loop the calling task or callback.
 
-    All tasks and callbacks of a loop are in one thread. If that were the actor, one of them could
-    re-enter the lock that another holds.
+    All tasks and callbacks of a loop run in one thread. If that thread were the actor, one task
+    could re-enter a lock that another task holds.
     """
     loop = _get_running_loop()
     return current_thread() if loop is None else current_task(loop) or LoopCallback(loop)
 
 
-def context() -> object:
-    """The calling thread; within an event loop the calling task, or the loop in its callbacks.
+def block_owner() -> object:
+    """Return the owner of a `with` block: the calling thread, task, or event loop.
 
-    This tells whose `with` block it is. A callback leaves its blocks before the next one runs, so
-    all callbacks of a loop count as one.
+    It is the loop in a callback outside any task. A callback leaves its `with` blocks before the
+    next callback runs, so all callbacks of a loop count as one.
     """
     loop = _get_running_loop()
     return current_thread() if loop is None else current_task(loop) or loop
 
 
-class Threads:
-    """What the threads of one client are to the core, wherever its servers are."""
+class ThreadRuntime:
+    """The part of the port that does not depend on the servers: clock, tokens, threads, signals."""
 
     now = staticmethod(now)
     process = staticmethod(generation)
@@ -130,29 +131,29 @@ class Threads:
 
     def __init__(self, *, sharded: bool = False) -> None:
         self._sharded = sharded
-        self._begin()
+        self._reset()
         reset_after_fork(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
-        # The thread that forked may be waiting for a grant, which only the parent will receive.
-        self._lines.recheck_all()
-        self._begin()
+        # The forking thread may be waiting for a grant that only the parent will receive.
+        self._channels.recheck_all()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = getpid()
-        self._mint = new_mint(sharded=self._sharded)
-        self._lines = Lines(self._mint.client)
+        self._token_factory = new_token_factory(sharded=self._sharded)
+        self._channels = WaiterChannels(self._token_factory.client)
 
-    def is_gone(self, actor: Actor) -> bool:  # noqa: ARG002 - whichever it is
-        """No: a thread does not end before what it does."""
+    def is_gone(self, actor: Actor) -> bool:  # noqa: ARG002 - the same for all
+        """Return False: a thread does not end before its operation."""
         return False
 
     def has_ended(self, actor: Actor) -> bool:  # noqa: ARG002 - `blocks` needs it
-        """No: even of a task that is done, `blocks` has to know the loop."""
+        """Return False: `blocks` needs the loop even of a task that is done."""
         return False
 
     def blocks(self, actor: Actor) -> bool:
-        """Whether that actor is of this thread's event loop, or the thread itself."""
+        """Whether the actor is this thread, or a task or callback of its event loop."""
         loop = _get_running_loop()
         if loop is None:
             return False
@@ -162,20 +163,20 @@ class Threads:
 
     new_mutex = staticmethod(RLock)
 
-    def draw_token(self, actor: Actor, suffix: str) -> str:
-        """Draw a token that names the thread, or the task."""
+    def new_token(self, actor: Actor, suffix: str) -> str:
+        """Draw a token that names the thread or task."""
         if getpid() != self._pid:
-            raise unnoticed_fork()
+            raise unhandled_fork_error()
         name = actor.name if isinstance(actor, threading.Thread) else actor.get_name()
-        return self._mint.draw(name, suffix)
+        return self._token_factory.new_token(name, suffix)
 
-    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
-        """One for all threads of the process, at each node."""
-        return self._lines.line(make, keys)
+    def channel(self, make: Callable[[bytes], L], keys: Keys) -> L:
+        """Return the waiter channel that the threads of this process share, one per node."""
+        return self._channels.channel(make, keys)
 
     async def sleep(self, seconds: float) -> None:
         """Block for `seconds`."""
-        time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this adapter is for
+        time.sleep(seconds)  # noqa: ASYNC251 - this port blocks
 
     async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
         """Run the operation: nothing cancels a thread."""
@@ -190,24 +191,24 @@ class Threads:
         return cast("ThreadSignal", signal).wait(timeout)
 
 
-def pipelined(wire: ThreadsWire) -> CallMany:
-    """Have many requests of the background go out in one pipeline, to each server concerned."""
+def pipelined(wire: AnyBlockingWire) -> CallMany:
+    """Return a function that sends many requests in one pipeline per server."""
 
     async def call_many(
-        requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
+        requests: Sequence[Request], timeout: float, on_tick: Callable[[], float]
     ) -> list[Reply | HoldfastError]:
-        return wire.call_many(requests, timeout, meanwhile)
+        return wire.call_many(requests, timeout, on_tick)
 
     return call_many
 
 
-class ThreadsPort(Threads):
-    """`holdfast.port.StepPort` for the threads of one client of one server, or of a cluster."""
+class ThreadPort(ThreadRuntime):
+    """`holdfast.port.AtomicPort` for the threads of a client of one server, or of a cluster."""
 
-    def __init__(self, wire: ThreadsWire, ears: ThreadsEars) -> None:
-        super().__init__(sharded=ears.sharded)
+    def __init__(self, wire: AnyBlockingWire, pubsub: AnyThreadPubSub) -> None:
+        super().__init__(sharded=pubsub.sharded)
         self._wire = wire
-        self._ears = ears
+        self._pubsub = pubsub
 
     async def call(
         self,
@@ -216,7 +217,7 @@ class ThreadsPort(Threads):
         args: tuple[str, ...],
         timeout: float,
     ) -> Reply:
-        """Run a script on this thread's own connection."""
+        """Run a script on this thread's connection; as `holdfast.port.Call`."""
         return self._wire.call(script, keys, args, timeout)
 
     async def step(
@@ -226,21 +227,21 @@ class ThreadsPort(Threads):
         args: tuple[str | bytes, ...],
         timeout: float,
     ) -> Reply:
-        """Run a script on this thread's connection."""
+        """Run a script of an atomic operation on this thread's connection."""
         return self._wire.step(script, keys, args, timeout)
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:  # noqa: ARG002 - there is one server
-        """Listen with a thread that all waiting threads share."""
-        self._ears.listen(listener, timeout)
+        """Subscribe; a thread that all waiting threads share reads the messages."""
+        self._pubsub.listen(listener, timeout)
 
 
 class BackgroundThread:
-    """`holdfast.port.Background`: one daemon thread, started when it is needed.
+    """`holdfast.port.Background`: one daemon thread, started on demand.
 
-    `call_many` is the port's, over connections of the thread's own, which `drop` throws away.
+    `call_many` uses connections of this thread, which `drop` closes.
 
-    It may be roused by a signal handler in the midst of being roused: hence a re-entrant lock, and
-    a queue whose `put` is re-entrant.
+    A signal handler may call `wake` while the thread that it interrupts is inside `wake`. So the
+    mutex and the `put` of the queue are re-entrant.
     """
 
     now = staticmethod(now)
@@ -250,60 +251,60 @@ class BackgroundThread:
         self._drop = drop
         self._name = name
         self._mutex = threading.RLock()
-        self._calls: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._thread: Worker | None = None
 
     async def call_many(
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float],
+        on_tick: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
-        """Run scripts over the thread's own connections."""
-        return await self._call_many(requests, timeout, meanwhile)
+        """Run scripts over the connections of this thread; as `holdfast.port.Background`."""
+        return await self._call_many(requests, timeout, on_tick)
 
-    def rouse(self, job: Job) -> bool:
-        """Wake the thread, or start it; False if that cannot be done."""
+    def wake(self, job: Job) -> bool:
+        """Wake the thread, or start it. Return False if no thread can be started."""
         with self._mutex:
-            self._calls.put(None)
-            # One that does not live was never started: who began to was interrupted.
-            if self._thread is not None and self._thread.lives:
+            self._wakeups.put(None)
+            # If it does not run, an interrupt came between its creation and its start.
+            if self._thread is not None and self._thread.is_running:
                 return True
-            # While the interpreter is torn down, starting a thread would never return.
+            # While the interpreter shuts down, `Thread.start` never returns.
             if sys.is_finalizing():
                 return False
             self._thread = Worker(self._work, job, name=self._name)
             try:
                 self._thread.start()
-            except RuntimeError:  # there are too many, or the interpreter ends
+            except RuntimeError:  # too many threads, or the interpreter shuts down
                 return False
             return True
 
-    async def rest(self, until: float) -> None:
-        """Sleep until then, or until roused."""
+    async def sleep_until(self, until: float) -> None:
+        """Sleep until `until`, or until `wake` is called."""
         with contextlib.suppress(Empty):
-            self._calls.get(timeout=min(max(0.0, until - now()), LONGEST_REST))
-        self._forget_calls()
+            self._wakeups.get(timeout=min(max(0.0, until - now()), MAX_SLEEP))
+        self._clear_wakeups()
 
-    def _forget_calls(self) -> None:
+    def _clear_wakeups(self) -> None:
         with contextlib.suppress(Empty):
             while True:
-                self._calls.get_nowait()
+                self._wakeups.get_nowait()
 
     def _work(self, job: Job) -> None:
         with self._mutex:
             if self._thread is not threading.current_thread():
                 return
         while True:
-            self._forget_calls()
+            self._clear_wakeups()
             try:
                 run(job.run())
             except Exception:
-                logging.getLogger("holdfast").exception("the renewer failed, and starts again")
-                self._calls.put(None)
+                logging.getLogger("holdfast").exception("the renewer failed; it restarts")
+                self._wakeups.put(None)
                 time.sleep(PAUSE_AFTER_FAILURE)
             self._drop()
             with self._mutex:
-                if self._calls.empty():
+                if self._wakeups.empty():
                     self._thread = None
                     return

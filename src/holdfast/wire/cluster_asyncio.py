@@ -1,4 +1,4 @@
-"""The connections of an event loop to a cluster: `wire.clustered`, over `wire.multiplexed`."""
+"""The connections of an event loop to a cluster; as `wire.cluster_blocking`, for asyncio."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.cluster import Address, Redirected, shared_slot
-from holdfast.wire.cluster_node_wire import ASKS
-from holdfast.wire.clustered import Detours
-from holdfast.wire.copies import confirmed, needed, wait_for
-from holdfast.wire.multiplexed import Future, seen
-from holdfast.wire.packing import by_text
+from holdfast.wire.cluster import Address, Redirected, common_slot
+from holdfast.wire.cluster_blocking import Redirects
+from holdfast.wire.cluster_node_wire import PACKED_ASKING
+from holdfast.wire.multiplexer import Future, ignore_failure, wait_for_shared
+from holdfast.wire.packing import pack_eval
+from holdfast.wire.replication import check_replication, pack_wait, replicas_needed
 from holdfast.wire.server_multiplexer import ServerMultiplexer
 
 if TYPE_CHECKING:
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
     from holdfast.wire.cluster import Cluster, ClusterNode
-    from holdfast.wire.clustered import R
-    from holdfast.wire.sealed import Step
+    from holdfast.wire.cluster_blocking import R
+    from holdfast.wire.echo_framing import Step
 
 
 class NodeMultiplexer(ServerMultiplexer):
-    """One loop's connection to one node of a cluster."""
+    """The connection of one event loop to one node of a cluster."""
 
     async def call_asking(self, request: Request, timeout: float) -> Reply:
-        """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
+        """Run a script after ASKING: its slot is still moving to this node. Otherwise as `call`."""
         end = now() + timeout
         await self.open(timeout)
         at, serial = now(), next(self._serials)
-        answered: Future[Reply] = Future(loop=self.loop)
-        # One after the other, with nothing in between: it counts for the next request only.
-        self._ask(ASKS, end).add_done_callback(_seen)
-        self.send(by_text(*request, serial), (answered, at, end, request, serial))
-        replicas = needed(request)
+        reply_future: Future[Reply] = Future(loop=self.loop)
+        # They must be adjacent: ASKING applies only to the next request.
+        self._send_raw(PACKED_ASKING, end).add_done_callback(_ignore_exception)
+        self.send(pack_eval(*request, serial), (reply_future, at, end, request, serial))
+        replicas = replicas_needed(request)
         if not replicas:
-            return await answered
-        copied = self._ask(wait_for(replicas, end - at), end)
-        copied.add_done_callback(_seen)
-        reply, node, user = await answered, self._target.node, self._target.user
-        reply = confirmed(reply, await copied, replicas, node, user)
+            return await reply_future
+        acked_future = self._send_raw(pack_wait(replicas, end - at), end)
+        acked_future.add_done_callback(_ignore_exception)
+        reply, node, user = await reply_future, self._target.node, self._target.user
+        reply = check_replication(reply, await acked_future, replicas, node, user)
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
 
     async def step_asking(self, step: Step, timeout: float) -> Reply:
-        """Do what `step` does with keys that have moved here ahead of their slot."""
+        """Run an atomic operation after ASKING. Otherwise as `step`."""
         if not step[0].serial:
-            return await self._sealed(step, timeout, before=ASKS)
+            return await self._run_framed(step, timeout, before=PACKED_ASKING)
         return await self.call_asking(cast("Request", step), timeout)
 
 
-class LoopClusterWire:
+class AsyncioClusterWire:
     """The connections of one event loop to the nodes of a cluster; as `Multiplexer`."""
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
@@ -65,40 +65,38 @@ class LoopClusterWire:
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[Address, NodeMultiplexer] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._map_query: asyncio.Task[None] | None = None
 
     def _wire(self, address: Address) -> NodeMultiplexer:
         wire = self._nodes.get(address)
         if wire is None:
             for gone in set(self._nodes) - self.cluster.nodes:
-                if not self._nodes[gone].owes:
+                if not self._nodes[gone].has_pending:
                     self._nodes.pop(gone).close()
             wire = self._nodes[address] = NodeMultiplexer(self.cluster.node(address), self._timeout)
             wire.closed = self.closed
         return wire
 
     def close(self) -> None:
-        """Close all connections; requests under way end as unknown."""
+        """Close all connections. Pending requests fail with `OutcomeUnknown`."""
         self.closed = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._map_query is not None:
+            self._map_query.cancel()
         for wire in self._nodes.values():
             wire.close()
 
     async def locate(self, slot: int, timeout: float) -> Address:
-        """Find out who serves the slot; as `ClusterWire.locate`."""
+        """Return the owner of the slot; as `ClusterWire.locate`."""
         cluster = self.cluster
         owner = cluster.owner(slot)
-        if owner is None or cluster.doubtful(slot):
+        if owner is None or cluster.needs_refresh(slot):
             if self.closed:
                 raise NodeUnavailable("this client is closed: make a new one", node=cluster.name)
-            if self._asking is None or self._asking.done():
-                self._asking = self._loop.create_task(self._ask_for_map(self._timeout))
-                self._asking.add_done_callback(seen)
+            if self._map_query is None or self._map_query.done():
+                self._map_query = self._loop.create_task(self._query_map(self._timeout))
+                self._map_query.add_done_callback(ignore_failure)
             try:
-                # Whoever gives up leaves it to the others.
-                async with asyncio.timeout(timeout):
-                    await asyncio.shield(self._asking)
+                await wait_for_shared(self._map_query, timeout, cluster.name)
             except NodeUnavailable:
                 if owner is None:
                     raise
@@ -107,30 +105,30 @@ class LoopClusterWire:
                     raise cluster.unreachable([]) from None
             owner = cluster.owner(slot)
         if owner is None:
-            raise cluster.unserved(slot)
+            raise cluster.slot_unassigned(slot)
         return owner
 
-    async def _ask_for_map(self, timeout: float) -> None:
+    async def _query_map(self, timeout: float) -> None:
         end, failures = now() + timeout, []
-        for node in self.cluster.to_ask():
+        for node in self.cluster.nodes_to_query():
             left = end - now()
             if left <= 0:
                 break
             try:
-                # One that hangs leaves time for the others.
-                answer = await _slots(self.cluster, node, left / 2)
+                # Half of the time: a node that hangs leaves time for the others.
+                reply = await _fetch_slots(self.cluster, node, left / 2)
             except NodeUnavailable as error:
                 failures.append(error)
             else:
-                self.cluster.learn(answer, node)
+                self.cluster.update_map(reply, node)
                 return
         raise self.cluster.unreachable(failures)
 
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script on the node that serves the lock, once; as `Port.call`."""
-        return await self._routed(
+        """Run a script on the node that owns the lock; as `holdfast.port.Call`."""
+        return await self._route(
             (script, keys, args),
             timeout,
             NodeMultiplexer.call,
@@ -141,28 +139,28 @@ class LoopClusterWire:
     async def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Reply:
-        """Run a script; as `StepPort.step`."""
-        return await self._routed(
+        """Run a script; as `AtomicPort.step`."""
+        return await self._route(
             (script, keys, args),
             timeout,
             NodeMultiplexer.step,
             NodeMultiplexer.step_asking,
-            shared_slot(keys),
+            common_slot(keys),
         )
 
-    async def call_copied(
+    async def call_replicated(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script whose answer counts once enough replicas have what it wrote."""
-        return await self._routed(
+        """Run a script, and wait until enough replicas have its writes."""
+        return await self._route(
             (script, keys, args),
             timeout,
-            NodeMultiplexer.call_copied,
+            NodeMultiplexer.call_replicated,
             NodeMultiplexer.call_asking,
             keys.slot,
         )
 
-    async def _routed(
+    async def _route(
         self,
         request: R,
         timeout: float,
@@ -170,7 +168,7 @@ class LoopClusterWire:
         call_asking: Callable[[NodeMultiplexer, R, float], Awaitable[Reply]],
         slot: int,
     ) -> Reply:
-        end, detours, asking = now() + timeout, Detours(), None
+        end, redirects, asking = now() + timeout, Redirects(), None
         while True:
             address = asking or await self.locate(slot, max(0.0, end - now()))
             wire, left = self._wire(address), max(0.0, end - now())
@@ -179,29 +177,29 @@ class LoopClusterWire:
                     return await call_asking(wire, request, left)
                 return await call(wire, *request, left)
             except Redirected as redirected:
-                asking = detours.follow(redirected, slot, self.cluster)
-                if now() + detours.pause >= end:
+                asking = redirects.follow(redirected, slot, self.cluster)
+                if now() + redirects.pause >= end:
                     raise redirected.unavailable() from None
-                if detours.pause:
-                    await asyncio.sleep(detours.pause)
+                if redirects.pause:
+                    await asyncio.sleep(redirects.pause)
             except OutcomeUnknown:
                 self.cluster.suspect(address)
                 raise
             except NodeUnavailable:
                 self.cluster.suspect(address)
-                if self.closed or not detours.once_more(end):
+                if self.closed or not redirects.may_retry(end):
                     raise
                 asking = None
-                await asyncio.sleep(detours.pause)
+                await asyncio.sleep(redirects.pause)
 
 
-def _seen(answer: Future[Reply]) -> None:
-    """Take note of its end: what it is about fails with it, and says so."""
-    if not answer.cancelled():
-        answer.exception()
+def _ignore_exception(reply: Future[Reply]) -> None:
+    """Retrieve the exception, so that asyncio does not log it. The main request fails, too."""
+    if not reply.cancelled():
+        reply.exception()
 
 
-async def _slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:
-    connection, answer = await node.open_async(timeout, cluster.ask_for_map(node))
+async def _fetch_slots(cluster: Cluster, node: ClusterNode, timeout: float) -> object:
+    connection, reply = await node.open_async(timeout, cluster.query_map(node))
     await connection.disconnect(nowait=True)
-    return answer
+    return reply

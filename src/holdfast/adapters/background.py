@@ -1,7 +1,7 @@
-"""What nobody waits for: operations of a client in the background, few at a time.
+"""Background operations that no caller waits for, such as refreshing a stale cached value.
 
-Other than the renewer, which must never wait, these run the user's own functions, for as long as
-they take.
+They run functions of the user, which may take any time. The renewer must never wait, so it does not
+run here.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.wire.clock import now
-from holdfast.wire.process import reset_after_fork
+from holdfast.wire.process import Worker, reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-MOST = 32
-"""Operations at a time."""
+MAX_OPERATIONS = 32
+"""The number of operations that run at the same time, at most."""
 
-LINGER = 5.0
-"""Seconds for which a thread with nothing to do keeps itself, and its connection, ready."""
+IDLE_TIMEOUT = 5.0
+"""Seconds after which an idle thread ends, and its connection is closed."""
 
 Operation: TypeAlias = "Coroutine[Any, Any, None]"
 
 
-class AsideThreads:
-    """Daemon threads, started when they are needed."""
+class BackgroundThreads:
+    """Daemon threads for background operations, started on demand."""
 
     def __init__(self) -> None:
-        self._begin()
-        reset_after_fork(self._begin)
+        self._reset()
+        reset_after_fork(self._reset)
         self._closed = False
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._mutex = threading.RLock()
         self._jobs: SimpleQueue[tuple[Context, Operation] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -45,20 +45,20 @@ class AsideThreads:
         self._all_done.set()
 
     def begin(self, operation: Operation) -> bool:
-        """Have it carried out, in the caller's context; False if there are too many already."""
+        """Start an operation in the caller's context. Return False if too many are running."""
         with self._mutex:
-            if self._closed or self._busy >= MOST or not self._has_a_thread():
+            if self._closed or self._busy >= MAX_OPERATIONS or not self._ensure_thread():
                 return False
             self._busy += 1
             self._all_done.clear()
             self._jobs.put((copy_context(), operation))
             return True
 
-    def _has_a_thread(self) -> bool:
-        """See that there is one more thread than operations; False if none is to be had."""
+    def _ensure_thread(self) -> bool:
+        """Ensure that an idle thread exists. Return False if none can be started."""
         if len(self._threads) > self._busy:
             return True
-        thread = threading.Thread(target=self._work, name="holdfast-aside", daemon=True)
+        thread = Worker(self._work, name="holdfast-background")
         try:
             thread.start()
         except RuntimeError:
@@ -69,15 +69,15 @@ class AsideThreads:
     def _work(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=LINGER)
+                job = self._jobs.get(timeout=IDLE_TIMEOUT)
             except Empty:
                 job = None
             if job is not None:
                 context, operation = job
                 try:
                     context.run(run, operation)
-                except BaseException:  # SystemExit, say
-                    logging.getLogger("holdfast").exception("an operation in the background failed")
+                except BaseException:  # such as SystemExit
+                    logging.getLogger("holdfast").exception("a background operation failed")
             with self._mutex:
                 if job is not None:
                     self._busy -= 1
@@ -88,7 +88,7 @@ class AsideThreads:
                     return
 
     def close(self, timeout: float) -> None:
-        """Begin nothing any more, and wait for what is under way, but not longer than that."""
+        """Start no further operation, and wait at most `timeout` for those that run."""
         with self._mutex:
             self._closed = True
             threads = list(self._threads)

@@ -1,9 +1,9 @@
-"""Which connections to several nodes a thread uses.
+"""The connection pools of a client's threads to several nodes.
 
-Threads share them (`wire.shared_node_pool`). Three have their own (`wire.node_pool`): the main
-thread, which a signal may interrupt; the background, which has to look at the time while it waits;
-and a thread that asks while it is asking already, as a finalizer that the garbage collector calls
-may do.
+Threads share one pool (`wire.shared_node_pool`). Three kinds of threads use a private pool
+(`wire.node_pool`): the main thread, which a signal may interrupt; the renewer, which must check
+deadlines while it waits; and a thread that is already using the shared pool, when a finalizer that
+runs in it uses the client.
 """
 
 from __future__ import annotations
@@ -20,69 +20,69 @@ from holdfast.wire.shared_node_pool import SharedNodePool, WakePipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Heard, Post
+    from holdfast.port import OnReply, Post
     from holdfast.wire.target import Target
 
 
-class BlockingCrowd:
-    """The connections of a client's threads to several nodes."""
+class ThreadNodePools:
+    """The connection pools of a client's threads to several nodes."""
 
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self._targets = targets
         self.names = [target.node for target in targets]
         self._timeout = timeout
         self.closed = False
-        self._known = threading.RLock()
-        self._begin()
-        reset_after_fork(self._begin)
+        self._locations_mutex = threading.RLock()
+        self._reset()
+        reset_after_fork(self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._thread = threading.local()
         self._mutex = threading.RLock()
         self._shared: SharedNodePool | None = None
         self._pools: weakref.WeakValueDictionary[int, NodePool] = weakref.WeakValueDictionary()
-        """Those of all threads, by their ids."""
+        """All pools, by id, to close them with the client."""
 
-    def ask(
+    def send_all(
         self,
         posts: Sequence[Post],
         timeout: float,
-        heard: Heard,
-        meanwhile: Callable[[], float] | None = None,
+        on_reply: OnReply,
+        on_tick: Callable[[], float] | None = None,
     ) -> None:
-        """As `Nodes.ask`, blocking."""
+        """As `Nodes.send_all`, blocking."""
         if self.closed:
             message = "this client is closed: make a new one"
             for number, (nodes, _) in enumerate(posts):
                 for node in nodes:
-                    heard(number, node, NodeUnavailable(message, node=self.names[node]))
+                    on_reply(number, node, NodeUnavailable(message, node=self.names[node]))
             return
         mine = self._thread.__dict__
-        shares = meanwhile is None and threading.current_thread() is not threading.main_thread()
-        if shares and "asking" not in mine and not _has(self._known):
-            mine["asking"] = True
+        shares = on_tick is None and threading.current_thread() is not threading.main_thread()
+        if shares and "uses_shared_pool" not in mine and not _owns(self._locations_mutex):
+            mine["uses_shared_pool"] = True
             try:
                 shared = self._shared_pool()
                 if shared is not None:
-                    shared.ask(posts, timeout, heard)
+                    shared.send_all(posts, timeout, on_reply)
                     return
             finally:
-                del mine["asking"]
-        # As in `BlockingWire`, a pool is out of its place while it is used.
+                del mine["uses_shared_pool"]
+        # As in `BlockingWire`, the pool is removed from the thread's state while it is in use.
         pool: NodePool | None = mine.pop("pool", None)
         if pool is None:
             pool = self.new_pool()
-        pool.ask(posts, timeout, heard, meanwhile)
+        pool.send_all(posts, timeout, on_reply, on_tick)
         if mine.setdefault("pool", pool) is not pool:
-            pool.interrupt()  # a signal handler asked meanwhile
+            pool.interrupt()  # a signal handler has made another pool
 
     def new_locations_mutex(self) -> threading.RLock:
-        """Make the mutex that guards what is known of the nodes.
+        """Make the mutex of the token locations; as `Nodes.new_locations_mutex`.
 
-        A thread that has it does not share connections: the reader may need it to go on.
+        A thread that holds it does not use the shared pool: the reader may need the mutex.
         """
-        self._known = threading.RLock()
-        return self._known
+        self._locations_mutex = threading.RLock()
+        return self._locations_mutex
 
     def new_pool(self) -> NodePool:
         """Make a pool that is closed with the client."""
@@ -91,26 +91,26 @@ class BlockingCrowd:
         return pool
 
     def _shared_pool(self) -> SharedNodePool | None:
-        """The connections that the threads of this process share, if they can be made."""
+        """Return the pool that the threads of this process share, or None if it cannot be made."""
         if self._shared is None or self._shared.is_stuck:
             with self._mutex:
                 if (self._shared is None or self._shared.is_stuck) and not self.closed:
                     try:
                         pipe = WakePipe()
-                    except OSError:  # too many open files: the error about the nodes says so
+                    except OSError:  # too many open files: connecting reports that
                         return None
                     self._shared = SharedNodePool(self._targets, self._timeout, pipe)
                     self._pools[id(self._shared)] = self._shared
         return self._shared
 
     def drop(self) -> None:
-        """Throw away the calling thread's connections."""
+        """Close the calling thread's private pool."""
         pool: NodePool | None = self._thread.__dict__.pop("pool", None)
         if pool is not None:
             pool.interrupt()
 
     def close(self) -> None:
-        """Close every thread's connections, the calling thread's when it has heard the last."""
+        """Close all pools. First read late replies of the shared and the calling thread's pool."""
         with self._mutex:
             self.closed = True
             shared, self._shared = self._shared, None
@@ -118,14 +118,14 @@ class BlockingCrowd:
         own = mine.pop("pool", None)
         if own is not None:
             own.drain()
-        if shared is not None and "asking" not in mine:  # a finalizer may close it
+        if shared is not None and "uses_shared_pool" not in mine:  # a finalizer may call `close`
             shared.drain()
-        for reference in self._pools.valuerefs():  # a copy: a thread may begin just now
+        for reference in self._pools.valuerefs():  # a copy: other threads may add pools
             each = reference()
             if each is not None:
                 each.close()
 
 
-def _has(mutex: Any) -> bool:  # noqa: ANN401 - the types of RLock leave this out
-    """Whether this thread has the mutex; `threading.Condition` asks in the same way."""
-    return bool(mutex._is_owned())  # noqa: SLF001 - as above
+def _owns(mutex: Any) -> bool:  # noqa: ANN401 - typeshed has no `_is_owned`
+    """Whether this thread holds the mutex. `threading.Condition` uses the same method."""
+    return bool(mutex._is_owned())  # noqa: SLF001 - no public name
