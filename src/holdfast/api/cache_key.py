@@ -1,7 +1,7 @@
-"""What both faces make of a cached function: the name of each of its values, and what is wanted.
+"""The names of a cached function's values.
 
-A name says which value is meant, in every process and on every machine. So it is made only of
-what is the same everywhere; whatever else is given has to be named by the user.
+A name identifies a value in every process and on every machine. So it is built only from what is
+the same everywhere. For any other argument the user must give a key.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from holdfast.core.value import Wanted
+from holdfast.api.codecs import as_bytes
+from holdfast.core.value import CacheEntry
 from holdfast.errors import ConfigurationError
-from holdfast.faces.codecs import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from holdfast.api.codecs import Codec
     from holdfast.core.value import CacheSpec
-    from holdfast.faces.codecs import Codec
 
 Key: TypeAlias = "str | Callable[..., str] | None"
-"""A format string over the arguments, a function of them, or None: all of them."""
+"""A format string with the arguments, a function of them, or None for all of them."""
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _ALSO_PLAIN = {
@@ -36,13 +36,13 @@ _ALSO_PLAIN = {
     ("decimal", "Decimal"),
     ("uuid", "UUID"),
 }
-"""What shows all that it is, and is the same in every process; by name, not to import them."""
+"""Types whose `repr` is complete and the same in every process. By name, to avoid imports."""
 
 _ANONYMOUS = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
-class Recipe:
-    """A cached function: how its values are named, computed, written and read."""
+class CacheKey:
+    """The names of a cached function's values, and their codec."""
 
     def __init__(
         self, function: Callable[..., Any], spec: CacheSpec, key: Key, codec: Codec
@@ -52,15 +52,15 @@ class Recipe:
         self._function = _name_of(function)
         owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
         self._owner = "" if owner.endswith("<locals>") else owner
-        """The class that it is a method of."""
+        """The class, if the function is a method."""
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
-            raise self._wrong(f"cache a function of your own that calls it: {error}") from None
+            raise self._wrong(f"wrap it in a function and cache that: {error}") from None
         if not (
             callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))
         ):
-            raise self._wrong(f"codec={codec!r} has no dumps and loads: give holdfast.JSON")
+            raise self._wrong(f"codec={codec!r} has no dumps and loads: use holdfast.JSON")
         if isinstance(key, str):
             self._name = self._formatted(key)
         elif callable(key):
@@ -72,43 +72,47 @@ class Recipe:
             raise self._wrong(f"key={key!r}: give a format string, such as 'user:{{user_id}}'")
 
     def _check_named_by_arguments(self, function: Callable[..., Any]) -> None:
-        """Refuse what returns another value for the same name and arguments."""
+        """Reject functions whose name and arguments do not determine the result.
+
+        Raises:
+            ConfigurationError: the function is such a one.
+        """
         inmost = inspect.unwrap(function)
         free = getattr(getattr(inmost, "__code__", None), "co_freevars", ())
-        around = [name for name in free if name != inmost.__name__]  # it may call itself
+        around = [name for name in free if name != inmost.__name__]  # it may be recursive
         if not inspect.isroutine(inmost) or inmost.__name__ == "<lambda>":
-            why = "it has no name of its own"
+            why = "it has no unique name"
         elif inspect.ismethod(inmost):
-            why = "its name does not say whose method it is"
+            why = "its name does not identify the instance"
         elif around:
-            why = f"it also depends on {' and '.join(around)}, from around it"
+            why = f"its result also depends on {' and '.join(around)} of the enclosing function"
         else:
             return
         raise self._wrong(f"{why}: give a key, such as 'thing:{{thing_id}}'")
 
-    def wanted(
+    def entry_for(
         self,
         compute: Callable[[], Awaitable[Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Wanted:
-        """Say what is wanted by a call with these arguments.
+    ) -> CacheEntry:
+        """Describe the value for a call with these arguments.
 
         Raises:
-            TypeError: the function does not take them.
+            TypeError: the function does not accept them.
             ConfigurationError: they do not name a value.
         """
         name = self._name(args, kwargs)
-        return Wanted(self._spec, name, compute, self._dumps, self._codec.loads)
+        return CacheEntry(self._spec, name, compute, self._dumps, self._codec.loads)
 
     def check_instance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See that a method is told whose value is meant, by who does not call it on an instance.
+        """Check that `invalidate` or `refresh` of a method got the instance.
 
-        What `shop.price` has is that of the function, and does not know the shop.
+        `shop.price.invalidate` is the attribute of the function, which does not know `shop`.
 
         Raises:
-            TypeError: the function does not take these arguments.
-            ConfigurationError: the first is no instance of its class.
+            TypeError: the function does not accept these arguments.
+            ConfigurationError: the first argument is not an instance of the class.
         """
         first = next(iter(self._signature.parameters), "")
         if not self._owner or first not in {"self", "cls"}:
@@ -118,7 +122,7 @@ class Recipe:
         if all(each.__qualname__ != self._owner for each in kind.__mro__):
             method = self._function.rpartition(".")[2]
             raise self._wrong(
-                f"say whose value it is, as in {self._owner}.{method}.invalidate({first}, ...)"
+                f"pass the instance, as in {self._owner}.{method}.invalidate({first}, ...)"
             )
 
     def _dumps(self, value: object) -> bytes:
@@ -126,8 +130,8 @@ class Recipe:
             return as_bytes(self._codec.dumps(value))
         except Exception as error:
             raise self._wrong(
-                f"what it returned cannot be written: {error}: return something else, or give a "
-                "codec that can write it, such as holdfast.PICKLE"
+                f"the codec cannot encode its result: {error}: return something else, or give a "
+                "codec that can encode it, such as holdfast.PICKLE"
             ) from error
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -147,14 +151,14 @@ class Recipe:
         try:
             fields = [field for _, field, _, _ in Formatter().parse(text) if field is not None]
         except ValueError as error:
-            raise self._wrong(f"key={text!r} is no format string: {error}") from None
+            raise self._wrong(f"key={text!r} is not a format string: {error}") from None
         for field in fields:
             name = field.partition(".")[0].partition("[")[0]
             if name not in known or known[name].kind in _ANONYMOUS:
                 named = [f"{{{each}}}" for each in known if known[each].kind not in _ANONYMOUS]
                 among = " and ".join(named) or "no fields"
-                raise self._wrong(f"key={text!r}: it has no argument {name!r}: use {among}")
-        fill = _Words(self._wrong).vformat
+                raise self._wrong(f"key={text!r}: there is no argument {name!r}: use {among}")
+        fill = _KeyFormatter(self._wrong).vformat
 
         def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             return self._checked(fill(text, (), self._bound(args, kwargs)))
@@ -167,10 +171,10 @@ class Recipe:
     def _checked(self, name: object) -> str:
         if isinstance(name, str) and name:
             return name
-        raise self._wrong(f"its key is {name!r}: let it be text that names the value")
+        raise self._wrong(f"its key is {name!r}: return non-empty text that names the value")
 
     def _canonical(self, value: object, name: str) -> str:
-        """Write an argument so that equal ones, and no others, look alike in every process."""
+        """Return text that is equal in all processes for equal arguments, and only for these."""
         if is_plain(value):
             return repr(value)
         if isinstance(value, Enum):
@@ -187,7 +191,7 @@ class Recipe:
             ]
             return self._listed(kind, sorted(items))
         raise self._wrong(
-            f"its argument {name!r}, a {kind.__name__}, does not look the same in every process: "
+            f"its argument {name!r}, a {kind.__name__}, has no repr that is the same everywhere: "
             f"give a key, such as 'thing:{{{name}.id}}', or a function of the arguments"
         )
 
@@ -200,9 +204,9 @@ class Recipe:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Name a function by where it is, in the same way in whichever process.
+    """Return the module and qualified name of a function, the same in every process.
 
-    A program that is run has no name but `__main__`, as any other has: its file's is taken.
+    For a program that is run as `__main__`, the name of its file replaces the module.
     """
     module = getattr(function, "__module__", None)
     if module in {"__main__", "__mp_main__"}:
@@ -213,30 +217,30 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _member(value: Enum) -> str:
-    """Name a member of an enumeration; several flags at once have no name, or not everywhere."""
+    """Return the name of an enum member, or the value of combined flags."""
     return value.name if value.name in type(value).__members__ else repr(value.value)
 
 
 def is_plain(value: object) -> bool:
-    """Whether its `repr` is all that it is, and the same everywhere."""
+    """Return whether the `repr` of a value is complete and the same in every process."""
     kind = type(value)
     return kind in _PLAIN or (kind.__module__, kind.__name__) in _ALSO_PLAIN
 
 
-class _Words(Formatter):
-    """Fills in a key's fields so that what is in them is never taken for what stands between."""
+class _KeyFormatter(Formatter):
+    """Formats a key so that field values cannot be confused with the text between them."""
 
     def __init__(self, wrong: Callable[[str], ConfigurationError]) -> None:
         self._wrong = wrong
 
-    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as Formatter
-        """Write one field: letters and digits as they are, the rest as %XX."""
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as in Formatter
+        """Format one field: letters and digits unchanged, everything else as %XX."""
         if isinstance(value, Enum):
             value = _member(value)
         if not is_plain(value):
             raise self._wrong(
-                f"a {type(value).__name__} in its key does not look the same in every process: "
-                "name something plain in it, such as {user.id}"
+                f"a {type(value).__name__} in its key is not the same text in every process: "
+                "use a simple attribute of it, such as {user.id}"
             )
         if isinstance(value, bytes):
             value = value.decode("latin-1")

@@ -1,26 +1,26 @@
-"""Values of the user's, between their codec and the server."""
+"""Encoding and decoding of users' values, with errors that name the key."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.api.codecs import as_bytes
 from holdfast.errors import ConfigurationError, WrongValue
-from holdfast.faces.codecs import as_bytes
 
 if TYPE_CHECKING:
-    from holdfast.faces.codecs import Codec
+    from holdfast.api.codecs import Codec
 
 
 def named(key: str | bytes) -> str:
-    """A key as text."""
+    """Return a key as text."""
     return key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
 
 
 def load(codec: Codec, key: str | bytes, data: bytes | None) -> Any:  # noqa: ANN401 - any value
-    """Read what the key holds; nothing is None.
+    """Decode the value of a key; None if there is none.
 
     Raises:
-        WrongValue: the codec cannot read it.
+        WrongValue: the codec cannot decode it.
     """
     if data is None:
         return None
@@ -28,20 +28,20 @@ def load(codec: Codec, key: str | bytes, data: bytes | None) -> Any:  # noqa: AN
         return codec.loads(data)
     except Exception as error:
         name = named(key)
-        message = f"{name!r} was left as it is, because it cannot be read: {error}"
+        message = f"the codec cannot decode the value of {name!r}, which was not changed: {error}"
         raise WrongValue(message, lock=name) from error
 
 
 def dump(codec: Codec, key: str | bytes, value: object) -> bytes:
-    """Write a value that a function returned.
+    """Encode a value that an update function returned.
 
     Raises:
-        ConfigurationError: it returned nothing.
-        Exception: whatever the codec raises; TypeError, if that does not make bytes of it.
+        ConfigurationError: the function returned None.
+        Exception: from the codec; TypeError if the codec returned neither bytes nor text.
     """
     if value is None:
         raise ConfigurationError(
-            f"the function that updates {named(key)!r} returned None: have it return the new value",
+            f"the function that updates {named(key)!r} returned None: return the new value",
             lock=named(key),
         )
     return as_bytes(codec.dumps(value))
