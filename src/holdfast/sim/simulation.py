@@ -1,10 +1,10 @@
-"""A world of processes under virtual time, in which everything happens one step at a time.
+"""A deterministic scheduler with virtual time: processes, tasks, futures and timers.
 
-True time is a whole number of microseconds. Each process reads it off a clock of its own, which may
-run a little fast or slow. A process that is paused does nothing and hears of nothing until it goes
-on, while its clock runs; one that crashed never goes on. Of things due at the same moment the one
-that was arranged first comes first; all else that could come out one way or another is asked of
-`choices`. So a world is the same each time it is run with the same choices.
+True time is an integer number of microseconds. Each process has its own clock, which may run
+slightly fast or slow. A paused process runs no callbacks until it resumes, but its clock keeps
+running. A crashed process never resumes. Events that are due at the same time run in the order in
+which they were scheduled. Every other decision comes from `choices`, so two runs with the same
+choices are identical.
 """
 
 from __future__ import annotations
@@ -24,70 +24,70 @@ SECOND = 1_000_000
 """Microseconds in a second."""
 
 
-_A_SECOND = 300_000  # things that may happen in one
+_EVENTS_PER_SECOND = 300_000  # more than this is an endless loop
 
 
 class Cancelled(BaseException):
-    """What a task is woken with when it is cancelled."""
+    """Raised inside a task that is cancelled."""
 
 
-class Stuck(Exception):  # noqa: N818 - it is
-    """Nothing can happen any more, and somebody waits."""
+class Stuck(Exception):  # noqa: N818 - a state, not an error
+    """No event is left, and the run is not done."""
 
 
 def check_duration(seconds: float) -> None:
-    """Refuse to wait for less than no time, as sockets and clocks do."""
+    """Reject a negative timeout, as sockets do."""
     if seconds < 0:
-        raise ValueError(f"a timeout of {seconds} s")
+        raise ValueError(f"a timeout must not be negative: {seconds} s")
 
 
 class Future(Generic[T]):
-    """Something that will be known later, once."""
+    """A result that is set once, later."""
 
     __slots__ = ("_error", "_value", "done", "unread", "waiting")
 
     def __init__(self) -> None:
         self.done = False
         self.unread: BaseException | None = None
-        """How it failed, while nobody has been told."""
+        """The exception, until a caller has retrieved it."""
         self._value: Any = None
         self._error: BaseException | None = None
         self.waiting: list[Callable[[], None]] = []
 
     def set(self, value: T) -> None:
-        """Know it."""
+        """Set the result."""
         if not self.done:
             self.done, self._value = True, value
-            self._tell()
+            self._run_callbacks()
 
     def fail(self, error: BaseException) -> None:
-        """Know that it failed."""
+        """Set an exception."""
         if not self.done:
             self.done, self._error, self.unread = True, error, error
-            self._tell()
+            self._run_callbacks()
 
     def result(self) -> T:
-        """What is known; raises how it failed."""
+        """Return the result, or raise the exception that was set."""
         self.unread = None
         if self._error is not None:
             raise self._error
         value: T = self._value
         return value
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         waiting, self.waiting = self.waiting, []
         for callback in waiting:
             callback()
 
     def __await__(self) -> Generator[Future[T], None, T]:
-        """Suspend until it is known."""
+        """Suspend until the result is set."""
         if not self.done:
             yield self
         return self.result()
 
 
 class Timer:
-    """A call that was arranged for later, and can be called off."""
+    """A scheduled callback that can be cancelled."""
 
     __slots__ = ("callback",)
 
@@ -95,47 +95,50 @@ class Timer:
         self.callback = callback
 
     def cancel(self) -> None:
-        """Call it off."""
+        """Cancel the callback."""
         self.callback = None
 
 
-class World:
-    """Virtual time, and what is to happen when."""
+class Simulation:
+    """Virtual time and the scheduled events of one run."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
         self.now = 0
         self.task: Task | None = None
-        """The task whose step this is."""
+        """The task that runs now."""
         self.trace: list[tuple[Any, ...]] = []
-        """What happened: (true time, kind, who, and what else there is to say)."""
+        """The recorded events: (true time, kind, actor, details)."""
         self.tasks: list[Task] = []
+        self.longest_pause = 0
+        """The longest pause of a process so far, in microseconds."""
         self.doubled: set[str] = set()
         """The arguments of requests that were delivered twice."""
-        """Some request was carried out a second time by itself."""
         self.failure: BaseException | None = None
-        """What went wrong, if something did: then nothing more happens."""
+        """The exception that ends the run."""
         self._heap: list[tuple[int, int, Timer]] = []
         self._order = count()
 
-    def note(self, kind: str, who: str, *rest: object) -> None:
-        """Write down what happens now."""
-        self.trace.append((self.now, kind, who, *rest))
+    def note(self, kind: str, actor: str, *rest: object) -> None:
+        """Add an event to the trace."""
+        self.trace.append((self.now, kind, actor, *rest))
 
     def at(self, when: int, callback: Callable[[], object]) -> Timer:
-        """Have it called at true time `when`."""
+        """Schedule a callback at true time `when`."""
         timer = Timer(callback)
         heappush(self._heap, (max(when, self.now), next(self._order), timer))
         return timer
 
     def after(self, delay: int, callback: Callable[[], object]) -> Timer:
-        """Have it called in so many microseconds."""
+        """Schedule a callback in `delay` microseconds."""
         return self.at(self.now + delay, callback)
 
     def end(self, *expected: type[BaseException]) -> None:
-        """Let nothing be left: nobody steps the tasks any more.
+        """Close all tasks.
 
-        An error of another kind that ended a task, and that nobody was told of, is raised here.
+        Raises:
+            BaseException: the error of a task, if no caller has retrieved it, unless it is
+                `Cancelled` or one of the `expected` types.
         """
         for task in self.tasks:
             task.close()
@@ -145,12 +148,13 @@ class World:
                 raise error
 
     def run(self, done: Callable[[], bool], until: int) -> bool:
-        """Let things happen until `done` says so, or it is later than `until`.
+        """Process events until `done()` is true or true time exceeds `until`.
 
-        Returns whether it was done.
+        Returns:
+            Whether `done()` was true.
 
         Raises:
-            Stuck: there is nothing left that could happen.
+            Stuck: no event is left.
         """
         events, second = 0, self.now
         while not done():
@@ -164,8 +168,8 @@ class World:
                 return False
             heappop(self._heap)
             events, second = (0, when) if when > second + SECOND else (events + 1, second)
-            if events > _A_SECOND:
-                raise RuntimeError("something happens again and again, without end")
+            if events > _EVENTS_PER_SECOND:
+                raise RuntimeError(f"more than {_EVENTS_PER_SECOND} events in one second: a loop")
             callback, timer.callback = timer.callback, None
             if callback is not None:
                 self.now = when
@@ -174,47 +178,49 @@ class World:
 
 
 class Process:
-    """One process: a clock, tasks, and whether it runs."""
+    """One process: its clock, its tasks, and whether it is paused or crashed."""
 
-    def __init__(self, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> None:
-        self.world = world
+    def __init__(
+        self, sim: Simulation, name: str, *, rate: float = 1.0, offset: float = 0.0
+    ) -> None:
+        self.sim = sim
         self.name = name
         self.rate = rate
         self._offset = offset
         self.crashed = False
         self.on_crash: Callable[[], object] = lambda: None
         self.paused = False
-        self.went_on = -1
-        """When it last went on after a pause."""
-        self._put_off: list[Callable[[], object]] = []
+        self.resumed_at = -1
+        """When it last resumed after a pause."""
+        self._deferred: list[Callable[[], object]] = []
 
     def now(self) -> float:
-        """Seconds on the process's own clock."""
-        return self.local_time(self.world.now)
+        """Return the seconds on the clock of the process."""
+        return self.local_time(self.sim.now)
 
     def true_time(self, local: float) -> int:
-        """When the process's own clock shows this."""
+        """Return the true time at which the clock of the process shows `local`."""
         return int((local - self._offset) / self.rate * SECOND)
 
     def local_time(self, true: int) -> float:
-        """What the process's own clock shows at this true time."""
+        """Return what the clock of the process shows at this true time."""
         return self._offset + self.rate * true / SECOND
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call it if the process runs, when it goes on if it is paused, never if it crashed."""
+        """Run a callback in the process: now, on resume if it is paused, never if it crashed."""
         if self.crashed:
             return
-        if self.paused or self._put_off:
-            self._put_off.append(callback)
+        if self.paused or self._deferred:
+            self._deferred.append(callback)
         else:
             callback()
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Have it called in this process, after what is happening now."""
-        self.world.after(0, lambda: self.call(callback))
+        """Schedule a callback in this process, after the current event."""
+        self.sim.after(0, lambda: self.call(callback))
 
     def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        """Have it called when so much has passed on the process's own clock."""
+        """Schedule a callback after `seconds` on the clock of the process."""
         delay = max(0, int(seconds / self.rate * SECOND) + 1)
         timer = Timer(callback)
 
@@ -223,46 +229,50 @@ class Process:
             if due is not None:
                 due()
 
-        self.world.after(delay, lambda: self.call(fire))
+        self.sim.after(delay, lambda: self.call(fire))
         return timer
 
     def pause(self, microseconds: int) -> None:
-        """Stop here, as for a collection of garbage or a suspended machine."""
+        """Pause the process, as a garbage collection or a suspended machine does."""
         self.paused = True
-        self.world.note("paused", self.name, microseconds)
-        self.world.after(microseconds, self._go_on)
+        self.sim.longest_pause = max(self.sim.longest_pause, microseconds)
+        self.sim.note("paused", self.name, microseconds)
+        self.sim.after(microseconds, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if not self.paused:
             return
         self.paused = False
-        self.went_on = self.world.now
-        self.world.note("goes on", self.name)
-        self.world.after(0, self._catch_up)
+        self.resumed_at = self.sim.now
+        self.sim.note("resumed", self.name)
+        self.sim.after(0, self._catch_up)
 
     def _catch_up(self) -> None:
-        """Do what was put off, in order; what comes meanwhile stands behind it."""
-        if self._put_off and not self.paused and not self.crashed:
-            self._put_off[0]()
-            if self._put_off:
-                self._put_off.pop(0)
-            self.world.after(0, self._catch_up)
+        """Run the deferred callbacks in order, before any newer one."""
+        if self._deferred and not self.paused and not self.crashed:
+            self._deferred[0]()
+            if self._deferred:
+                self._deferred.pop(0)
+            self.sim.after(0, self._catch_up)
 
     def crash(self) -> None:
-        """Do nothing any more."""
+        """End the process."""
         self.crashed = True
-        self._put_off.clear()
-        self.world.note("crashed", self.name)
+        self._deferred.clear()
+        self.sim.note("crashed", self.name)
         self.on_crash()
 
     def fork(self, task: Task, name: str) -> Process:
-        """End, without a word to anybody, and return the child, in which only this task goes on."""
-        child = Process(self.world, name, rate=self.rate, offset=self._offset)
-        child.on_crash, child.went_on = self.on_crash, self.went_on
-        self.world.note("forked", self.name, name)
+        """End this process and return a child process in which only `task` continues.
+
+        The peers of this process are not notified.
+        """
+        child = Process(self.sim, name, rate=self.rate, offset=self._offset)
+        child.on_crash, child.resumed_at = self.on_crash, self.resumed_at
+        self.sim.note("forked", self.name, name)
         task.process = child
         self.crashed = True
-        self._put_off.clear()
+        self._deferred.clear()
         return child
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> Task:
@@ -271,7 +281,7 @@ class Process:
 
 
 class Task:
-    """A coroutine of a process, stepped when what it awaits is known."""
+    """A coroutine of a process, resumed when the future that it awaits is done."""
 
     def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> None:
         self.process = process
@@ -280,16 +290,16 @@ class Task:
         self._work = work
         self._awaits: Future[Any] | None = None
         self._cancelled = False
-        process.world.tasks.append(self)
+        process.sim.tasks.append(self)
         process.soon(self._step)
 
     def close(self) -> None:
-        """Let go of the coroutine, wherever it is."""
+        """Close the coroutine if it has not finished."""
         if not self.result.done:
             self._work.close()
 
     def cancel(self) -> None:
-        """Wake it with `Cancelled`, wherever it waits."""
+        """Raise `Cancelled` at the point where the task waits."""
         if self.result.done or self._cancelled:
             return
         self._cancelled = True
@@ -297,14 +307,14 @@ class Task:
             self._awaits = None
             self.process.soon(self._step)
 
-    def _wake(self, known: Future[Any]) -> None:
-        if self._awaits is known:
+    def _wake(self, future: Future[Any]) -> None:
+        if self._awaits is future:
             self._awaits = None
             self.process.soon(self._step)
 
     def _step(self) -> None:
-        world = self.process.world
-        world.task, before = self, world.task
+        sim = self.process.sim
+        sim.task, before = self, sim.task
         try:
             if self._cancelled:
                 self._cancelled = False
@@ -313,7 +323,7 @@ class Task:
                 awaited = self._work.send(None)
         except StopIteration as done:
             self.result.set(done.value)
-        except (Exception, Cancelled) as error:  # noqa: BLE001 - whoever awaits it gets it
+        except (Exception, Cancelled) as error:  # noqa: BLE001 - the awaiting task receives it
             self.result.fail(error)
         else:
             self._awaits = awaited
@@ -322,4 +332,4 @@ class Task:
             else:
                 awaited.waiting.append(lambda: self._wake(awaited))
         finally:
-            world.task = before
+            sim.task = before

@@ -1,4 +1,4 @@
-"""The cached value that clients ask for beside their turns at the lock."""
+"""The calls of a cached function with which clients begin some of their turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.cache import Cache, get, invalidate, refresh
-from holdfast.core.value import Wanted, describe_cache
+from holdfast.core.value import CacheEntry, describe_cache
 from holdfast.errors import ConfigurationError, HoldfastError, WouldDeadlock
 from holdfast.sim.checks.cached import CachedCheck, Call, Failed
 from holdfast.sim.client import COMMAND_TIMEOUT
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 NAMES = ("value", "value {1} of 100 %", "value " * 100)
-"""What the value may be called: names are written into keys."""
+"""Possible names of the value; the name is part of its keys."""
 
 USUAL: Mapping[str, Any] = {
     "ttl": 1.0,
@@ -42,11 +42,11 @@ MISUSES: Sequence[Mapping[str, Any]] = [
     *({"timeout": given} for given in (-0.1, True)),
     {"quorum": True},
 ]
-"""Settings of a cached function that cannot work."""
+"""Invalid settings of a cached function."""
 
 
 class _Cache(Cache):
-    """The cache of a client that is watched."""
+    """A cache that reports its events to the check."""
 
     def __init__(self, client: SimClient, check: CachedCheck) -> None:
         self._client = client
@@ -58,33 +58,33 @@ class _Cache(Cache):
         client = self._client
         if client.closed:
             return False
-        client.machine.spawn(operation, "aside")
+        client.machine.spawn(operation, "background")
         return True
 
-    def answered(self) -> None:
-        """Take in that the server is there, and say so."""
-        self._check.heard(self._client)
-        super().answered()
+    def on_server_up(self) -> None:
+        """Note that the server replied, and report it."""
+        self._check.server_answered(self._client)
+        super().on_server_up()
 
-    def unanswered(self, wanted: Wanted, error: HoldfastError) -> None:
-        """Take in that the server is away, and say so."""
+    def on_server_down(self, entry: CacheEntry, error: HoldfastError) -> None:
+        """Note that the server did not reply, and report it."""
         self._check.unanswered(self._client, self._client.actor())
-        super().unanswered(wanted, error)
+        super().on_server_down(entry, error)
 
 
-class CachedPlay:
-    """What clients do with one cached value, in one run."""
+class CachedTurns:
+    """The calls of all clients for one cached value, in one run."""
 
     def __init__(self, settings: Settings, checks: Checks) -> None:
-        self._choices = checks.world.choices
+        self._choices = checks.sim.choices
         self._caches: dict[SimClient, _Cache] = {}
         if settings.cached:
             self._set_up(settings, checks)
 
     def _set_up(self, settings: Settings, checks: Checks) -> None:
-        """Draw the settings of the cached function, and see that others are refused."""
+        """Draw the settings of the cached function, and check that invalid ones are rejected."""
         for misuse in MISUSES:
-            if not _is_refused(misuse):
+            if not _is_rejected(misuse):
                 checks.fail("CACHE", f"{misuse} was accepted")
         drawn = {
             "ttl": self._one_of("cache ttl", (1.0, 0.3, 5.0)),
@@ -98,12 +98,13 @@ class CachedPlay:
         self._takes = self._one_of("computing", (0.05, 0.0, 0.6))
         lock = self._wanted(None).lock()  # type: ignore[arg-type]  # it is not computed
         self.check = checks.cached = CachedCheck(settings, checks, self._spec, lock)
+        checks.beside |= dict.fromkeys((lock.keys[0], lock.keys[3]), self.check)
 
     def _one_of(self, kind: str, values: Sequence[T]) -> T:
         return values[self._choices.pick(kind, [1] * len(values))]
 
-    def _wanted(self, call: Call) -> Wanted:
-        return Wanted(self._spec, self._name, partial(self._compute, call), _dumps, _loads)
+    def _wanted(self, call: Call) -> CacheEntry:
+        return CacheEntry(self._spec, self._name, partial(self._compute, call), _dumps, _loads)
 
     def _cache(self, client: SimClient) -> _Cache:
         if client not in self._caches:
@@ -111,13 +112,13 @@ class CachedPlay:
         return self._caches[client]
 
     async def turn(self, client: SimClient) -> None:
-        """Ask for the value, or have it forgotten or computed again."""
+        """Get, invalidate or refresh the value."""
         for _ in range(self._one_of("calls", (1, 2, 4))):
             kind = ("get", "invalidate", "refresh")[self._choices.pick("call", (7, 2, 1))]
             await self._begin(kind, client)
 
-    async def _begin(self, kind: str, client: SimClient, *, beside: bool = False) -> None:
-        call = Call(kind, client, beside=beside)
+    async def _begin(self, kind: str, client: SimClient, *, nested: bool = False) -> None:
+        call = Call(kind, client, nested=nested)
         self.check.begin(call)
         try:
             await self._call(call)
@@ -125,15 +126,15 @@ class CachedPlay:
             self.check.raised(call, error)
         finally:
             self.check.end(call)
-        task = call.forgetting
+        task = call.invalidation_task
         while task is not None and not (task.result.done or task.process.crashed):
             await client.sleep(0.1)
 
-    async def _forget_and_ask(self, client: SimClient) -> None:
-        """Have the value forgotten while it is being stored, and ask for it."""
+    async def _invalidate_and_get(self, client: SimClient) -> None:
+        """Invalidate the value while it is being stored, then get it."""
         await client.sleep(0.0002)
-        await self._begin("invalidate", client, beside=True)
-        await self._begin("get", client, beside=True)
+        await self._begin("invalidate", client, nested=True)
+        await self._begin("get", client, nested=True)
 
     async def _call(self, call: Call) -> None:
         cache, wanted = self._cache(call.client), self._wanted(call)
@@ -145,36 +146,38 @@ class CachedPlay:
             self.check.returned(call, value)
 
     async def _compute(self, call: Call) -> int:
-        """Take some time, and perhaps fail; or ask for the value that is being computed."""
+        """Compute the value: take some time, sometimes fail, sometimes call `get` recursively."""
         made = self.check.computes(call)
         failed = True
         try:
             how = self._choices.pick("computes", (12, 2, 1))
-            if how == 2 and call.kind == "get" and not made.is_aside:  # noqa: PLR2004 - one in 15
-                await self._ask_for_itself(call)
+            if how == 2 and call.kind == "get" and not made.in_background:  # noqa: PLR2004 - one in 15
+                await self._get_recursively(call)
             takes = (1.0, 0.0, 5.0)[self._choices.pick("takes", (4, 2, 1))] * self._takes
             await call.client.sleep(takes)
             if how == 1:
                 raise Failed(made.number)
             failed = False
-            if not (call.over or call.beside) and self._choices.pick("forgets", (3, 1)):
-                beside = self._forget_and_ask(call.client)
-                call.forgetting = call.client.machine.spawn(beside, "forgets")
+            if not (call.over or call.nested) and self._choices.pick("forgets", (3, 1)):
+                nested = self._invalidate_and_get(call.client)
+                call.invalidation_task = call.client.machine.spawn(nested, "forgets")
         finally:
             self.check.computed(made, failed=failed)
         return made.number
 
-    async def _ask_for_itself(self, call: Call) -> None:
+    async def _get_recursively(self, call: Call) -> None:
         try:
             await get(self._cache(call.client), self._wanted(call))
         except WouldDeadlock:
             self.check.reached["a cached function that called itself"] += 1
             return
-        if call.client.generation == call.generation:  # a child knows nothing of its parent's call
+        if (
+            call.client.generation == call.generation
+        ):  # a child does not know the call of its parent
             self.check.fail("FLIGHT", f"{call.task.name} waited for itself")
 
 
-def _is_refused(settings: Mapping[str, Any]) -> bool:
+def _is_rejected(settings: Mapping[str, Any]) -> bool:
     try:
         describe_cache(**{**USUAL, **settings})
     except ConfigurationError:

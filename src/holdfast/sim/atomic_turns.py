@@ -1,10 +1,10 @@
-"""The atomic operations that clients call beside their turns at the lock."""
+"""The atomic operations with which clients begin some of their turns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.atomic import Steps
+from holdfast.core.atomic import AtomicOperations
 from holdfast.core.atomic_arguments import ID_MAX
 from holdfast.errors import OutcomeUnknown
 from holdfast.sim.atomic_model import (
@@ -36,37 +36,37 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 STOCK, TEXT, OWN = "stock", "text", "own"
-"""The keys: of numbers, of compared values, and of a user's script."""
+"""The keys: for numbers, for compared values, and for user scripts."""
 
 NUMBERS = (
     *(10, None, 0, -3, 10**15 - 2, 2**53 - 3, -(2**53) + 3, 10**18, MOST - 4, LEAST + 4),
     *("007", "x", "", "9223372036854775808", "-0"),
 )
-"""What the stock may be at first."""
+"""Possible initial values of the stock."""
 
 SIZES = (0, 0, 0, 10**15, 2**53, 10**18)
-"""What is added to the number of an operation, so that no two have the same amount."""
+"""Added to the number of an operation, so that all operations have different amounts."""
 
 ATTEMPTS = 3
-"""How often a caller calls an operation with an id that is not answered."""
+"""The number of calls of an operation with an id if there is no reply."""
 
 
-class AtomicPlay:
-    """What clients do by atomic operations, in one run."""
+class AtomicTurns:
+    """The atomic operations of all clients, in one run."""
 
     def __init__(self, settings: Settings, checks: Checks, server: Server) -> None:
-        self._choices = checks.world.choices
+        self._choices = checks.sim.choices
         self._check = AtomicCheck(settings, checks)
         self._known: list[Operation] = []
-        """The operations that have ids, so that anybody may call them again."""
+        """The operations with ids, which any client may call again."""
         self._values: list[bytes] = [b"first"]
-        """What was ever written as text, or is going to be."""
+        """All values that operations write as text."""
         self._number = 0
         if settings.atomic:
             self._set_up(server)
 
     def _set_up(self, server: Server) -> None:
-        """Let the keys be one thing or another at first."""
+        """Choose the initial values of the keys."""
         stock, text = self._one_of("stock", NUMBERS), self._one_of("text", ("first", None, ""))
         for key, value in ((STOCK, stock), (TEXT, text)):
             if value is not None:
@@ -81,7 +81,7 @@ class AtomicPlay:
 
     async def turn(self, client: SimClient) -> None:
         """Call some operations, one after the other."""
-        steps = Steps(client, COMMAND_TIMEOUT)
+        steps = AtomicOperations(client, COMMAND_TIMEOUT)
         for _ in range(self._one_of("operations", (1, 3, 6))):
             operation = self._operation()
             for _ in range(ATTEMPTS):
@@ -90,7 +90,7 @@ class AtomicPlay:
                     break
 
     def _operation(self) -> Operation:
-        """Make a new one, or have one called again."""
+        """Create an operation, or choose an earlier one to be called again."""
         if self._known and self._choices.pick("again", (4, 1)):
             return self._one_of("which", self._known)
         self._number += 1
@@ -107,7 +107,7 @@ class AtomicPlay:
         return operation
 
     def _id(self) -> str | int | None:
-        """Draw an id: none, a new one, or that of another operation."""
+        """Choose an id: none, a new one, or that of another operation."""
         kind = self._choices.pick("id", (5, 4, 4, 1))
         if kind == 3 and self._known:  # noqa: PLR2004 - as listed above
             once = self._one_of("which", self._known).once
@@ -130,7 +130,7 @@ class AtomicPlay:
         return Put(STOCK, once, self._amount(), ceiling)
 
     def _value(self) -> bytes:
-        """Name a value that may be there: most often the last."""
+        """Choose a recently written value, usually the last one."""
         latest = self._values[-3:]
         return self._one_of("value", (latest[-1], *latest))
 

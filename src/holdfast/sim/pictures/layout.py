@@ -1,4 +1,4 @@
-"""Where things go: moments on an axis that is not to scale, and labels where there is room."""
+"""The layout of a picture: a time axis that is not to scale, and positions for labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from holdfast.sim.timeline import Timeline
 
-# In pixels, apart from two factors.
+# In pixels, except the last two, which are factors.
 PAD, PAGE_WIDTH = 40, 1120
 LABEL, LABEL_MOST = 12, 190
 _SPAN = 930
@@ -24,7 +24,7 @@ _DENSEST, _SHORTENED = 0.5, 8
 
 
 class Scale:
-    """Where on the picture a moment is."""
+    """Maps true time to horizontal positions."""
 
     def __init__(self, timeline: Timeline, left: float) -> None:
         times = {moment for arrow in timeline.arrows for moment in (arrow.sent, arrow.arrived)}
@@ -33,10 +33,10 @@ class Scale:
         self.moments = sorted(moment for moment in times if moment is not None)
         gaps = [after - before for before, after in pairwise(self.moments)]
         usual = median(gaps) if gaps else 1
-        rooms = _rooms(timeline)
+        label_widths = _label_widths(timeline)
         widths = [
             min(_GAP_LEAST + _GAP_MORE * math.log2(1 + gap / usual), _GAP_MOST)
-            + rooms.get(before, 0)
+            + label_widths.get(before, 0)
             for before, gap in zip(self.moments, gaps, strict=False)
         ]
         stretch = max(_SPAN / sum(widths), _DENSEST) if widths else 1
@@ -49,7 +49,7 @@ class Scale:
         self.shortened = [at for at, pace in enumerate(paces) if pace > slow]
 
     def x(self, moment: int) -> float:
-        """Return the place of a moment, which need not be one of those we know."""
+        """Return the position of any moment, interpolated between known ones."""
         at = min(max(bisect_right(self.moments, moment) - 1, 0), len(self.moments) - 2)
         if at < 0:
             return self.places[0]
@@ -58,17 +58,17 @@ class Scale:
         return self.places[at] + part * (self.places[at + 1] - self.places[at])
 
 
-def _rooms(timeline: Timeline) -> dict[int, float]:
-    """How much room the labels of each moment ask for."""
-    rooms: dict[int, float] = {}
+def _label_widths(timeline: Timeline) -> dict[int, float]:
+    """Return the additional width that labels need after each moment."""
+    label_widths: dict[int, float] = {}
     for arrow in timeline.arrows:
         wanted = min(width_of(arrow.text, LABEL), LABEL_MOST) * 0.3
-        rooms[arrow.sent] = rooms.get(arrow.sent, 0) + wanted
-    return rooms
+        label_widths[arrow.sent] = label_widths.get(arrow.sent, 0) + wanted
+    return label_widths
 
 
 class Box(NamedTuple):
-    """A place with corners."""
+    """A rectangle."""
 
     left: float
     top: float
@@ -83,7 +83,7 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A way from one point to another."""
+    """A straight line between two points."""
 
     x1: float
     y1: float
@@ -91,15 +91,15 @@ class Line(NamedTuple):
     y2: float
 
     def at(self, part: float) -> tuple[float, float]:
-        """Return the point after such a part of the way."""
+        """Return the point at a fraction of the line, from 0 to 1."""
         return self.x1 + part * (self.x2 - self.x1), self.y1 + part * (self.y2 - self.y1)
 
     def length(self) -> float:
-        """Return how long it is."""
+        """Return the length of the line."""
         return math.hypot(self.x2 - self.x1, self.y2 - self.y1)
 
     def within(self, box: Box) -> float:
-        """Return how much of the line, from 0 to 1, runs through a box."""
+        """Return the fraction of the line that is inside a box, from 0 to 1."""
         first, last = 0.0, 1.0
         for start, step, low, high in (
             (self.x1, self.x2 - self.x1, box.left, box.right),
@@ -113,8 +113,8 @@ class Line(NamedTuple):
         return max(last - first, 0.0)
 
 
-class Ground:
-    """What is taken already, so that labels go elsewhere."""
+class LabelSpace:
+    """The occupied areas of a picture, which labels avoid."""
 
     def __init__(self) -> None:
         self.boxes: list[Box] = []
@@ -122,7 +122,7 @@ class Ground:
         self.left = self.right = 0.0
 
     def cost(self, box: Box) -> float:
-        """Return how bad it would be to write there."""
+        """Return the penalty for a label at this position."""
         covered = sum(box.shared(other) for other in self.boxes)
         near = (line for line in self.lines if line.x1 < box.right and line.x2 > box.left)
         crossed = sum(line.length() * line.within(box) for line in near)
@@ -130,7 +130,7 @@ class Ground:
         return covered * 3 + crossed * 4 + beyond * 40
 
     def take_best(self, boxes: Iterable[Box]) -> Box:
-        """Take the least bad of some places; of equal ones the first."""
+        """Occupy and return the position with the lowest penalty; the first of equal ones."""
         best = min(enumerate(boxes), key=lambda pair: self.cost(pair[1]) + 3 * pair[0])[1]
         self.boxes.append(best)
         return best
