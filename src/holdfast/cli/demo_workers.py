@@ -1,7 +1,7 @@
-"""The processes of `holdfast demo`: what each does, and the database that one of them writes to.
+"""The worker processes of `holdfast demo`, and the database that one of them writes to.
 
-This file is run as a program: which part to play, the server, and the thing that is shared. It says
-`ready`, and then does what each line that it is given says.
+This module is run as a program. Its arguments are the role, the server and the shared resource. It
+prints `ready`. Then it calls the method that each line of its input names, and prints the result.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ TTL = 2.0
 
 
 def stock_key() -> str:
-    """Where the stock of this demo is kept, as its stage calls it."""
+    """Return the key of the stock; the process of the demo calls this."""
     return f"holdfast:demo:{os.getpid()}:stock"
 
 
 class Account:
-    """A database that knows nothing of locks, and writes down the highest number it has seen."""
+    """A database without locks, which stores the highest fence that it has seen."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def open(self) -> None:
-        """Make it."""
+    def create(self) -> None:
+        """Create the database."""
         with contextlib.closing(sqlite3.connect(self.path)) as account, account:
             account.execute("CREATE TABLE account (written_by INTEGER, fence INTEGER)")
             account.execute("INSERT INTO account VALUES (0, 0)")
 
     def write(self, fence: int) -> bool:
-        """Write to it, unless somebody with a higher number has; say whether it was written."""
+        """Write, unless a higher fence was written before; return whether it was written."""
         with contextlib.closing(sqlite3.connect(self.path)) as account, account:
             update = "UPDATE account SET written_by = ?, fence = ? WHERE fence <= ?"
             return account.execute(update, (os.getpid(), fence, fence)).rowcount > 0
 
     def written_by(self) -> int:
-        """Say who wrote last."""
+        """Return the pid of the last writer."""
         with contextlib.closing(sqlite3.connect(self.path)) as account:
             return int(account.execute("SELECT written_by FROM account").fetchone()[0])
 
 
-class Sell:
-    """Sells units one by one, as shops do all day."""
+class Seller:
+    """Sells units one by one."""
 
     def __init__(self, client: holdfast.Client, url: str, stock: str) -> None:
         import redis
@@ -65,11 +65,11 @@ class Sell:
         self._lock = client.lock(stock)
 
     def unlocked(self) -> str:
-        """Sell as if nobody else did."""
+        """Sell without a lock."""
         return self._sell(contextlib.nullcontext())
 
     def locked(self) -> str:
-        """Sell when it is our turn."""
+        """Sell with a lock."""
         return self._sell(self._lock)
 
     def _sell(self, guard: AbstractContextManager[object]) -> str:
@@ -81,48 +81,48 @@ class Sell:
         return "sold"
 
 
-class Hold:
+class Holder:
     """Holds a lock until it is killed."""
 
-    def __init__(self, client: holdfast.Client, _url: str, thing: str) -> None:
-        self._lock = client.lock(thing, ttl=TTL)
+    def __init__(self, client: holdfast.Client, _url: str, resource: str) -> None:
+        self._lock = client.lock(resource, ttl=TTL)
         self._leases: list[holdfast.Lease] = []
 
     def acquire(self) -> int:
-        """Take the lock; the number of the lease."""
+        """Acquire the lock; return the fence."""
         self._leases.append(self._lock.acquire())
         return self._leases[-1].fence
 
     def check(self) -> str:
-        """Say what the lease says of itself."""
+        """Return the state of the lease."""
         try:
             self._leases[-1].check()
         except holdfast.LeaseLost as lost:
-            return f"its lease is lost ({lost.reason})"
-        return "its lease is held"
+            return f"LeaseLost, reason '{lost.reason}'"
+        return "it is held"
 
 
-class Write(Hold):
+class Writer(Holder):
     """Holds a lock, and writes."""
 
-    def __init__(self, client: holdfast.Client, url: str, thing: str) -> None:
-        super().__init__(client, url, thing)
-        self._account = Account(Path(thing))
+    def __init__(self, client: holdfast.Client, url: str, resource: str) -> None:
+        super().__init__(client, url, resource)
+        self._account = Account(Path(resource))
 
     def write(self) -> str:
-        """Write, without a look at the clock, but with the number of the lease."""
+        """Write with the fence of the lease, without checking the lease."""
         return "written" if self._account.write(self._leases[-1].fence) else "refused"
 
 
-def main(part: str, url: str, thing: str) -> None:
-    """Do what each line says, and answer with a line."""
-    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # the stage tells it
+def main(role: str, url: str, resource: str) -> None:
+    """Call the method that each line of stdin names, and print its result."""
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # the demo reports the loss
     with holdfast.Client(url) as client:
-        actor = {"sell": Sell, "hold": Hold, "write": Write}[part](client, url, thing)
-        print("ready", flush=True)  # noqa: T201 - the stage hears it
+        worker = {"sell": Seller, "hold": Holder, "write": Writer}[role](client, url, resource)
+        print("ready", flush=True)  # noqa: T201 - read by the demo
         for line in sys.stdin:
-            does: Callable[[], object] = getattr(actor, line.strip())
-            print(does(), flush=True)  # noqa: T201 - the stage hears it
+            method: Callable[[], object] = getattr(worker, line.strip())
+            print(method(), flush=True)  # noqa: T201 - read by the demo
 
 
 if __name__ == "__main__":
