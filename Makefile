@@ -1,19 +1,19 @@
-# Everything a newcomer needs: `make demo`, `make test`. Each sets up its own .venv first.
+# Start with `make demo` or `make test`. Both create .venv first.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# Most tests wait most of the time, so more of them run at once than there are cores. Simulations use
-# the processor all the time and would delay the others, so they run separately.
+# Most tests mostly wait, so more of them run in parallel than there are cores. Simulations use the
+# CPU all the time and would delay the others, so they run separately.
 WAITING = -n $(shell expr $(CORES) + 6) --ignore-glob='tests/test_sim*'
 COMPUTING = -n $(CORES) tests/test_sim*.py
 
-# Each worker and each process that a test starts imports the same code: compile it once.
+# Test workers, and the processes that tests start, import the same code: compile it once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long lint format mutation bench bench-quorum bench-cached soak clean
+.PHONY: demo test long lint format mutation bench bench-quorum bench-cached bench-rate bench-shared soak clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
@@ -31,12 +31,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=tests $(BIN)/python -m wording
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# N mutants of the core and the scripts, drawn with SEED; ARGS='--fresh' ignores earlier results.
+# Tests N mutants of core and scripts, chosen by SEED. ARGS='--fresh' ignores earlier results.
 N ?= 300
 SEED ?= 1
 mutation: $(READY)
@@ -51,7 +52,7 @@ bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/memory.py
 	$(BIN)/python bench/imports.py
 
-# Its peers need an older redis-py and an older Python than we are developed with.
+# The other libraries need an older redis-py and an older Python than .venv has.
 bench-quorum:
 	$(or $(PEERS),python3.11) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --editable '.[embedded]' pottery redlock-ng aioredlock
@@ -61,6 +62,16 @@ bench-cached:
 	$(PYTHON) -m venv .venv-caches
 	.venv-caches/bin/python -m pip install --quiet --editable '.[embedded]' 'cashews[redis]' dogpile.cache 'aiocache[redis]'
 	PYTHONPATH=tests .venv-caches/bin/python bench/cached.py
+
+bench-rate:
+	$(PYTHON) -m venv .venv-rates
+	.venv-rates/bin/python -m pip install --quiet --editable '.[embedded]' limits throttled-py
+	PYTHONPATH=tests .venv-rates/bin/python bench/rate.py
+
+bench-shared:
+	$(PYTHON) -m venv .venv-shared
+	.venv-shared/bin/python -m pip install --quiet --editable '.[embedded]' pytest grelmicro redis-semaphore self-limiters
+	PYTHONPATH=tests .venv-shared/bin/python bench/shared.py
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000
@@ -74,4 +85,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-caches .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .mutation
+	rm -rf $(VENV) .venv-peers .venv-caches .venv-rates .venv-shared .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .mutation

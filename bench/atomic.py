@@ -1,11 +1,11 @@
-"""What an atomic step, an optimistic update and a lock cost, side by side.
+"""Benchmark: the cost of an atomic operation, an optimistic update and a lock.
 
     make bench, or: PYTHONPATH=tests python bench/atomic.py [--processes N] [--rounds N] [--check]
 
-The stock: processes take from one number, beside plain DECR, by redis-py and by a bare socket. The
-counter: they add to one JSON value, in the three ways there are, with each addition counted in the
-end. And the same by one process alone. Medians of interleaved rounds in one run; rates are those of
-all processes together. With --check the exit status says whether the bar holds.
+Stock: several processes take from one number, compared with DECR by redis-py and by a bare socket.
+Counter: they add to one JSON value with each of the three operations, and no addition may be lost.
+Both are repeated with one process. Results are medians of interleaved rounds in one run; rates are
+those of all processes together. With --check the exit status is 1 if the target is missed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from typing import Self
 
 TAKE, DECR, BARE = "take", "DECR, redis-py", "DECR, bare socket"
-INCR, UPDATE, LOCK = "incr: an atomic step", "update: optimistic", "lock, GET, SET"
-BAR = 0.6
-"""Of the rate of redis-py's DECR, at least, for `take`."""
+INCR, UPDATE, LOCK = "incr: atomic", "update: optimistic", "lock, GET, SET"
+TARGET = 0.6
+"""Least rate of `take`, relative to that of redis-py's DECR."""
 
 STOCK, COUNTER = "bench:stock", "bench:counter"
-PLENTY = 10**9
+FULL_STOCK = 10**9
 
 
-def ways(path: str) -> dict[str, Callable[[], object]]:
-    """What one process can be told to do."""
+def make_operations(path: str) -> dict[str, Callable[[], object]]:
+    """Return the operations that a worker process can run, by name."""
     client, peer = holdfast.Client(f"unix://{path}"), redis.Redis(unix_socket_path=path)
     atomic, lock, bare = client.atomic, client.lock("bench"), BareSocket(path, spin=False)
     decr = pack(("DECR", STOCK))
@@ -60,41 +60,41 @@ def ways(path: str) -> dict[str, Callable[[], object]]:
 
 
 def work(path: str) -> None:
-    """Do as told, line by line; say when it is done."""
-    known = ways(path)
-    for once in known.values():
-        once()
+    """Run the operation that each line of stdin names, and print a line when it is done."""
+    operations = make_operations(path)
+    for run in operations.values():
+        run()
     print(flush=True)
     for line in sys.stdin:
-        order = json.loads(line)
-        once = known[order["way"]]
-        for _ in range(order["times"]):
-            once()
+        task = json.loads(line)
+        run = operations[task["way"]]
+        for _ in range(task["times"]):
+            run()
         print(flush=True)
 
 
 class Worker:
-    """One of the processes."""
+    """A worker process."""
 
     def __init__(self, path: str) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - this very file
+        self._process = subprocess.Popen(  # noqa: S603 - this file
             [sys.executable, __file__, "--work", path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def tell(self, **order: object) -> None:
-        """Have it begin."""
+    def start(self, **task: object) -> None:
+        """Have it start a task."""
         assert self._process.stdin is not None  # noqa: S101 - for mypy
-        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> None:
-        """Wait until it is done."""
+    def wait(self) -> None:
+        """Wait until the task is done."""
         assert self._process.stdout is not None  # noqa: S101 - for mypy
         if not self._process.stdout.readline():
-            raise SystemExit("a process ended before its work was done")
+            raise SystemExit("a worker process ended before its task was done")
 
     def __enter__(self) -> Self:
         return self
@@ -104,30 +104,33 @@ class Worker:
         self._process.communicate()
 
 
-def race(
-    server: Server, workers: list[Worker], contestants: dict[str, int], rounds: int
+def measure(
+    server: Server, workers: list[Worker], operations: dict[str, int], rounds: int
 ) -> dict[str, float]:
-    """Rates of all contestants, who do so much each a round; nothing of it may be lost."""
-    rates: dict[str, list[float]] = {way: [] for way in contestants}
+    """Return the rate of each operation; exit if an update was lost.
+
+    `operations` has the number of repetitions per process and round.
+    """
+    rates: dict[str, list[float]] = {way: [] for way in operations}
     for _ in range(rounds):
-        for way, times in contestants.items():
-            server.command("SET", STOCK, PLENTY)
+        for way, times in operations.items():
+            server.command("SET", STOCK, FULL_STOCK)
             server.command("SET", COUNTER, 0)
             began = time.perf_counter()
             for worker in workers:
-                worker.tell(way=way, times=times)
+                worker.start(way=way, times=times)
             for worker in workers:
-                worker.hear()
+                worker.wait()
             done = times * len(workers)
             rates[way].append(done / (time.perf_counter() - began))
             counted = int(server.command("GET", COUNTER)), int(server.command("GET", STOCK))
-            if done not in (counted[0], PLENTY - counted[1]):
-                raise SystemExit(f"{way}: lost some of {done}: {counted}")
+            if done not in (counted[0], FULL_STOCK - counted[1]):
+                raise SystemExit(f"{way}: updates were lost: {counted} after {done}")
     return {way: statistics.median(values) for way, values in rates.items()}
 
 
 def show(title: str, rates: dict[str, float], than: str) -> None:
-    """Print rates, and how they compare with one of them."""
+    """Print rates, and their ratio to one of them."""
     print(f"\n{title}")
     for way, rate in rates.items():
         print(f"  {way:<22} {rate:>9,.0f}/s   {rate / rates[than]:5.2f} of {than}")
@@ -135,14 +138,14 @@ def show(title: str, rates: dict[str, float], than: str) -> None:
 
 def main() -> int:
     """Run the benchmark, or one process of it."""
-    parser = argparse.ArgumentParser(description="What atomic operations cost.")
+    parser = argparse.ArgumentParser(description="The cost of atomic operations.")
     parser.add_argument(
         "--program", default=next(iter(programs().values())), help="the server's executable"
     )
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--times", type=int, default=2500, help="by each process, in each round")
-    parser.add_argument("--check", action="store_true", help="fail when the bar is missed")
+    parser.add_argument("--times", type=int, default=2500, help="operations per process and round")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the target is missed")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options: Any = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -155,22 +158,22 @@ def main() -> int:
         workers = [Worker(server.unix_path) for _ in range(options.processes)]
         try:
             for worker in workers:
-                worker.hear()
+                worker.wait()
             stock = dict.fromkeys((TAKE, DECR, BARE), options.times)
             counter = dict.fromkeys((INCR, UPDATE, LOCK), options.times // 5)
-            sold = race(server, workers, stock, options.rounds)
+            sold = measure(server, workers, stock, options.rounds)
             show(f"the stock, {len(workers)} processes", sold, DECR)
-            counted = race(server, workers, counter, options.rounds)
+            counted = measure(server, workers, counter, options.rounds)
             show(f"one counter, {len(workers)} processes", counted, INCR)
-            alone = race(server, workers[:1], {**stock, **counter}, options.rounds)
-            show("one process alone", alone, INCR)
+            alone = measure(server, workers[:1], {**stock, **counter}, options.rounds)
+            show("one process", alone, INCR)
         finally:
             for worker in workers:
                 worker.__exit__()
-    held = sold[TAKE] >= BAR * sold[DECR]
+    met = sold[TAKE] >= TARGET * sold[DECR]
     ratio = sold[TAKE] / sold[DECR]
-    print(f"\ntake is {ratio:.2f} of DECR, bar {BAR:g}: {'holds' if held else 'MISSED'}")
-    return 0 if held or not options.check else 1
+    print(f"\ntake is {ratio:.2f} of DECR, target {TARGET:g}: {'met' if met else 'MISSED'}")
+    return 0 if met or not options.check else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""A value that many want: holdfast, cashews, dogpile.cache and aiocache, in one run.
+"""Benchmark: a cached value with many callers, in holdfast, cashews, dogpile.cache and aiocache.
 
-Bars, of ours:
+Targets for holdfast:
 
-- 200 callers in 4 processes find nothing, and computing takes 0.2 s: it is computed once, the
-  slowest caller waits at most 1.1 times as long, and at most 40 commands are sent;
-- under load for ten ttls, with `stale` or with `early`, nobody waits for a computation: none is
-  a caller's own;
-- when the process that computes is killed, the others have a value within the ttl of its lock.
+- Stampede: 200 callers in 4 processes find no value, and computing it takes 0.2 s. It is computed
+  once, the slowest caller waits at most 1.1 times as long, and clients send at most 40 commands.
+- Load for ten ttls, with `stale` or with `early`: no caller computes the value itself.
+- Kill: if the process that computes is killed, the others have a value within the ttl of its lock.
 
-Commands are counted as clients send them, and in brackets together with those that scripts call, on
-connections that were open before. Peers: `make bench-cached` sets up a place for them.
+The number of commands is what clients send; the number in brackets includes the commands that
+scripts call. Connections are opened before. `make bench-cached` installs the other libraries.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PROCESSES, CALLERS, WORK, ROUNDS = 4, 50, 0.2, 5
-SLOWEST, COMMANDS = 1.1 * WORK, 40
-LOADED, TTL, PAUSE, TTLS = 10, 1.0, 0.005, 10
-"""Under load: callers a process, the value's ttl, a caller's pause, and for how many ttls."""
+SLOWEST_MAX, COMMANDS_MAX = 1.1 * WORK, 40
+LOAD_CALLERS, TTL, PAUSE, TTLS = 10, 1.0, 0.005, 10
+"""Under load: callers per process, the value's ttl, a caller's pause, and the number of ttls."""
 LOCK_TTL = 2.0
 CALLER = "caller"
 
@@ -44,7 +43,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Setting(NamedTuple):
-    """Where, and how long values and locks live."""
+    """The server, the ttl of the value, and how long computing it takes."""
 
     url: str
     ttl: float
@@ -52,22 +51,22 @@ class Setting(NamedTuple):
 
 
 class Count:
-    """How often the value was computed in this process, and how often by a caller itself."""
+    """How often this process computed the value, and how often a caller did it itself."""
 
-    calls = awaited = 0
+    calls = by_callers = 0
 
-    def computing(self, who: str) -> None:
+    def add(self, name: str) -> None:
         """Count a computation by this thread or task."""
         self.calls += 1
-        self.awaited += who == CALLER
+        self.by_callers += name == CALLER
 
 
-# The subjects: each returns the function to be called, blocking or to be awaited.
+# One function per library: each returns the cached function, blocking or async.
 
 
 def _sleeper(setting: Setting, count: Count) -> Callable[[], str]:
     def work() -> str:
-        count.computing(threading.current_thread().name)
+        count.add(threading.current_thread().name)
         time.sleep(setting.work)
         return "value"
 
@@ -77,7 +76,7 @@ def _sleeper(setting: Setting, count: Count) -> Callable[[], str]:
 def _async_sleeper(setting: Setting, count: Count) -> Callable[[], Awaitable[str]]:
     async def work() -> str:
         task = asyncio.current_task()
-        count.computing("" if task is None else task.get_name())
+        count.add("" if task is None else task.get_name())
         await asyncio.sleep(setting.work)
         return "value"
 
@@ -151,11 +150,11 @@ LOADS: dict[str, Any] = {
 ALL = {**OURS, **PEERS, **LOADS}
 
 
-# The processes that call
+# The processes of the callers
 
 
 def worker(name: str, setting: Setting, pipe: Connection) -> None:
-    """Do what is told over the pipe, until it is None."""
+    """Run the tasks from the pipe, until None."""
     make, how = ALL[name]
     count = Count()
     if make in {_ours_threads, _dogpile}:
@@ -165,17 +164,17 @@ def worker(name: str, setting: Setting, pipe: Connection) -> None:
 
 
 class Threads:
-    """Callers that are threads, which stay, and with them their connections."""
+    """Callers that are threads. They live as long as the process, and keep their connections."""
 
     def __init__(self, function: Callable[[], object], count: Count, pipe: Connection) -> None:
         self._function, self._count, self._pipe = function, count, pipe
         self._start = threading.Barrier(CALLERS + 1)
         self._end = threading.Barrier(CALLERS + 1)
-        self._told = "", 0.0
+        self._task = "", 0.0
         self._took: list[float] = []
 
     def run(self) -> None:
-        """Have all do what is told."""
+        """Have all threads run the tasks from the pipe."""
         threads = [
             threading.Thread(target=self._caller, args=(number,), name=CALLER, daemon=True)
             for number in range(CALLERS)
@@ -183,23 +182,23 @@ class Threads:
         for thread in threads:
             thread.start()
         self._pipe.send("ready")
-        while (told := self._pipe.recv()) is not None:
-            self._told, self._took = told, []
-            self._count.calls = self._count.awaited = 0
+        while (task := self._pipe.recv()) is not None:
+            self._task, self._took = task, []
+            self._count.calls = self._count.by_callers = 0
             self._start.wait()
             self._end.wait()
-            self._pipe.send((self._count.calls, self._count.awaited, self._took))
+            self._pipe.send((self._count.calls, self._count.by_callers, self._took))
 
     def _caller(self, number: int) -> None:
         while True:
             self._start.wait()
-            kind, seconds = self._told
-            if kind == "one by one":  # so that each opens its connection
+            kind, seconds = self._task
+            if kind == "one by one":  # each opens its connection
                 time.sleep(number * 0.01)
             end = time.monotonic() + seconds
-            if kind != "load" or number < LOADED:
+            if kind != "load" or number < LOAD_CALLERS:
                 self._call()
-            while kind == "load" and number < LOADED and time.monotonic() < end:
+            while kind == "load" and number < LOAD_CALLERS and time.monotonic() < end:
                 time.sleep(PAUSE)
                 self._call()
             self._end.wait()
@@ -213,7 +212,7 @@ class Threads:
 async def tasks(
     make: Callable[..., Any], how: dict[str, Any], setting: Setting, count: Count, pipe: Connection
 ) -> None:
-    """Callers that are tasks."""
+    """Run callers that are asyncio tasks."""
     function = make(setting, count, **how)
     loop, took = asyncio.get_running_loop(), list[float]()
 
@@ -228,23 +227,23 @@ async def tasks(
             await asyncio.sleep(PAUSE)
 
     pipe.send("ready")
-    while (told := await loop.run_in_executor(None, pipe.recv)) is not None:
-        kind, seconds = told
+    while (task := await loop.run_in_executor(None, pipe.recv)) is not None:
+        kind, seconds = task
         took.clear()
-        count.calls = count.awaited = 0
+        count.calls = count.by_callers = 0
         end = time.monotonic() + seconds
-        each = [load(end) for _ in range(LOADED)] if kind == "load" else None
+        each = [load(end) for _ in range(LOAD_CALLERS)] if kind == "load" else None
         callers = [
             loop.create_task(one, name=CALLER) for one in each or [call() for _ in range(CALLERS)]
         ]
         await asyncio.gather(*callers)
-        pipe.send((count.calls, count.awaited, list(took)))
+        pipe.send((count.calls, count.by_callers, list(took)))
 
 
-# The process that looks on
+# The main process
 
 
-class Crowd:
+class CallerProcesses:
     """Processes that call the same function."""
 
     def __init__(self, name: str, setting: Setting, processes: int) -> None:
@@ -258,33 +257,35 @@ class Crowd:
         for pipe in self._pipes:
             pipe.recv()
 
-    def tell(self, kind: str, seconds: float = 0.0) -> None:
-        """Have all of them begin."""
+    def start(self, kind: str, seconds: float = 0.0) -> None:
+        """Have all processes start a task."""
         for pipe in self._pipes:
             pipe.send((kind, seconds))
 
-    def told(self) -> tuple[int, int, list[float]]:
-        """Return how often it was computed, and by callers, and how long each call took."""
+    def results(self) -> tuple[int, int, list[float]]:
+        """Return the number of computations, those by callers, and the duration of each call."""
         answers = [pipe.recv() for pipe in self._pipes]
-        calls, awaited = (sum(answer[at] for answer in answers) for at in range(2))
-        return calls, awaited, [took for *_, each in answers for took in each]
+        calls, by_callers = (sum(answer[at] for answer in answers) for at in range(2))
+        return calls, by_callers, [took for *_, each in answers for took in each]
 
-    def do(self, kind: str, seconds: float = 0.0) -> tuple[int, int, list[float]]:
-        """Have all of them do it."""
-        self.tell(kind, seconds)
-        return self.told()
+    def run_all(self, kind: str, seconds: float = 0.0) -> tuple[int, int, list[float]]:
+        """Have all processes run a task, and return the results."""
+        self.start(kind, seconds)
+        return self.results()
 
     def end(self) -> None:
-        """End them."""
+        """Kill the processes."""
         for process in self.processes:
             process.kill()
             process.join()
 
 
 @contextlib.contextmanager
-def crowd(name: str, setting: Setting, processes: int = PROCESSES) -> Iterator[Crowd]:
-    """Make a crowd that goes when it is no longer needed."""
-    made = Crowd(name, setting, processes)
+def caller_processes(
+    name: str, setting: Setting, processes: int = PROCESSES
+) -> Iterator[CallerProcesses]:
+    """Start processes of callers, and kill them at the end of the block."""
+    made = CallerProcesses(name, setting, processes)
     try:
         yield made
     finally:
@@ -292,7 +293,7 @@ def crowd(name: str, setting: Setting, processes: int = PROCESSES) -> Iterator[C
 
 
 class Burst(NamedTuple):
-    """How a burst went; of several, the most of each, but the median of the slowest."""
+    """The result of a burst; of several bursts: the maxima, and the median of `slowest`."""
 
     computed: int
     commands: int
@@ -307,13 +308,13 @@ class Burst(NamedTuple):
 
 
 def sent(lines: list[bytes]) -> tuple[int, int]:
-    """How many commands clients sent, and how many the server carried out."""
+    """Return how many commands clients sent, and how many the server ran."""
     commands = [line for line in lines if b"] " in line and b'"ECHO"' not in line]
     return sum(b" lua] " not in line for line in commands), len(commands)
 
 
 def installed(name: str) -> bool:
-    """Whether it can be measured here."""
+    """Whether the library is installed."""
     library = name.split(maxsplit=1)[0].strip(",")
     try:
         import_module({"dogpile": "dogpile.cache"}.get(library, library))
@@ -323,84 +324,84 @@ def installed(name: str) -> bool:
 
 
 def stampedes(server: Server) -> None:
-    """Many find nothing at the same moment."""
+    """Many callers find no value at the same moment."""
     print(f"{PROCESSES * CALLERS} callers in {PROCESSES} processes, {WORK} s of work")
     for name in filter(installed, [*OURS, *PEERS]):
         server.command("FLUSHALL")
-        with crowd(name, Setting(server.url, 60, WORK)) as callers:
-            callers.do("one by one")
+        with caller_processes(name, Setting(server.url, 60, WORK)) as callers:
+            callers.run_all("one by one")
             seen = []
             for number in range(ROUNDS + 1):
                 server.command("FLUSHALL")
                 with Monitor(server) as monitor:
-                    computed, _, took = callers.do("burst")
+                    computed, _, took = callers.run_all("burst")
                     seen.append(Burst(computed, *sent(monitor.lines()), max(took)))
                 if not number:
                     print(f"  {name:22} first: {seen[0]}")
             worst = Burst(*(max(column) for column in zip(*seen[1:], strict=True)))
-            usual = worst._replace(slowest=statistics.median(each.slowest for each in seen[1:]))
-            print(f"  {'':22} then:  {usual}", end="")
+            typical = worst._replace(slowest=statistics.median(each.slowest for each in seen[1:]))
+            print(f"  {'':22} then:  {typical}", end="")
             if name in OURS:
-                holds = usual.computed == 1 and usual.commands <= COMMANDS
-                holds = holds and usual.slowest <= SLOWEST
-                print(f"; bars {'hold' if holds else 'MISSED'}", end="")
+                holds = typical.computed == 1 and typical.commands <= COMMANDS_MAX
+                holds = holds and typical.slowest <= SLOWEST_MAX
+                print(f"; targets {'met' if holds else 'MISSED'}", end="")
             print()
 
 
 def loads(server: Server) -> None:
-    """Many ask all the time, for ten ttls."""
-    callers, seconds = PROCESSES * LOADED, TTLS * TTL
+    """Many callers read the value all the time, for ten ttls."""
+    callers, seconds = PROCESSES * LOAD_CALLERS, TTLS * TTL
     print(
         f"{callers} callers in {PROCESSES} processes for {TTLS} ttls of {TTL} s, {WORK} s of work"
     )
     for name in filter(installed, LOADS):
         server.command("FLUSHALL")
-        with crowd(name, Setting(server.url, TTL, WORK)) as made:
-            made.do("one by one")
-            computed, awaited, took = made.do("load", seconds)
+        with caller_processes(name, Setting(server.url, TTL, WORK)) as made:
+            made.run_all("one by one")
+            computed, by_callers, took = made.run_all("load", seconds)
         slow = sum(each > WORK / 2 for each in took)
         print(
-            f"  {name:26} {len(took) / seconds:6,.0f} calls a second, computed {computed:3}, "
-            f"by callers {awaited:3}, calls of over {WORK / 2} s {slow:4}, "
+            f"  {name:26} {len(took) / seconds:6,.0f} calls per second, computed {computed:3}, "
+            f"by callers {by_callers:3}, calls of over {WORK / 2} s {slow:4}, "
             f"slowest {max(took):.3f} s",
             end="",
         )
         if "early=1" in name or "stale" in name:
-            print(f"; bar {'holds' if not awaited else 'MISSED'}", end="")
+            print(f"; target {'met' if not by_callers else 'MISSED'}", end="")
         print()
 
 
 def killed(server: Server) -> None:
     """The process that computes is killed while others wait."""
-    print(f"the one who computes is killed; its lock has {LOCK_TTL} s")
+    print(f"the process that computes is killed; the ttl of its lock is {LOCK_TTL} s")
     for name in filter(installed, [*OURS, *PEERS]):
-        if name == "cashews early":  # it has no lock when there is nothing
+        if name == "cashews early":  # it has no lock if there is no value
             continue
         server.command("FLUSHALL")
-        with crowd(name, Setting(server.url, 60, 60.0), 1) as first:
-            first.tell("burst")
+        with caller_processes(name, Setting(server.url, 60, 60.0), 1) as first:
+            first.start("burst")
             eventually(lambda: server.command("DBSIZE") > 0, within=10)
             time.sleep(0.3)
-            with crowd(name, Setting(server.url, 60, WORK)) as others:
-                others.tell("burst")
+            with caller_processes(name, Setting(server.url, 60, WORK)) as others:
+                others.start("burst")
                 time.sleep(0.5)
                 began = time.perf_counter()
                 first.end()
-                computed, *_ = others.told()
+                computed, *_ = others.results()
                 took = time.perf_counter() - began
         print(f"  {name:22} all have a value {took:5.2f} s later, computed {computed}", end="")
         if name in OURS:
-            print(f"; bar {'holds' if took <= LOCK_TTL else 'MISSED'}", end="")
+            print(f"; target {'met' if took <= LOCK_TTL else 'MISSED'}", end="")
         print()
 
 
 def main() -> None:
-    """Measure everything on a server of its own."""
-    scenes = {"stampedes": stampedes, "loads": loads, "killed": killed}
+    """Run the benchmarks on a private server."""
+    benchmarks = {"stampedes": stampedes, "loads": loads, "killed": killed}
     with Server.start(next(iter(programs().values()))) as server:
-        for name, scene in scenes.items():
+        for name, benchmark in benchmarks.items():
             if len(sys.argv) == 1 or name in sys.argv[1:]:
-                scene(server)
+                benchmark(server)
 
 
 if __name__ == "__main__":

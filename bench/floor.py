@@ -1,8 +1,9 @@
-"""The floor: the same scripts over a bare socket and hiredis, with nothing around them.
+"""The floor of the benchmarks: the same scripts over a bare socket and hiredis.
 
-No lease, no renewal, no error handling. For a thread there are two: a plain blocking socket, and
-one that looks for a quick answer before sleeping, as holdfast does. The asyncio one always does as
-holdfast does (it spins, and writes every 16 requests), or the comparison would flatter us.
+There is no lease, no renewal and no error handling. For threads there are two variants: a blocking
+socket, and one that polls for a quick reply before it blocks, as holdfast does. The asyncio variant
+always polls and writes every 16 requests, as holdfast does. Otherwise the comparison would be in
+favour of holdfast.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import hiredis
 
 from holdfast.keys import keys_of
 from holdfast.scripts import ACQUIRE, RELEASE, VOTE
-from holdfast.wire.link import SPIN
-from holdfast.wire.multiplexed import FLUSH
-from holdfast.wire.packing import by_sha, pack
+from holdfast.wire.blocking_connection import SPIN
+from holdfast.wire.multiplexer import FLUSH
+from holdfast.wire.packing import pack, pack_evalsha
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def cycle(name: str, number: int) -> Iterator[bytes]:
-    """The two requests of one acquire and release, packed."""
+    """Yield the packed requests of one acquire and one release."""
     token = f"hf1:0123456789abcdef:{number:x}:some-host-name:12345:MainThread:"
     keys = _keys(name)
-    yield by_sha(ACQUIRE, keys, (token, "30000"), b"001")
-    yield by_sha(RELEASE, keys, (token, "30000"), b"001")
+    yield pack_evalsha(ACQUIRE, keys, (token, "30000"), b"001")
+    yield pack_evalsha(RELEASE, keys, (token, "30000"), b"001")
 
 
 @functools.cache
@@ -45,7 +46,7 @@ def _keys(name: str) -> Keys:
 
 
 class BareSocket:
-    """A blocking socket and a parser; `address` is a path, or a host and a port."""
+    """A blocking socket and a parser; `address` is a path, or host and port."""
 
     def __init__(self, address: str | tuple[str, int], *, spin: bool) -> None:
         self._spin = spin
@@ -63,8 +64,8 @@ class BareSocket:
         for script in (ACQUIRE, RELEASE):
             self.exchange(pack(("SCRIPT", "LOAD", script.text)))
 
-    def exchange(self, packed: bytes) -> Any:  # noqa: ANN401 - whatever the server answers
-        """Send one request and return its answer."""
+    def exchange(self, packed: bytes) -> Any:  # noqa: ANN401 - any reply
+        """Send one request and return its reply."""
         self._sock.sendall(packed)
         if self._spin:
             until = time.perf_counter() + SPIN
@@ -82,17 +83,17 @@ class BareSocket:
         self._sock.close()
 
 
-class BareCrowd:
-    """Sockets to several servers: written to all, read from whichever answers, until most have.
+class BareNodePool:
+    """Sockets to several servers: each request goes to all, and a majority of replies ends it.
 
-    As a quorum does it: no tally, no lease, and nobody looks at what is answered.
+    This is the I/O of a quorum, without votes or leases: replies are counted, not parsed.
     """
 
     def __init__(self, addresses: list[tuple[str, int]]) -> None:
         self._socks = [socket.create_connection(address) for address in addresses]
         self._poll = select.poll()
-        self._owed = {sock.fileno(): 0 for sock in self._socks}
-        self._by_number = {sock.fileno(): sock for sock in self._socks}
+        self._pending = {sock.fileno(): 0 for sock in self._socks}
+        self._by_fd = {sock.fileno(): sock for sock in self._socks}
         self._buffer = bytearray(16384)
         self._numbers = count()
         for sock in self._socks:
@@ -105,24 +106,24 @@ class BareCrowd:
     def cycle(self) -> None:
         """Acquire and release."""
         token = f"hf1:0123456789abcdef:{next(self._numbers):x}:some-host-name:12345:MainThread:"
-        keys, hint = _keys("crowd"), str(time.time_ns() // 1000)
-        self._ask(by_sha(VOTE, keys, (token, "10000", hint, "0 barge ", ""), b"001"))
-        self._ask(by_sha(RELEASE, keys, (token, "10000", "0", "0 barge "), b"001"))
+        keys, hint = _keys("quorum"), str(time.time_ns() // 1000)
+        self._request(pack_evalsha(VOTE, keys, (token, "10000", hint, "0 barge ", ""), b"001"))
+        self._request(pack_evalsha(RELEASE, keys, (token, "10000", "0", "0 barge "), b"001"))
 
-    def _ask(self, packed: bytes) -> None:
-        owed, buffer = self._owed, self._buffer
+    def _request(self, packed: bytes) -> None:
+        pending, buffer = self._pending, self._buffer
         for sock in self._socks:
             sock.send(packed)
-            owed[sock.fileno()] += 1
-        answered, enough = 0, len(self._socks) // 2 + 1
-        while answered < enough:
+            pending[sock.fileno()] += 1
+        replied, majority = 0, len(self._socks) // 2 + 1
+        while replied < majority:
             found = self._poll.poll(0)
             if not found:
                 os.sched_yield()
             for number, _ in found:
-                size = self._by_number[number].recv_into(buffer)
-                owed[number] -= buffer.count(b"$", 0, size)
-                answered += not owed[number]
+                size = self._by_fd[number].recv_into(buffer)
+                pending[number] -= buffer.count(b"$", 0, size)
+                replied += not pending[number]
 
     def close(self) -> None:
         """Close the sockets."""
@@ -131,25 +132,25 @@ class BareCrowd:
 
 
 class BareProtocol(asyncio.Protocol):
-    """A transport, a parser, and a deque of futures."""
+    """A transport, a parser and a deque of futures."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Set up the connection."""
         self._transport: Any = transport
         self._unsent: list[bytes] = []
-        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._futures: deque[asyncio.Future[Any]] = deque()
         self._reader = hiredis.Reader()
         self._loop = asyncio.get_running_loop()
         self._spinning = False
         self._spin_until = 0.0
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send one request; the future is its answer."""
+        """Send one request; return the future of its reply."""
         future = self._loop.create_future()
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(packed)
-        self._unanswered.append(future)
+        self._futures.append(future)
         if len(self._unsent) >= FLUSH:
             self._flush()
         return future
@@ -164,15 +165,15 @@ class BareProtocol(asyncio.Protocol):
                 self._loop.call_soon(self._spin)
 
     def _spin(self) -> None:
-        self._spinning = bool(self._unanswered) and self._loop.time() < self._spin_until
+        self._spinning = bool(self._futures) and self._loop.time() < self._spin_until
         if self._spinning:
             self._loop.call_soon(self._spin)
 
     def data_received(self, data: bytes) -> None:
-        """Hand out answers."""
+        """Resolve the futures of the replies."""
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            self._unanswered.popleft().set_result(reply)
+            self._futures.popleft().set_result(reply)
 
     def close(self) -> None:
         """Close the transport."""

@@ -1,16 +1,16 @@
-"""How fast a lock goes from hand to hand, beside other locks and in round trips.
+"""Benchmark: hand-overs of a contended lock, compared with other locks and with a round trip.
 
     make bench, or: PYTHONPATH=tests python bench/handover.py [--program PATH] [--rounds N]
 
-Everybody has so many turns to take at one lock, and asks again at once after each. A turn counts as
-a hand-over when another one had the lock before: a lock that polls is mostly taken again by the one
-who just released it, while the others sleep. So turns are shown too, but the bars are for
-hand-overs. Medians of interleaved rounds in one run on one server.
+Many threads or tasks take turns at one lock, and request it again right after each release. A turn
+counts as a hand-over if another thread or task held the lock before. A lock that polls is mostly
+acquired again by its last holder, while the others sleep. So the targets are for hand-overs; turns
+are printed too. Results are medians of interleaved rounds in one run on one server.
 
-Between processes, two of them wait for each other in turn. What is measured is the time from the
-release's returning in the one to the other's going on with the lock, in units of a PING's round
-trip over a bare socket, which each sends while it holds the lock. With --check the exit status says
-whether the bars hold.
+Between processes: two processes wait for each other in turn. The result is the time from the return
+of the release in one to the return of the acquire in the other. Its unit is the round trip of a
+PING over a bare socket, which each process sends while it holds the lock. With --check the exit
+status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 THREADS, TASKS = "8 threads", "64 asyncio tasks"
 OURS, PEER, OTHER = "holdfast", "redis-py Lock", "python-redis-lock"
-BARS = {(THREADS, PEER): 15.0, (THREADS, OTHER): 2.0, (TASKS, PEER): 20.0}
+TARGETS = {(THREADS, PEER): 15.0, (THREADS, OTHER): 2.0, (TASKS, PEER): 20.0}
 ROUND_TRIPS = 2.0
-"""The bar between processes: the median is to be at most so many round trips."""
+"""Target between processes: the greatest median, in round trips."""
 
 HOLDING = 0.002
-"""Seconds for which a player keeps the lock, so that the other one waits when it is released."""
+"""Seconds for which a process holds the lock, so that the other one waits at the release."""
 
 PING = pack(("PING",))
 
 
 class Rate(NamedTuple):
-    """What one round brought, a second."""
+    """Hand-overs and turns per second in one round."""
 
     hand_overs: float
     turns: float
@@ -63,7 +63,7 @@ Rates = dict[str, dict[str, list[Rate]]]
 
 
 def rate(order: Sequence[int], seconds: float) -> Rate:
-    """Count the turns in `order`, the numbers of those who had the lock, and the hand-overs."""
+    """Return the rate of turns and hand-overs; `order` has the number of each holder."""
     changes = sum(before != after for before, after in pairwise(order))
     return Rate(changes / seconds, len(order) / seconds)
 
@@ -71,8 +71,8 @@ def rate(order: Sequence[int], seconds: float) -> Rate:
 # One process, many waiters
 
 
-def race(make: Callable[[], Callable[[], Any]], turns: int) -> Rate:
-    """Let eight threads take turns; `make` gives each what takes the lock and returns a release."""
+def measure(make: Callable[[], Callable[[], Any]], turns: int) -> Rate:
+    """Let eight threads take turns; `make` returns a function that acquires and returns release."""
     order: list[int] = []
 
     def work(number: int) -> None:
@@ -92,7 +92,7 @@ def race(make: Callable[[], Callable[[], Any]], turns: int) -> Rate:
 
 
 def eight_threads(server: Server, rounds: int, turns: int, rates: Rates) -> None:
-    """Eight threads on one key."""
+    """Measure eight threads on one key."""
     client = holdfast.Client(f"unix://{server.unix_path}")
     peer = redis.Redis(unix_socket_path=server.unix_path)
 
@@ -100,28 +100,28 @@ def eight_threads(server: Server, rounds: int, turns: int, rates: Rates) -> None
         lock = client.lock("bench")
         return lambda: lock.acquire().release
 
-    def theirs(lock: Any) -> Callable[[], Any]:  # noqa: ANN401 - of either library
+    def theirs(lock: Any) -> Callable[[], Any]:  # noqa: ANN401 - two libraries
         def take() -> object:
             lock.acquire()
             return lock.release
 
         return take
 
-    contestants = {
+    subjects = {
         OURS: ours,
         PEER: lambda: theirs(peer.lock("peer", timeout=30)),
         OTHER: lambda: theirs(redis_lock.Lock(peer, "other", expire=30)),
     }
 
     for _ in range(rounds):
-        for who, make in contestants.items():
-            rates[THREADS].setdefault(who, []).append(race(make, turns))
+        for name, make in subjects.items():
+            rates[THREADS].setdefault(name, []).append(measure(make, turns))
     client.close()
     peer.close()
 
 
 async def many_tasks(server: Server, rounds: int, turns: int, rates: Rates) -> None:
-    """Sixty-four tasks on one key."""
+    """Measure 64 tasks on one key."""
     client = holdfast.AsyncClient(f"unix://{server.unix_path}")
     peer = redis.asyncio.Redis(unix_socket_path=server.unix_path)
 
@@ -140,42 +140,42 @@ async def many_tasks(server: Server, rounds: int, turns: int, rates: Rates) -> N
             await lock.release()
 
     for _ in range(rounds):
-        for who, work in {OURS: ours, PEER: peers}.items():
+        for name, work in {OURS: ours, PEER: peers}.items():
             order: list[int] = []
             began = time.perf_counter()
             await asyncio.gather(*(work(number, order) for number in range(64)))
-            rates[TASKS].setdefault(who, []).append(rate(order, time.perf_counter() - began))
+            rates[TASKS].setdefault(name, []).append(rate(order, time.perf_counter() - began))
     await client.close()
     await peer.aclose()
 
 
 def report(rates: Rates) -> bool:
-    """Print the table; say whether every bar holds."""
-    held = True
+    """Print the table; return whether every target is met."""
+    met = True
     for case, rows in rates.items():
         print(f"\n{case} on one key (hand-overs; turns in brackets)")
         medians = {
-            who: Rate(*(statistics.median(column) for column in zip(*values, strict=True)))
-            for who, values in rows.items()
+            name: Rate(*(statistics.median(column) for column in zip(*values, strict=True)))
+            for name, values in rows.items()
         }
-        for who, (hand_overs, turns) in medians.items():
-            low, high = min(rows[who]).hand_overs, max(rows[who]).hand_overs
-            line = f"  {who:<18} {hand_overs:>7,.0f}/s   ({low:,.0f} to {high:,.0f})"
+        for name, (hand_overs, turns) in medians.items():
+            low, high = min(rows[name]).hand_overs, max(rows[name]).hand_overs
+            line = f"  {name:<18} {hand_overs:>7,.0f}/s   ({low:,.0f} to {high:,.0f})"
             line += f"   [{turns:,.0f}/s]"
-            if who != OURS:
-                ratio, bar = medians[OURS].hand_overs / hand_overs, BARS[case, who]
-                held = held and ratio >= bar
+            if name != OURS:
+                ratio, target = medians[OURS].hand_overs / hand_overs, TARGETS[case, name]
+                met = met and ratio >= target
                 line += f"   holdfast is {ratio:.1f} [{medians[OURS].turns / turns:.1f}] of it"
-                line += f", bar {bar:g}: {'holds' if ratio >= bar else 'MISSED'}"
+                line += f", target {target:g}: {'met' if ratio >= target else 'MISSED'}"
             print(line)
-    return held
+    return met
 
 
 # Two processes, each waiting for the other
 
 
 class Turn(NamedTuple):
-    """One turn of a player; times are of a clock that both players share."""
+    """One turn of a process; both processes use the same clock."""
 
     fence: int
     asked: float
@@ -185,9 +185,9 @@ class Turn(NamedTuple):
     round_trip: float
 
 
-def play_threads(path: str, turns: int) -> list[Turn]:
-    """Play in this process, blocking."""
-    link, played = BareSocket(path, spin=False), []
+def take_turns_in_thread(path: str, turns: int) -> list[Turn]:
+    """Take turns with a blocking client."""
+    link, turns_taken = BareSocket(path, spin=False), []
     with holdfast.Client(f"unix://{path}") as client:
         lock = client.lock("ping-pong")
         for _ in range(turns):
@@ -201,14 +201,14 @@ def play_threads(path: str, turns: int) -> list[Turn]:
             time.sleep(HOLDING / 2)
             ended = now()
             lease.release()
-            played.append(Turn(lease.fence, asked, granted, ended, now(), round_trip))
+            turns_taken.append(Turn(lease.fence, asked, granted, ended, now(), round_trip))
     link.close()
-    return played
+    return turns_taken
 
 
-async def play_asyncio(path: str, turns: int) -> list[Turn]:
-    """Play in this process, on an event loop."""
-    played = []
+async def take_turns_in_task(path: str, turns: int) -> list[Turn]:
+    """Take turns with an asyncio client."""
+    turns_taken = []
     _, link = await asyncio.get_running_loop().create_unix_connection(BareProtocol, path)
     async with holdfast.AsyncClient(f"unix://{path}") as client:
         lock = client.lock("ping-pong")
@@ -223,36 +223,48 @@ async def play_asyncio(path: str, turns: int) -> list[Turn]:
             await asyncio.sleep(HOLDING / 2)
             ended = now()
             await lease.release()
-            played.append(Turn(lease.fence, asked, granted, ended, now(), round_trip))
+            turns_taken.append(Turn(lease.fence, asked, granted, ended, now(), round_trip))
     link.close()
-    return played
+    return turns_taken
 
 
-def play(kind: str, path: str, turns: int) -> None:
-    """Be one of the two players: write down the turns on standard output."""
-    played = (
-        play_threads(path, turns) if kind == "threads" else asyncio.run(play_asyncio(path, turns))
+def run_player(kind: str, path: str, turns: int) -> None:
+    """Run one of the two processes: print its turns as JSON."""
+    turns_taken = (
+        take_turns_in_thread(path, turns)
+        if kind == "threads"
+        else asyncio.run(take_turns_in_task(path, turns))
     )
-    print(json.dumps(played))
+    print(json.dumps(turns_taken))
 
 
 def between_processes(server: Server, kind: str, turns: int) -> bool:
-    """Let two processes wait for each other; print how long it takes, say if the bar holds."""
-    words = [sys.executable, __file__, "--play", kind, server.unix_path, "--turns", str(turns)]
+    """Let two processes wait for each other; print the times, return whether the target is met."""
+    words = [
+        sys.executable,
+        __file__,
+        "--player",
+        kind,
+        server.unix_path,
+        "--turns",
+        str(turns),
+    ]
     players = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]  # noqa: S603
     try:
-        told = [player.communicate(timeout=120)[0] for player in players]
+        outputs = [player.communicate(timeout=120)[0] for player in players]
     finally:
         for player in players:
             player.kill()
             player.wait()
-    played = [sorted(Turn(*turn) for turn in json.loads(text)) for text in told]
-    beginning = max(mine[0].fence for mine in played)
-    end = min(mine[-1].fence for mine in played)
-    both = [turn for turn in sorted(played[0] + played[1]) if beginning <= turn.fence <= end]
+    turns_taken = [sorted(Turn(*turn) for turn in json.loads(text)) for text in outputs]
+    beginning = max(mine[0].fence for mine in turns_taken)
+    end = min(mine[-1].fence for mine in turns_taken)
+    both = [
+        turn for turn in sorted(turns_taken[0] + turns_taken[1]) if beginning <= turn.fence <= end
+    ]
     waited = [(b, a) for b, a in pairwise(both) if a.asked < b.ended]
     unit = statistics.median(turn.round_trip for turn in both)
-    held = True
+    met = True
     print(f"\ntwo processes, {kind}: {len(waited):,} hand-overs, a PING takes {unit * 1e6:.0f} µs")
     for what, seconds in {
         "from release returning": sorted(
@@ -264,27 +276,27 @@ def between_processes(server: Server, kind: str, turns: int) -> bool:
         line = f"  {what:<24} median {median / unit:5.2f} round trips ({median * 1e6:,.0f} µs)"
         line += f"   p99 {late / unit:5.2f} ({late * 1e6:,.0f} µs)"
         if what.endswith("returning"):
-            held = median <= ROUND_TRIPS * unit
-            line += f"   bar {ROUND_TRIPS:g}: {'holds' if held else 'MISSED'}"
+            met = median <= ROUND_TRIPS * unit
+            line += f"   target {ROUND_TRIPS:g}: {'met' if met else 'MISSED'}"
         print(line)
-    return held
+    return met
 
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description="How fast a lock goes from hand to hand.")
+    parser = argparse.ArgumentParser(description="Hand-overs of a contended lock.")
     parser.add_argument(
         "--program", default=next(iter(programs().values())), help="the server's executable"
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--turns", type=int, default=1000, help="of each process")
-    parser.add_argument("--check", action="store_true", help="fail when a bar is missed")
-    parser.add_argument("--play", nargs=2, metavar=("KIND", "PATH"), help=argparse.SUPPRESS)
+    parser.add_argument("--turns", type=int, default=1000, help="turns of each process")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--player", nargs=2, metavar=("KIND", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.play:
-        kind, path = options.play
-        play(kind, path, options.turns)
+    if options.player:
+        kind, path = options.player
+        run_player(kind, path, options.turns)
         return 0
     rates: Rates = {THREADS: {}, TASKS: {}}
     with Server.start(options.program) as server:
@@ -295,10 +307,10 @@ def main() -> int:
         )
         eight_threads(server, options.rounds, 100, rates)
         asyncio.run(many_tasks(server, options.rounds, 20, rates))
-        held = report(rates)
+        met = report(rates)
         for kind in ("threads", "asyncio"):
-            held = between_processes(server, kind, options.turns) and held
-    return 0 if held or not options.check else 1
+            met = between_processes(server, kind, options.turns) and met
+    return 0 if met or not options.check else 1
 
 
 if __name__ == "__main__":

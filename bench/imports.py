@@ -1,4 +1,4 @@
-"""What `import holdfast` costs a program that only imports it, and `holdfast --version` a person.
+"""Benchmark: the time of `import holdfast` and of `holdfast --version`.
 
 make bench, or: python bench/imports.py [--rounds N]
 """
@@ -18,13 +18,13 @@ CODES = {
         150.0,
     ),
 }
-"""What is run, and the milliseconds that it may take more than nothing does."""
+"""The code, and its target in milliseconds above the start of Python."""
 
 
-def started(code: str) -> float:
-    """Milliseconds that Python takes to start and run `code`."""
+def run_time(code: str) -> float:
+    """Return the milliseconds that Python takes to start and run `code`."""
     began = time.perf_counter()
-    subprocess.run(  # noqa: S603 - our own interpreter
+    subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL
     )
     return (time.perf_counter() - began) * 1000
@@ -32,22 +32,22 @@ def started(code: str) -> float:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description="What importing holdfast costs.")
+    parser = argparse.ArgumentParser(description="The time of importing holdfast.")
     parser.add_argument("--rounds", type=int, default=41)
     rounds = parser.parse_args().rounds
     took: dict[str, list[float]] = {"": [], **{name: [] for name in CODES}}
     for _ in range(rounds):
-        took[""].append(started("pass"))
+        took[""].append(run_time("pass"))
         for name, (code, _) in CODES.items():
-            took[name].append(started(code))
+            took[name].append(run_time(code))
     bare = statistics.median(took[""])
     print(f"\nbare Python         {bare:.1f} ms")
     missed = 0
-    for name, (_, bar) in CODES.items():
+    for name, (_, target) in CODES.items():
         cost = statistics.median(took[name]) - bare
-        missed += cost > bar
-        holds = "holds" if cost <= bar else "MISSED"
-        print(f"{name:<19} {cost:+.1f} ms, bar {bar:g} ms: {holds}")
+        missed += cost > target
+        result = "met" if cost <= target else "MISSED"
+        print(f"{name:<19} {cost:+.1f} ms, target {target:g} ms: {result}")
     return 1 if missed else 0
 
 

@@ -1,9 +1,9 @@
-"""What stays behind: in the process, and on the server, after many locks of different names.
+"""Benchmark: memory that many locks with different names leave, in the process and on the server.
 
     make bench, or: PYTHONPATH=tests python bench/memory.py [--cycles N]
 
-The fence counters live for an hour on the server; here their time is up at once, by giving each
-an expiry of one millisecond, which is what that hour does more slowly.
+Fence counters expire after an hour on the server. The benchmark sets their expiry to one
+millisecond instead of waiting.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ MIB = 1024 * 1024
 
 
 def used(server: redis.Redis) -> int:
-    """The server's memory for its data, in bytes."""
+    """Return the server's memory for data, in bytes."""
     return int(server.info("memory")["used_memory_dataset"])
 
 
 def cycles(client: holdfast.Client, begin: int, number: int) -> None:
-    """Take and release `number` locks, each with a name of its own."""
+    """Acquire and release `number` locks with different names."""
     for name in range(begin, begin + number):
         client.lock(f"order:{name}").acquire().release()
 
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description="What many locks leave behind.")
+    parser = argparse.ArgumentParser(description="Memory that many locks leave.")
     parser.add_argument("--cycles", type=int, default=100_000)
     count = parser.parse_args().cycles
     print(f"\nPython {sys.version.split()[0]}, {count:,} cycles on distinct names")
@@ -65,7 +65,7 @@ def main() -> int:
             server_after = used(watcher)
     print(f"process    {grown / MIB:+.2f} MiB of Python objects, peak RSS {peak / 1024:+.1f} MiB")
     print(f"server     {(server_full - server_before) / MIB:+.2f} MiB in {counters:,} counters")
-    print(f"           {(server_after - server_before) / MIB:+.2f} MiB, 0 keys, after their time")
+    print(f"           {(server_after - server_before) / MIB:+.2f} MiB, 0 keys, after their expiry")
     return 0 if grown < MIB else 1
 
 

@@ -1,15 +1,16 @@
-"""Five servers, one lock: cycles a second against peers, one server hung, and slow answers.
+"""Benchmark: locks on five servers, compared with other libraries.
 
-Bars are ratios in one run, medians of interleaved rounds:
+It also measures one hung server, and slow replies. A cycle is one acquire and one release. Targets
+are ratios in one run, of medians of interleaved rounds:
 
-- threads: at least 5 times the best of pottery and redlock-ng (on two cores, which five servers
-  share with us: met with 64, with 8 while the machine is quiet, never with one);
-- 64 tasks, each with a lock of its own: at least 8 times the best of aioredlock and redlock-ng (met
-  while the machine is quiet, at the edge else);
-- with one server hung a cycle takes at most 1.2 times as long;
-- with 2 ms added to each answer an acquire takes at most 1.3 round trips.
+- Threads: at least 5 times the best of pottery and redlock-ng. On two cores, shared with the five
+  servers, 64 threads meet it, 8 threads meet it on an idle machine, and one thread does not.
+- 64 tasks, each with its own lock: at least 8 times the best of aioredlock and redlock-ng. They
+  meet it on an idle machine, and are close to it otherwise.
+- With one server hung, a cycle takes at most 1.2 times as long.
+- With 2 ms added to each reply, an acquire takes at most 1.3 round trips.
 
-The peers need redis-py 5 and Python below 3.12: `make bench-quorum` sets up a place for them.
+The other libraries need redis-py 5 and Python below 3.12: `make bench-quorum` installs them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 import holdfast
-from floor import BareCrowd
+from floor import BareNodePool
 from kit.servers import Server, programs
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 NODES, ROUNDS, SECONDS, TASKS, DELAY = 5, 5, 0.6, 64, 0.002
-MANY = 8, 64
-"""Threads, beside one alone."""
-LONGEST = 10.0
-"""Seconds for which servers that have just been started, and keep nothing on disk, have no vote."""
+THREADS = 8, 64
+"""Numbers of threads to measure, besides one."""
+LONGEST_TTL = 10.0
+"""Seconds for which new servers without data on disk grant no lock."""
 
 
 def rate(cycle: Callable[[], object]) -> float:
-    """Cycles a second."""
+    """Return the cycles per second."""
     done, began = 0, time.perf_counter()
     while (now := time.perf_counter()) < began + SECONDS:
         cycle()
@@ -49,8 +50,8 @@ def rate(cycle: Callable[[], object]) -> float:
     return done / (now - began)
 
 
-def together(threads: int) -> Callable[[Callable[[int], object]], float]:
-    """Measure cycles a second of so many threads; each has a number."""
+def rate_of_threads(threads: int) -> Callable[[Callable[[int], object]], float]:
+    """Return a function that measures the cycles per second of that many threads."""
 
     def measure(cycle: Callable[[int], object]) -> float:
         done, ready = [0] * threads, threading.Barrier(threads + 1)
@@ -78,13 +79,13 @@ def together(threads: int) -> Callable[[Callable[[int], object]], float]:
     return measure
 
 
-def alone(cycle: Callable[[int], object]) -> float:
-    """Cycles a second of this thread."""
+def rate_of_one(cycle: Callable[[int], object]) -> float:
+    """Return the cycles per second of one thread."""
     return rate(lambda: cycle(0))
 
 
 async def task_rate(cycle: Callable[[int], Awaitable[None]]) -> float:
-    """Cycles a second of many tasks."""
+    """Return the cycles per second of many tasks."""
     end, done = time.perf_counter() + SECONDS, 0
 
     async def work(number: int) -> None:
@@ -99,7 +100,7 @@ async def task_rate(cycle: Callable[[int], Awaitable[None]]) -> float:
 
 
 def thread_peers(urls: list[str]) -> dict[str, Callable[[int], object]]:
-    """A cycle of each peer that is installed, for one of many threads."""
+    """Return a cycle of each installed library for threads."""
     peers: dict[str, Callable[[int], object]] = {}
     with contextlib.suppress(ImportError):
         pottery: Any = import_module("pottery")
@@ -125,7 +126,7 @@ def thread_peers(urls: list[str]) -> dict[str, Callable[[int], object]]:
 
 
 def task_peers(servers: list[Server]) -> dict[str, Callable[[int], Awaitable[None]]]:
-    """A cycle of each peer that is installed, for one of many tasks."""
+    """Return a cycle of each installed library for tasks."""
     peers: dict[str, Callable[[int], Awaitable[None]]] = {}
     with contextlib.suppress(ImportError):
         aioredlock: Any = import_module("aioredlock")
@@ -148,26 +149,26 @@ def task_peers(servers: list[Server]) -> dict[str, Callable[[int], Awaitable[Non
     return peers
 
 
-def threads(how: str, urls: list[str], floor: BareCrowd | None = None) -> None:
-    """One thread, against the peers, and beside the floor: the same scripts, and nothing else."""
-    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
+def threads(how: str, urls: list[str], floor: BareNodePool | None = None) -> None:
+    """Measure one thread, the other libraries, and the floor."""
+    with holdfast.Client(urls, longest_ttl=LONGEST_TTL) as client:
         cycles = {"holdfast": ours_on(client), **thread_peers(urls)}
         if floor is not None:
             cycles["floor"] = lambda _: floor.cycle()
-        show(f"one thread, {how}", medians(cycles, alone), 5)
+        show(f"one thread, {how}", medians(cycles, rate_of_one), 5)
 
 
 def many_threads(urls: list[str]) -> None:
-    """Many threads, against the peers."""
-    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
+    """Measure many threads and the other libraries."""
+    with holdfast.Client(urls, longest_ttl=LONGEST_TTL) as client:
         cycles = {"holdfast": ours_on(client), **thread_peers(urls)}
-        for number in MANY:
-            show(f"{number} threads", medians(cycles, together(number)), 5)
+        for number in THREADS:
+            show(f"{number} threads", medians(cycles, rate_of_threads(number)), 5)
 
 
 def ours_on(client: holdfast.Client) -> Callable[[int], object]:
-    """Our cycle, for one of many threads."""
-    locks = [client.lock(f"thread {number}", ttl=10) for number in range(max(MANY))]
+    """Return a cycle of holdfast for threads."""
+    locks = [client.lock(f"thread {number}", ttl=10) for number in range(max(THREADS))]
 
     def ours(number: int) -> None:
         with locks[number]:
@@ -177,7 +178,7 @@ def ours_on(client: holdfast.Client) -> Callable[[int], object]:
 
 
 def medians(cycles: dict[str, Any], measure: Callable[[Any], float]) -> dict[str, float]:
-    """The median of each, in rounds that take turns."""
+    """Return the median of each, measured in interleaved rounds."""
     seen: dict[str, list[float]] = {name: [] for name in cycles}
     for cycle in cycles.values():
         measure(cycle)
@@ -187,22 +188,22 @@ def medians(cycles: dict[str, Any], measure: Callable[[Any], float]) -> dict[str
     return {name: statistics.median(rates) for name, rates in seen.items()}
 
 
-def show(what: str, rates: dict[str, float], bar: float) -> None:
-    """Say how much faster than the best of the others it is."""
+def show(what: str, rates: dict[str, float], target: float) -> None:
+    """Print the rates, and the ratio to the best of the other libraries."""
     print(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))
     others = [rate for name, rate in rates.items() if name not in {"holdfast", "floor"}]
     if others:
-        print(f"  {rates['holdfast'] / max(others):.1f} times the best of them (bar {bar})")
+        print(f"  {rates['holdfast'] / max(others):.1f} times the best of them (target {target})")
         if "floor" in rates:
             print(f"  the floor is {rates['floor'] / max(others):.1f} times the best of them")
     else:
-        print("  no peer is installed here")
+        print("  no other library is installed")
 
 
 async def tasks(servers: list[Server]) -> None:
-    """Many tasks, against the peers."""
+    """Measure many tasks and the other libraries."""
     urls = [server.url for server in servers]
-    async with holdfast.AsyncClient(urls, longest_ttl=LONGEST) as client:
+    async with holdfast.AsyncClient(urls, longest_ttl=LONGEST_TTL) as client:
         locks = [client.lock(f"task {number}", ttl=10) for number in range(TASKS)]
 
         async def ours(number: int) -> None:
@@ -218,9 +219,9 @@ async def tasks(servers: list[Server]) -> None:
 
 
 def one_hung(servers: list[Server]) -> None:
-    """How much longer a cycle takes while one server is hung."""
+    """Measure how much longer a cycle takes while one server is hung."""
     urls = [server.url for server in servers]
-    with holdfast.Client(urls, longest_ttl=LONGEST, command_timeout=0.3) as client:
+    with holdfast.Client(urls, longest_ttl=LONGEST_TTL, command_timeout=0.3) as client:
         lock = client.lock("hung", ttl=10)
 
         def cycle() -> None:
@@ -236,11 +237,11 @@ def one_hung(servers: list[Server]) -> None:
             servers[0].thaw()
             rate(cycle)
     ratio = statistics.median(healthy) / statistics.median(hung)
-    print(f"one of {NODES} hung: {ratio:.2f} times as long (bar 1.2)")
+    print(f"one of {NODES} hung: {ratio:.2f} times as long (target 1.2)")
 
 
 def relay(target: tuple[str, int], ready: Connection) -> None:
-    """Pass everything on, answers after a delay."""
+    """Forward all data; replies after a delay."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection(*target)
@@ -265,7 +266,7 @@ def relay(target: tuple[str, int], ready: Connection) -> None:
 
 @contextlib.contextmanager
 def delayed(servers: list[Server]) -> Iterator[list[str]]:
-    """The URLs of the servers, with a delay on every answer."""
+    """Yield URLs of proxies that delay every reply of the servers."""
     processes, urls = [], []
     for server in servers:
         here, there = multiprocessing.Pipe()
@@ -284,8 +285,8 @@ def delayed(servers: list[Server]) -> Iterator[list[str]]:
 
 
 def slow_answers(servers: list[Server]) -> None:
-    """How many round trips an acquire takes when answers are slow."""
-    with delayed(servers) as urls, holdfast.Client(urls, longest_ttl=LONGEST) as client:
+    """Measure how many round trips an acquire takes with slow replies."""
+    with delayed(servers) as urls, holdfast.Client(urls, longest_ttl=LONGEST_TTL) as client:
         lock, ping = client.lock("slow", ttl=10), redis.Redis.from_url(urls[0])
         trips, acquires = [], []
         for _ in range(60):
@@ -299,35 +300,35 @@ def slow_answers(servers: list[Server]) -> None:
         ping.close()
     trip, acquire = statistics.median(trips[10:]), statistics.median(acquires[10:])
     print(
-        f"{DELAY * 1000:.0f} ms more an answer: an acquire takes {acquire * 1000:.2f} ms, a round "
-        f"trip {trip * 1000:.2f}: {acquire / trip:.2f} of it (bar 1.3)"
+        f"{DELAY * 1000:.0f} ms more per reply: an acquire takes {acquire * 1000:.2f} ms, a round "
+        f"trip {trip * 1000:.2f}: {acquire / trip:.2f} of it (target 1.3)"
     )
 
 
 def wait_for_votes(urls: list[str]) -> None:
-    """Return when the servers have run for long enough."""
-    with holdfast.Client(urls, longest_ttl=LONGEST) as client:
-        while not votes(client):
+    """Wait until the servers grant locks."""
+    with holdfast.Client(urls, longest_ttl=LONGEST_TTL) as client:
+        while not can_acquire(client):
             time.sleep(0.5)
 
 
-def votes(client: holdfast.Client) -> bool:
-    """Whether a lock can be had."""
+def can_acquire(client: holdfast.Client) -> bool:
+    """Whether the servers grant a lock."""
     try:
-        client.lock("first", ttl=LONGEST).acquire().release()
+        client.lock("first", ttl=LONGEST_TTL).acquire().release()
     except holdfast.NoQuorum:
         return False
     return True
 
 
 def main() -> None:
-    """Measure everything on servers of its own."""
+    """Run the benchmarks on private servers."""
     program = next(iter(programs().values()))
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(program)) for _ in range(NODES)]
         urls = [server.url for server in servers]
         wait_for_votes(urls)
-        floor = BareCrowd([(server.host, server.port) for server in servers])
+        floor = BareNodePool([(server.host, server.port) for server in servers])
         threads("TCP", urls, floor)
         floor.close()
         threads("unix sockets", [f"unix://{server.unix_path}" for server in servers])

@@ -1,4 +1,4 @@
-"""Many leases held and renewed by one client: what it costs, and that none is lost.
+"""Benchmark: one client holds and renews many leases; its cost, and that no lease is lost.
 
 make bench, or: PYTHONPATH=tests python bench/renewals.py [--leases N] [--seconds S]
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def hold(server: Server, leases: int, seconds: float, ttl: float) -> int:
-    """Hold so many leases for so long; return how many were lost."""
+    """Hold the leases for that time; return the number of failures."""
     lost: list[holdfast.Event] = []
     async with holdfast.AsyncClient(server.url, on_event=lost.append) as client:
         began = time.perf_counter()
@@ -36,7 +36,7 @@ async def hold(server: Server, leases: int, seconds: float, ttl: float) -> int:
         renewers = [t for t in threading.enumerate() if t.name == "holdfast-renewer"]
         still = sum(lease.held for lease in held)
         print(f"held       {still:,} of {leases:,} after {took:.0f} s; events: {len(lost)}")
-        print(f"renewals   {commands:,} commands, {commands / took:,.0f} a second")
+        print(f"renewals   {commands:,} commands, {commands / took:,.0f} per second")
         print(f"CPU        {cpu:.2f} s of this process, {100 * cpu / took:.1f} % of one core")
         print(f"threads    {len(renewers)} renewer")
         await asyncio.gather(*(lease.release() for lease in held))
@@ -45,7 +45,7 @@ async def hold(server: Server, leases: int, seconds: float, ttl: float) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description="Many leases, renewed by one client.")
+    parser = argparse.ArgumentParser(description="One client that renews many leases.")
     parser.add_argument("--leases", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--ttl", type=float, default=30)

@@ -1,14 +1,14 @@
-"""How fast an uncontended acquire and release is, beside redis-py's Lock and beside the floor.
+"""Benchmark: an uncontended acquire and release, compared with redis-py's Lock and with the floor.
 
     make bench, or: PYTHONPATH=tests python bench/speed.py [--program PATH] [--rounds N] [--check]
 
-Locks are written as people write them: `with client.lock(name):` in the loop, and the same with
-redis-py's. Beside it stand a lock object that is made once and used again, a name that is new in
-each turn, and the floor: the same scripts on a bare connection.
+The loop creates the lock each time, `with client.lock(name):`, in holdfast and in redis-py. It is
+compared with a lock object that is reused, with a new name in each cycle, and with the floor: the
+same scripts over a bare connection (see floor.py).
 
-Medians of interleaved rounds in one run, over TCP, on one server: the machine may be noisy, but
-then it is so for all of them. Each bar is printed with whether it was met; with --check the exit
-status says whether all were.
+Results are medians of interleaved rounds in one run, over TCP, on one server. So noise of the
+machine affects all of them. Each target is printed with its result. With --check the exit status
+is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THREAD, TASK, TASKS = "one thread", "one asyncio task", "64 asyncio tasks, each 
 OURS = "with client.lock(name)"
 REUSED, NEW = "the same lock object", "a new name each time"
 PEER, FLOOR, SPINNING = "redis-py Lock", "floor", "floor, spinning"
-BARS = {
+TARGETS = {
     (THREAD, PEER): 2.5,
     (TASK, PEER): 2.0,
     (TASKS, PEER): 10.0,
@@ -51,64 +51,64 @@ BARS = {
 
 WORKERS = 64
 NEAR_THE_FLOOR = 0.85
-"""With 64 tasks the server may be the limit: that part of the floor also meets the bar for
-`PEER`."""
+"""With 64 tasks the server may be the limit. So this fraction of the floor meets the target for
+`PEER` too."""
 
 Rates = dict[str, dict[str, list[float]]]
 
 
 def one_thread(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
-    """One thread that takes one lock in a loop."""
+    """Measure one thread."""
     client = holdfast.Client(server.url)
     lock = client.lock("bench")
     peer = redis.Redis(host=server.host, port=server.port)
     address = server.host, server.port
-    bare, asleep = (BareSocket(address, spin=spin) for spin in (True, False))
+    bare, blocking = (BareSocket(address, spin=spin) for spin in (True, False))
 
-    def taking(make: Callable[[int], Any]) -> Callable[[int], None]:
+    def cycles_with(make: Callable[[int], Any]) -> Callable[[int], None]:
         def once(number: int) -> None:
             with make(number):
                 pass
 
         return once
 
-    def exchanging(link: BareSocket) -> Callable[[int], None]:
+    def cycles_over(link: BareSocket) -> Callable[[int], None]:
         def once(number: int) -> None:
             for packed in cycle("bench", number):
                 link.exchange(packed)
 
         return once
 
-    contestants = {
-        OURS: taking(lambda _: client.lock("bench")),
-        REUSED: taking(lambda _: lock),
-        NEW: taking(lambda number: client.lock(f"bench:{number}")),
-        PEER: taking(lambda _: peer.lock("peer", timeout=30)),
-        FLOOR: exchanging(asleep),
-        SPINNING: exchanging(bare),
+    subjects = {
+        OURS: cycles_with(lambda _: client.lock("bench")),
+        REUSED: cycles_with(lambda _: lock),
+        NEW: cycles_with(lambda number: client.lock(f"bench:{number}")),
+        PEER: cycles_with(lambda _: peer.lock("peer", timeout=30)),
+        FLOOR: cycles_over(blocking),
+        SPINNING: cycles_over(bare),
     }
     for _ in range(rounds):
-        for who, once in contestants.items():
+        for name, once in subjects.items():
             began = time.perf_counter()
             for number in range(cycles):
                 once(number)
-            rates[THREAD].setdefault(who, []).append(cycles / (time.perf_counter() - began))
+            rates[THREAD].setdefault(name, []).append(cycles / (time.perf_counter() - began))
     client.close()
     peer.close()
     bare.close()
-    asleep.close()
+    blocking.close()
 
 
 @asynccontextmanager
-async def contestants(server: Server) -> AsyncIterator[dict[str, Callable[[int, int], Any]]]:
-    """The asyncio contestants: each takes a worker's number and how many cycles it is to do."""
+async def subjects(server: Server) -> AsyncIterator[dict[str, Callable[[int, int], Any]]]:
+    """Yield the asyncio subjects: functions of a worker's number and a number of cycles."""
     client = holdfast.AsyncClient(server.url)
     locks = [client.lock(f"bench{worker}") for worker in range(WORKERS)]
     peer = redis.asyncio.Redis(host=server.host, port=server.port)
     loop = asyncio.get_running_loop()
     _, bare = await loop.create_connection(BareProtocol, server.host, server.port)
 
-    def taking(make: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    def cycles_with(make: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
         async def work(worker: int, cycles: int) -> None:
             for number in range(cycles):
                 async with make(worker, number):
@@ -122,10 +122,10 @@ async def contestants(server: Server) -> AsyncIterator[dict[str, Callable[[int, 
                 await bare.send(packed)
 
     yield {
-        OURS: taking(lambda worker, _: client.lock(f"bench{worker}")),
-        REUSED: taking(lambda worker, _: locks[worker]),
-        NEW: taking(lambda worker, number: client.lock(f"bench{worker}:{number}")),
-        PEER: taking(lambda worker, _: peer.lock(f"peer{worker}", timeout=30)),
+        OURS: cycles_with(lambda worker, _: client.lock(f"bench{worker}")),
+        REUSED: cycles_with(lambda worker, _: locks[worker]),
+        NEW: cycles_with(lambda worker, number: client.lock(f"bench{worker}:{number}")),
+        PEER: cycles_with(lambda worker, _: peer.lock(f"peer{worker}", timeout=30)),
         FLOOR: bares,
     }
     await client.close()
@@ -134,40 +134,40 @@ async def contestants(server: Server) -> AsyncIterator[dict[str, Callable[[int, 
 
 
 async def tasks(server: Server, rounds: int, cycles: int, rates: Rates) -> None:
-    """One task, then 64 tasks, each with its own key."""
-    async with contestants(server) as all_of_them:
+    """Measure one task, and 64 tasks, each with its own key."""
+    async with subjects(server) as by_name:
         for case, workers in ((TASK, 1), (TASKS, WORKERS)):
             for _ in range(rounds):
-                for who, work in all_of_them.items():
-                    each = max(1, cycles // workers // (5 if who == PEER else 1))  # a fair sample
+                for name, work in by_name.items():
+                    each = max(1, cycles // workers // (5 if name == PEER else 1))  # it is slower
                     began = time.perf_counter()
                     await asyncio.gather(*(work(worker, each) for worker in range(workers)))
                     took = time.perf_counter() - began
-                    rates[case].setdefault(who, []).append(workers * each / took)
+                    rates[case].setdefault(name, []).append(workers * each / took)
 
 
 def report(rates: Rates) -> bool:
-    """Print the table; say whether every bar was met."""
-    held = True
+    """Print the table; return whether every target is met."""
+    all_met = True
     for case, rows in rates.items():
-        medians = {who: statistics.median(values) for who, values in rows.items()}
+        medians = {name: statistics.median(values) for name, values in rows.items()}
         print(f"\n{case} (acquire + release)")
-        for who, median in medians.items():
-            low, high = min(rows[who]), max(rows[who])
-            line = f"  {who:<22} {median:>9,.0f}/s   ({low:,.0f} to {high:,.0f})"
-            if who != OURS:
+        for name, median in medians.items():
+            low, high = min(rows[name]), max(rows[name])
+            line = f"  {name:<22} {median:>9,.0f}/s   ({low:,.0f} to {high:,.0f})"
+            if name != OURS:
                 line += f"   {OURS} has {medians[OURS] / median:5.2f} of it"
-            bar = BARS.get((case, who))
-            if bar is not None:
-                met = medians[OURS] / median >= bar
-                line += f", bar {bar:g}"
-                if (case, who) == (TASKS, PEER):
+            target = TARGETS.get((case, name))
+            if target is not None:
+                met = medians[OURS] / median >= target
+                line += f", target {target:g}"
+                if (case, name) == (TASKS, PEER):
                     met = met or medians[OURS] / medians[FLOOR] >= NEAR_THE_FLOOR
                     line += f", or {NEAR_THE_FLOOR:g} of the floor"
                 line += f": {'met' if met else 'MISSED'}"
-                held = held and met
+                all_met = all_met and met
             print(line)
-    return held
+    return all_met
 
 
 def main() -> int:
@@ -178,7 +178,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cycles", type=int, default=4000)
-    parser.add_argument("--check", action="store_true", help="fail when a bar is missed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rates: Rates = {THREAD: {}, TASK: {}, TASKS: {}}

@@ -1,7 +1,7 @@
-"""What must hold when the network, the server or the holder itself misbehaves.
+"""Invariants under faults of the network, the server or the holder.
 
-The names S2, L4 and so on are those of the invariants in ARCHITECTURE.md. The server is real; the
-network is a proxy that loses, doubles, delays and cuts what goes through it.
+S2, L4 and so on are the invariants in ARCHITECTURE.md. The server is real. The network is a proxy
+that drops, doubles and delays traffic and resets connections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kit.renewals import renew_now
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
     from kit.waiting import Busyness
@@ -33,68 +33,68 @@ KEY = "holdfast:{a}"
 
 
 @pytest.fixture
-def far(face: Face, proxy: Proxy, server: Server) -> Any:
-    """A client behind the proxy, on a server that knows all scripts."""
+def far(api: Api, proxy: Proxy, server: Server) -> Any:
+    """A client behind the proxy, on a server that has all scripts loaded."""
     for script in _scripts():
         server.command("SCRIPT", "LOAD", script)
-    return face.connect(proxy.url, command_timeout=1)
+    return api.connect(proxy.url, command_timeout=1)
 
 
 def _scripts() -> list[bytes]:
     return [script.text for script in (ACQUIRE, INSPECT, RELEASE, RENEW)]
 
 
-# S2: deadlines count from before the first sending
+# S2: deadlines count from before the first request
 
 
-async def test_s2_a_slow_answer_does_not_lengthen_the_lease(far: Any, proxy: Proxy) -> None:
+async def test_s2_a_slow_reply_does_not_lengthen_the_lease(far: Any, proxy: Proxy) -> None:
     async with far.lock("warm"):
         pass
     proxy.delay(0.15)
     lease = await far.lock("a", ttl=2, renew=False).acquire()
-    assert lease._held.deadline <= now() - 0.15 + 2 * 0.99
+    assert lease._state.deadline <= now() - 0.15 + 2 * 0.99
     await lease.release()
 
 
-async def test_s2_a_retried_acquire_counts_from_its_first_sending(far: Any, proxy: Proxy) -> None:
-    proxy.swallow_reply(1)
+async def test_s2_a_retried_acquire_counts_from_its_first_request(far: Any, proxy: Proxy) -> None:
+    proxy.drop_reply(1)
     lease = await far.lock("a", ttl=20, renew=False).acquire()
-    assert lease._held.deadline <= now() - 0.99 + 20 * 0.99, "the first request was sent 1 s ago"
+    assert lease._state.deadline <= now() - 0.99 + 20 * 0.99, "the first request was sent 1 s ago"
     await lease.release()
 
 
-async def test_s2_an_extend_counts_from_before_its_sending(far: Any, proxy: Proxy) -> None:
+async def test_s2_an_extend_counts_from_before_its_request(far: Any, proxy: Proxy) -> None:
     lease = await far.lock("a", ttl=5, renew=False).acquire()
     proxy.delay(0.2)
     await lease.extend(8)
-    assert lease._held.deadline <= now() - 0.2 + 8 * 0.99
+    assert lease._state.deadline <= now() - 0.2 + 8 * 0.99
     await lease.release()
 
 
-# S3: the deadline needs nobody's help
+# S3: a lease ends at its deadline without any reply
 
 
 @pytest.mark.only_client("threads")
-async def test_s3_a_lease_ends_on_time_although_the_server_hangs(
-    face: Face, own_server: Server, busy: Busyness
+async def test_s3_a_lease_ends_on_time_even_if_the_server_hangs(
+    api: Api, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=30)
+    client = api.connect(own_server.url, command_timeout=30)
     lease = await client.lock("a", ttl=0.8).acquire()
     own_server.freeze()
-    assert await face.wait(lease.lost, PATIENCE)
-    late = now() - lease._held.deadline
+    assert await api.wait(lease.lost, PATIENCE)
+    late = now() - lease._state.deadline
     own_server.thaw()
-    assert late < 1 + busy.allowance, "the loss was told long after the deadline"
+    assert late < 1 + busy.allowance, "the loss was reported long after the deadline"
     assert not lease.held
     with pytest.raises(holdfast.LeaseLost) as caught:
         lease.check()
     assert caught.value.reason == "unreachable"
 
 
-def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
+def test_s3_a_blocked_event_loop_keeps_its_lock_and_never_holds_it_too_long(
     server: Server,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             kept = await client.lock("kept", ttl=3).acquire()
             gone = await client.lock("gone", ttl=0.9, renew=False).acquire()
@@ -103,32 +103,32 @@ def test_s3_a_blocked_event_loop_neither_loses_its_lock_nor_believes_too_long(
             assert not gone.held
             await kept.release()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-async def test_s3_the_loss_is_told_on_time_while_a_renewal_of_others_hangs(
-    face: Face, own_server: Server, busy: Busyness
+async def test_s3_a_loss_is_reported_on_time_while_another_renewal_hangs(
+    api: Api, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=30)
+    client = api.connect(own_server.url, command_timeout=30)
     long = await client.lock("long", ttl=20).acquire()
-    long._hold.renew_at -= 7  # due for renewal now, its deadline far away
-    client._session.renewer.watch(long._hold)
+    long._lease.renew_at -= 7  # due for renewal now, its deadline far away
+    client._session.renewer.schedule(long._lease)
     short = await client.lock("short", ttl=0.6, renew=False).acquire()
     own_server.freeze()
-    assert await face.wait(short.lost, PATIENCE)
-    late = now() - short._held.deadline
+    assert await api.wait(short.lost, PATIENCE)
+    late = now() - short._state.deadline
     own_server.thaw()
     assert late < 1 + busy.allowance
     await long.release()
 
 
-# S4, S5: only yours, and nothing comes back to life
+# S4, S5: only the holder releases, and a lost lease stays lost
 
 
 async def test_s4_a_holder_that_expired_does_not_free_its_successors_lock(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
-    slow, quick = face.connect(server.url), face.connect(server.url)
+    slow, quick = api.connect(server.url), api.connect(server.url)
     old = await slow.lock("a", ttl=0.6, renew=False).acquire()
     new = await quick.lock("a", timeout=10).acquire()
     with pytest.raises(holdfast.LeaseLost):
@@ -140,16 +140,16 @@ async def test_s4_a_holder_that_expired_does_not_free_its_successors_lock(
 
 
 @pytest.mark.only_client("asyncio")
-async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
-    face: Face, far: Any, proxy: Proxy, busy: Busyness
+async def test_s5_a_renewal_whose_reply_arrives_after_the_deadline_does_not_count(
+    api: Api, far: Any, proxy: Proxy, busy: Busyness
 ) -> None:
     lease = await far.lock("a", ttl=1.2).acquire()
     held = proxy.hold_reply(1)
     assert held.arrived.wait(PATIENCE), "no renewal was sent"
     proxy.blackhole()
-    assert await face.wait(lease.lost, PATIENCE)
-    assert now() - lease._held.deadline < 1 + busy.allowance, (
-        "the loss was told long after the deadline"
+    assert await api.wait(lease.lost, PATIENCE)
+    assert now() - lease._state.deadline < 1 + busy.allowance, (
+        "the loss was reported long after the deadline"
     )
     held.release()
     proxy.heal()
@@ -159,10 +159,11 @@ async def test_s5_a_renewal_answered_after_the_deadline_is_not_believed(
 
 
 @pytest.mark.long
-async def test_a_server_is_told_of_a_release_for_as_long_as_the_lock_delay_lasts_too(
-    face: Face, far: Any, proxy: Proxy, server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_a_release_is_retried_until_the_end_of_the_lock_delay(
+    api: Api, far: Any, proxy: Proxy, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
+    # Without a lock delay, a cleanup would now end after the ttl.
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
     lease = await far.lock("a", ttl=1, renew=False, lock_delay=50).acquire()
     proxy.blackhole()
     with pytest.raises(holdfast.OutcomeUnknown, match=r"up to 51 s"):
@@ -172,26 +173,26 @@ async def test_a_server_is_told_of_a_release_for_as_long_as_the_lock_delay_lasts
     async def is_later() -> bool:
         return now() > given_up
 
-    await face.eventually(is_later)
+    await api.eventually(is_later)
     proxy.heal()
 
     async def is_gone() -> bool:
         return not server.command("EXISTS", KEY)
 
-    await face.eventually(is_gone)
+    await api.eventually(is_gone)
 
 
 @pytest.mark.only_client("threads")
-async def test_s5_an_extend_answered_after_the_deadline_is_a_loss(
-    face: Face, server: Server, proxy: Proxy
+async def test_s5_an_extend_whose_reply_arrives_after_the_deadline_is_a_loss(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=2)
+    client = api.connect(proxy.url, command_timeout=2)
     lease = await client.lock("a", ttl=2, renew=False).acquire()
 
     async def nearly_over() -> bool:
         return bool(lease.remaining() < 0.1)
 
-    await face.eventually(nearly_over)
+    await api.eventually(nearly_over)
     held = proxy.hold_reply(1)
     deliver = threading.Timer(0.2, held.release)
     deliver.start()
@@ -202,19 +203,19 @@ async def test_s5_an_extend_answered_after_the_deadline_is_a_loss(
     eventually(lambda: server.command("EXISTS", KEY) == 0, what="the abandoned extension is undone")
 
 
-# S8, S9: a retry gives the same grant, counted once
+# S8, S9: a retry gets the same grant, counted once
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["silence", "reset"])
 @pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
-async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
+async def test_s9_after_any_lost_reply_no_lock_is_held_twice_or_left(
     k: int,
     close: bool,
     far: Any,
     proxy: Proxy,
     server: Server,
 ) -> None:
-    proxy.swallow_reply(k, close=close)
+    proxy.drop_reply(k, close=close)
     fences = []
     for _ in range(2):
         lease = await far.lock("a", ttl=20, renew=False).acquire()
@@ -229,7 +230,7 @@ async def test_s9_whichever_answer_is_lost_nothing_is_held_twice_or_left(
 
 
 @pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
-async def test_s9_whichever_request_is_lost_it_is_made_good(
+async def test_s9_any_lost_request_is_retried(
     k: int, far: Any, proxy: Proxy, server: Server
 ) -> None:
     proxy.drop_request(k)
@@ -242,7 +243,7 @@ async def test_s9_whichever_request_is_lost_it_is_made_good(
 
 
 @pytest.mark.parametrize("k", with_one_client_each(range(1, 7)))
-async def test_s9_whichever_request_is_doubled_it_counts_once(
+async def test_s9_any_doubled_request_counts_once(
     k: int, far: Any, proxy: Proxy, server: Server
 ) -> None:
     proxy.duplicate_request(k)
@@ -255,17 +256,17 @@ async def test_s9_whichever_request_is_doubled_it_counts_once(
     assert proxy.rules_left == 0
 
 
-async def test_s9_a_release_whose_answer_was_lost_is_not_a_lost_lease(
+async def test_s9_a_release_whose_reply_was_lost_is_not_a_lost_lease(
     far: Any, proxy: Proxy
 ) -> None:
     lease = await far.lock("a").acquire()
-    proxy.swallow_reply(1, close=True)
+    proxy.drop_reply(1, close=True)
     await lease.release()
     assert not lease.held
     assert not lease.lost.is_set()
 
 
-async def test_s9_a_release_can_be_tried_again_after_an_outage(
+async def test_s9_a_release_can_be_retried_after_an_outage(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
     lease = await far.lock("a", ttl=20).acquire()
@@ -279,7 +280,7 @@ async def test_s9_a_release_can_be_tried_again_after_an_outage(
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_s9_a_release_that_failed_is_made_good_in_the_background(
+async def test_s9_a_failed_release_is_retried_in_the_background(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
     lease = await far.lock("a", ttl=60).acquire()
@@ -291,7 +292,7 @@ async def test_s9_a_release_that_failed_is_made_good_in_the_background(
     eventually(lambda: server.command("EXISTS", KEY) == 0, what="the lock is freed")
 
 
-async def test_s9_however_often_a_release_fails_the_background_has_one_thing_to_do(
+async def test_s9_repeatedly_failed_releases_leave_one_cleanup(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
     lease = await far.lock("a", ttl=60).acquire()
@@ -306,7 +307,7 @@ async def test_s9_however_often_a_release_fails_the_background_has_one_thing_to_
     eventually(lambda: not far._session.renewer._cleanups, what="nothing is left to do")
 
 
-async def test_s9_what_is_to_be_taken_back_after_that_was_sent_is_taken_back_once_more(
+async def test_s9_a_cleanup_requested_after_it_was_sent_is_sent_again(
     far: Any, proxy: Proxy
 ) -> None:
     lock, session = far.lock("a"), far._session
@@ -319,21 +320,21 @@ async def test_s9_what_is_to_be_taken_back_after_that_was_sent_is_taken_back_onc
     def sent() -> int:
         return sum(b"a token" in args for args in list(proxy.log))
 
-    eventually(lambda: sent() > 1, what="it is sent again")
+    eventually(lambda: sent() > 1, what="the cleanup is sent again")
     eventually(lambda: not session.renewer._cleanups, what="nothing is left to do")
 
 
-async def test_s9_a_real_loss_is_told_even_when_the_acquire_had_to_be_retried(
+async def test_s9_a_real_loss_is_reported_even_if_the_acquire_was_retried(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
-    proxy.swallow_reply(1, close=True)
+    proxy.drop_reply(1, close=True)
     lease = await far.lock("a").acquire()
     server.command("SET", KEY, "thief")
     with pytest.raises(holdfast.LeaseLost):
         await lease.release()
 
 
-# S10, S16: an acquire executed late
+# S10, S16: an acquire that is executed late
 
 
 async def test_s10_a_first_acquire_that_arrives_after_the_release_finds_a_tombstone(
@@ -349,7 +350,7 @@ async def test_s10_a_first_acquire_that_arrives_after_the_release_finds_a_tombst
 async def test_s16_an_unknown_outcome_is_not_held_and_is_cleaned_up(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
-    proxy.swallow_reply(1)
+    proxy.drop_reply(1)
     with pytest.raises(holdfast.NodeUnavailable) as caught:
         await far.lock("a", ttl=60).acquire(timeout=0)
     assert isinstance(caught.value, ConnectionError)
@@ -358,7 +359,7 @@ async def test_s16_an_unknown_outcome_is_not_held_and_is_cleaned_up(
     eventually(lambda: server.command("EXISTS", KEY) == 0, what="the unanswered grant is undone")
 
 
-async def test_s16_a_request_executed_after_it_was_given_up_takes_nothing(
+async def test_s16_an_abandoned_request_that_is_executed_late_takes_no_lock(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
     late = proxy.hold_request(1)
@@ -369,10 +370,10 @@ async def test_s16_a_request_executed_after_it_was_given_up_takes_nothing(
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_s16_a_busy_answer_after_an_abandoned_request_still_cleans_up(
+async def test_s16_a_held_reply_after_an_abandoned_request_still_cleans_up(
     far: Any, proxy: Proxy, server: Server
 ) -> None:
-    server.command("SET", KEY, "somebody", "PX", 60_000)
+    server.command("SET", KEY, "another", "PX", 60_000)
     late = proxy.hold_request(1)
     with pytest.raises(holdfast.AcquireTimeout):
         await far.lock("a", ttl=60).acquire(timeout=3)
@@ -381,10 +382,10 @@ async def test_s16_a_busy_answer_after_an_abandoned_request_still_cleans_up(
     assert server.command("EXISTS", KEY) == 0
 
 
-# S17: no ttl that deletes
+# S17: no ttl of zero
 
 
-async def test_s17_a_ttl_that_rounds_to_nothing_is_refused_by_client_and_script(
+async def test_s17_a_ttl_that_rounds_to_zero_is_refused_by_client_and_script(
     client: Any, server: Server
 ) -> None:
     for ttl in (0, -1, 0.0001, float("nan"), float("inf"), True, "30"):
@@ -404,14 +405,14 @@ async def test_s17_a_ttl_that_rounds_to_nothing_is_refused_by_client_and_script(
     await lease.release()
 
 
-# L1, L4, L8: it goes on
+# L1, L4, L8: liveness
 
 
 @pytest.mark.only_client("asyncio")
-async def test_l4_acquire_returns_by_its_timeout_and_one_commands(
-    face: Face, own_server: Server, busy: Busyness
+async def test_l4_acquire_returns_within_its_timeout_plus_one_command_timeout(
+    api: Api, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=0.4)
+    client = api.connect(own_server.url, command_timeout=0.4)
     await client.lock("warm").try_acquire()
     own_server.freeze()
     for timeout in (0, 0.3, 0.9):
@@ -420,13 +421,15 @@ async def test_l4_acquire_returns_by_its_timeout_and_one_commands(
             await client.lock("a").acquire(timeout=timeout)
         assert now() - began < timeout + 0.4 + 0.3 + busy.allowance
     own_server.thaw()
-    eventually(lambda: own_server.command("EXISTS", KEY) == 0, what="what was given up is undone")
+    eventually(
+        lambda: own_server.command("EXISTS", KEY) == 0, what="the abandoned request is cleaned up"
+    )
 
 
-async def test_l4_a_dead_server_is_told_at_once(
-    face: Face, own_server: Server, busy: Busyness
+async def test_l4_a_dead_server_is_reported_immediately(
+    api: Api, own_server: Server, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url)
+    client = api.connect(own_server.url)
     lease = await client.lock("a", ttl=30).acquire()
     own_server.kill()
     began = now()
@@ -437,10 +440,8 @@ async def test_l4_a_dead_server_is_told_at_once(
         await lease.release()
 
 
-async def test_a_restarted_server_is_found_again_by_the_same_client(
-    face: Face, own_server: Server
-) -> None:
-    client = face.connect(own_server.url)
+async def test_a_client_reconnects_to_a_restarted_server(api: Api, own_server: Server) -> None:
+    client = api.connect(own_server.url)
     before = await client.lock("a", ttl=30).acquire()
     own_server.kill()
     own_server.restart()
@@ -448,7 +449,7 @@ async def test_a_restarted_server_is_found_again_by_the_same_client(
         assert lease.fence > before.fence
 
 
-async def test_an_idle_connection_closed_by_the_server_is_not_noticed(
+async def test_a_caller_gets_no_error_if_the_server_closed_an_idle_connection(
     client: Any, server: Server
 ) -> None:
     async with client.lock("a"):
@@ -457,10 +458,10 @@ async def test_an_idle_connection_closed_by_the_server_is_not_noticed(
     assert await client.lock("a").try_acquire() is not None
 
 
-async def test_a_waiter_sits_out_a_short_outage(
-    face: Face, far: Any, proxy: Proxy, server: Server
+async def test_a_waiter_survives_a_short_outage(
+    api: Api, far: Any, proxy: Proxy, server: Server
 ) -> None:
-    near = face.connect(server.url)
+    near = api.connect(server.url)
     held = await near.lock("a").acquire()
 
     async def wait() -> object:
@@ -469,34 +470,34 @@ async def test_a_waiter_sits_out_a_short_outage(
         return lease.fence
 
     async def outage() -> None:
-        async def asked() -> bool:
+        async def requested() -> bool:
             return proxy.requests > 5
 
-        await face.eventually(asked)
+        await api.eventually(requested)
         proxy.refuse()
         proxy.cut()
         await held.release()
         proxy.accept()
 
-    fence, _ = await face.together(wait(), outage())
+    fence, _ = await api.gather(wait(), outage())
     assert fence > held.fence
 
 
-async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_server: Server) -> None:
-    client = face.connect(own_server.url)
+async def test_l8_release_and_renewal_work_on_a_full_server(api: Api, own_server: Server) -> None:
+    client = api.connect(own_server.url)
     lease = await client.lock("a", ttl=30).acquire()
     late = await client.lock("b", ttl=30).acquire()
-    late._hold.needs_tombstone = True  # its release leaves a tombstone, which needs memory
+    late._lease.needs_tombstone = True  # its release leaves a tombstone, which needs memory
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(holdfast.NodeUnavailable, match="out of memory"):
         await client.lock("c").acquire()
-    first = lease._held.deadline
+    first = lease._state.deadline
     renew_now(client, lease)
 
     async def renewed() -> bool:
-        return bool(lease._held.deadline > first)
+        return bool(lease._state.deadline > first)
 
-    await face.eventually(renewed)
+    await api.eventually(renewed)
     await lease.extend(20)
     await lease.release()
     await late.release()
@@ -504,23 +505,23 @@ async def test_l8_release_and_renewal_work_on_a_full_server(face: Face, own_serv
 
 
 @pytest.mark.only_client("threads")
-async def test_a_renewal_that_fails_is_tried_again_until_it_works(face: Face, proxy: Proxy) -> None:
+async def test_a_failed_renewal_is_retried_until_it_succeeds(api: Api, proxy: Proxy) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(proxy.url, command_timeout=0.3, on_event=events.append)
+    client = api.connect(proxy.url, command_timeout=0.3, on_event=events.append)
     lease = await client.lock("a", ttl=3).acquire()
-    first = lease._held.deadline
+    first = lease._state.deadline
     proxy.refuse()
     proxy.cut()
 
     async def failed() -> bool:
         return any(event.kind == "renewal_failed" for event in events)
 
-    await face.eventually(failed)
+    await api.eventually(failed)
     proxy.accept()
 
     async def renewed() -> bool:
-        return bool(lease._held.deadline > first)
+        return bool(lease._state.deadline > first)
 
-    await face.eventually(renewed)
+    await api.eventually(renewed)
     assert lease.held
     await lease.release()

@@ -1,11 +1,12 @@
-"""What people who come from other lock clients write, and the error that says what to write here.
+"""Calls in the style of other lock clients raise errors that show what to write instead.
 
-The `type: ignore` comments are part of the tests: mypy has to flag these lines too.
+The `type: ignore` comments are part of the tests: mypy must flag these lines too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import pickle
@@ -42,12 +43,30 @@ OWNED = {
     "threads": "write lease = lock.acquire() and lease.held",
     "asyncio": "write lease = await lock.acquire() and lease.held",
 }
-OF_THE_LEASE = {"release": RELEASE, "extend": EXTEND, "reacquire": REACQUIRE, "owned": OWNED}
+CHECK = {
+    "threads": "write lease = lock.acquire() and lease.check()",
+    "asyncio": "write lease = await lock.acquire() and lease.check()",
+}
+REMAINING = {by: advice.replace("check()", "remaining()") for by, advice in CHECK.items()}
+HELD = {by: advice.replace("check()", "held") for by, advice in CHECK.items()}
+FENCE = {by: advice.replace("check()", "fence") for by, advice in CHECK.items()}
+OF_THE_LEASE = {
+    "release": RELEASE,
+    "extend": EXTEND,
+    "reacquire": REACQUIRE,
+    "owned": OWNED,
+    "check": CHECK,
+    "remaining": REMAINING,
+    "held": HELD,
+    "fence": FENCE,
+}
 
 
 @pytest.mark.parametrize("by", CLIENTS)
 @pytest.mark.parametrize("name", OF_THE_LEASE)
-def test_methods_of_the_lease_are_not_found_on_the_lock(by: str, name: str) -> None:
+def test_methods_of_a_lease_on_a_lock_raise_an_error_that_shows_what_to_write(
+    by: str, name: str
+) -> None:
     lock = CLIENTS[by](NOWHERE).lock("a")
     with pytest.raises(AttributeError) as caught:
         getattr(lock, name)
@@ -56,7 +75,7 @@ def test_methods_of_the_lease_are_not_found_on_the_lock(by: str, name: str) -> N
     assert not hasattr(lock, name)
 
 
-def test_type_checkers_know_no_release_of_a_lock() -> None:
+def test_type_checkers_reject_release_on_a_lock() -> None:
     with pytest.raises(AttributeError):
         holdfast.Client(NOWHERE).lock("a").release()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
@@ -64,8 +83,8 @@ def test_type_checkers_know_no_release_of_a_lock() -> None:
 
 
 WAITING = (
-    "write timeout={}, the seconds that acquiring waits; how long the server keeps the lock "
-    "without news of its holder is ttl="
+    "write timeout={}, the seconds to wait for the lock; ttl= is how long the server keeps the "
+    "lock without a renewal"
 )
 TRY = {
     "threads": "write timeout=0, or lock.try_acquire()",
@@ -85,10 +104,10 @@ def test_arguments_of_other_clients_are_refused_with_what_to_write(by: str) -> N
     lock = client.lock("a")
     for given, of_lock, of_acquire in [*BY_NAME, ({"blocking": False}, TRY[by], TRY[by])]:
         unexpected = f"got an unexpected keyword argument {next(iter(given))!r}"
-        assert said(client.lock, "a", **given) == f"lock() {unexpected}: {of_lock}"
-        assert said(lock.acquire, **given) == f"acquire() {unexpected}: {of_acquire}"
+        assert error_message(client.lock, "a", **given) == f"lock() {unexpected}: {of_lock}"
+        assert error_message(lock.acquire, **given) == f"acquire() {unexpected}: {of_acquire}"
     unexpected = "got an unexpected keyword argument 'nonsense'"
-    assert said(client.lock, "a", nonsense=1) == f"lock() {unexpected}"
+    assert error_message(client.lock, "a", nonsense=1) == f"lock() {unexpected}"
 
 
 @pytest.mark.parametrize("by", CLIENTS)
@@ -101,10 +120,109 @@ def test_positional_arguments_of_acquire_are_refused_with_what_to_write(by: str)
         ((True, 5), WAITING.format(5)),
         ((5,), WAITING.format(5)),
     ):
-        assert said(lock.acquire, *given) == f"{refused}: {advice}"
+        assert error_message(lock.acquire, *given) == f"{refused}: {advice}"
 
 
-def said(method: Callable[..., object], *args: object, **given: object) -> str:
+@pytest.mark.parametrize("by", CLIENTS)
+def test_an_argument_of_try_acquire_is_refused_with_what_to_write(by: str) -> None:
+    lock = CLIENTS[by](NOWHERE).lock("a")
+    wait = "await " if by == "asyncio" else ""
+    advice = f"it does not wait: write {wait}lock.acquire(timeout=3)"
+    unexpected = "try_acquire() got an unexpected keyword argument"
+    assert error_message(lock.try_acquire, timeout=3) == f"{unexpected} 'timeout': {advice}"
+    assert error_message(lock.try_acquire, nonsense=3) == f"{unexpected} 'nonsense'"
+    refused = "try_acquire() takes no positional arguments"
+    assert error_message(lock.try_acquire, 3) == f"{refused}: {advice}"
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_a_second_positional_argument_of_lock_is_refused_with_what_to_write(by: str) -> None:
+    assert error_message(CLIENTS[by](NOWHERE).lock, "a", 30) == (
+        "lock() takes one positional argument, the name: write ttl=30 or timeout=30; ttl= is how "
+        "long the server keeps the lock without a renewal, timeout= the seconds to wait for the "
+        "lock"
+    )
+
+
+@pytest.mark.parametrize("kind", CLIENTS.values())
+def test_arguments_of_a_redis_py_client_are_refused_with_the_url_to_write(kind: Any) -> None:
+    name = kind.__name__
+    url = f'write {name}("redis://host:port/db")'
+    assert error_message(kind, "localhost", 6379) == (
+        f"{name}() takes one positional argument, the servers: {url}; several servers are a list"
+    )
+    unexpected = f"{name}() got an unexpected keyword argument"
+    assert error_message(kind, host="localhost") == f"{unexpected} 'host': {url}"
+    assert error_message(kind, nonsense=1) == f"{unexpected} 'nonsense'"
+    message = error_message(kind, password="a-secret")  # noqa: S106 - not of any server
+    assert "a-secret" not in message
+
+
+def test_with_and_async_with_of_the_other_client_raise_with_what_to_write() -> None:
+    sync: Any = holdfast.Client(NOWHERE)
+    aio: Any = holdfast.AsyncClient(NOWHERE)
+
+    async def enter_in_a_coroutine(thing: Any) -> None:
+        async with thing:
+            pass
+
+    for thing, advice in (
+        (aio, "write 'async with', or use holdfast.Client"),
+        (aio.lock("a"), "write 'async with lock:', or use a lock of holdfast.Client"),
+    ):
+        with pytest.raises(AttributeError) as caught, thing:
+            pass
+        assert str(caught.value).endswith(f": {advice}")
+        assert not hasattr(thing, "__enter__")
+        assert not isinstance(thing, contextlib.AbstractContextManager)
+    for thing, advice in (
+        (sync, "write 'with', or use holdfast.AsyncClient in coroutines"),
+        (sync.lock("a"), "write 'with lock:', or use a lock of holdfast.AsyncClient in coroutines"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            asyncio.run(enter_in_a_coroutine(thing))
+        assert str(caught.value).endswith(f": {advice}")
+        assert not hasattr(thing, "__aenter__")
+        assert not isinstance(thing, contextlib.AbstractAsyncContextManager)
+
+
+async def order(order_id: int) -> int:
+    return order_id
+
+
+DECORATED: dict[str, Any] = {"threads": lambda order_id: order_id, "asyncio": order}
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+@pytest.mark.parametrize("name", ["order:{order_id}", "{order_id.year}", "{tag}{order_id[0]!r}"])
+def test_a_decorators_lock_that_is_named_after_an_argument_is_refused(by: str, name: str) -> None:
+    lock = CLIENTS[by](NOWHERE).lock(name)
+    write = "async with" if by == "asyncio" else "with"
+    with pytest.raises(holdfast.ConfigurationError) as caught:
+        lock(DECORATED[by])
+    assert f"write '{write} client.lock(f\"{name}\"):' inside" in str(caught.value)
+    assert caught.value.lock == name
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+@pytest.mark.parametrize("name", ["order_id", "{tag}:order_id", "{", "{}", "{order_id_2}", "{0}"])
+def test_a_decorators_lock_may_have_braces_in_its_name(by: str, name: str) -> None:
+    assert callable(CLIENTS[by](NOWHERE).lock(name)(DECORATED[by]))
+
+
+def test_a_decorator_accepts_a_function_without_a_signature() -> None:
+    lock = holdfast.Client(NOWHERE).lock("{key}")
+    assert callable(lock(dict.pop))
+    assert callable(lock(type))
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_cached_without_parentheses_is_refused_with_what_to_write(by: str) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match=r"write @client\.cached\(60\)$"):
+        CLIENTS[by](NOWHERE).cached(DECORATED[by])
+
+
+def error_message(method: Callable[..., object], *args: object, **given: object) -> str:
     with pytest.raises(TypeError) as caught:
         made = method(*args, **given)
         if inspect.iscoroutine(made):
@@ -112,7 +230,7 @@ def said(method: Callable[..., object], *args: object, **given: object) -> str:
     return str(caught.value)
 
 
-def test_type_checkers_know_no_arguments_of_other_clients() -> None:
+def test_type_checkers_reject_arguments_of_other_clients() -> None:
     with pytest.raises(TypeError):
         holdfast.Client(NOWHERE).lock("a", blocking_timeout=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -121,19 +239,25 @@ def test_type_checkers_know_no_arguments_of_other_clients() -> None:
         holdfast.Client(NOWHERE).lock("a").acquire(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         asyncio.run(holdfast.AsyncClient(NOWHERE).lock("a").acquire(blocking=False))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        holdfast.Client(NOWHERE).lock("a").try_acquire(timeout=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        holdfast.Client("localhost", 6379)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError), holdfast.AsyncClient(NOWHERE).lock("a"):  # type: ignore[attr-defined]
+        pass
 
 
 @pytest.mark.parametrize("kind", CLIENTS.values())
-def test_pickling_a_client_or_a_lock_says_what_to_pass_on_instead(kind: Any) -> None:
+def test_pickling_a_client_or_a_lock_raises_with_what_to_pass_instead(kind: Any) -> None:
     client = kind(NOWHERE)
-    for wanted, thing in (("Pass on the URL", client), (r"client\.lock\(name\)", client.lock("a"))):
+    for wanted, thing in (("Pass the URL", client), (r"client\.lock\(name\)", client.lock("a"))):
         with pytest.raises(TypeError, match=wanted):
             pickle.dumps(thing)
         with pytest.raises(TypeError, match=wanted):
             copy.deepcopy(thing)
 
 
-def test_pickling_a_lease_says_to_export_it(server: Server) -> None:
+def test_pickling_a_lease_raises_with_advice_to_export_it(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lease = client.lock("a").acquire()
         with pytest.raises(TypeError, match=r"lease\.export\(\).*client\.adopt"):
@@ -141,8 +265,8 @@ def test_pickling_a_lease_says_to_export_it(server: Server) -> None:
         lease.release()
 
 
-def test_a_client_for_asyncio_says_that_it_is_for_asyncio() -> None:
-    """As trio does it: a coroutine is run, and there is no event loop of asyncio."""
+def test_an_async_client_without_an_asyncio_loop_raises_a_clear_error() -> None:
+    """Run a coroutine without an asyncio event loop, as trio does."""
     client = holdfast.AsyncClient(NOWHERE)
 
     @client.cached(60)

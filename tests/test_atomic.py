@@ -1,4 +1,4 @@
-"""Atomic operations: what each promises, on both faces and every server, and among processes."""
+"""Atomic operations: the contract, with both APIs, on every server, and between processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pytest
 from redis.crc import key_slot
 
 import holdfast
-from holdfast.core.atomic import LEAST, MOST
+from holdfast.core.atomic import INT64_MAX, INT64_MIN
 from holdfast.keys import siblings_of
-from kit.faces import Tasks
+from kit.apis import Tasks
 from kit.processes import Process
 from kit.servers import ONE_KIND, Server, commands_processed, programs
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
 
 HUGE = 2**53
 HOUR_MS = 3_600_000
@@ -34,20 +34,20 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def atomic(client: Any) -> Any:
-    """The atomic operations of a client of the face under test."""
+    """The atomic operations of a client of the API under test."""
     return client.atomic
 
 
 def records(server: Server) -> list[bytes]:
-    """The keys under which ids are kept."""
+    """Return the keys of the records of ids."""
     found: list[bytes] = server.command("KEYS", "holdfast:*:once:*")
     return found
 
 
-# Counting
+# Counters
 
 
-async def test_a_counter_counts_from_nothing(atomic: Any, server: Server) -> None:
+async def test_a_missing_counter_counts_from_zero(atomic: Any, server: Server) -> None:
     assert [await atomic.incr("hits") for _ in range(3)] == [1, 2, 3]
     assert await atomic.incr("hits", 10) == 13
     assert await atomic.incr("hits", by=-14) == -1
@@ -60,15 +60,13 @@ async def test_the_expiry_of_a_counter_begins_with_its_first_use(
 ) -> None:
     await atomic.incr("hits", expire=60)
     assert 59_000 < server.command("PTTL", "hits") <= 60_000
-    server.command("PEXPIRE", "hits", 5000)  # most of it has passed
+    server.command("PEXPIRE", "hits", 5000)  # most of the expiry has passed
     assert await atomic.incr("hits", expire=60) == 2
     assert server.command("PTTL", "hits") <= 5000
 
 
-async def test_a_counter_that_was_left_without_an_expiry_gets_one(
-    atomic: Any, server: Server
-) -> None:
-    server.command("SET", "hits", 41)  # INCR, and then not EXPIRE
+async def test_a_counter_without_an_expiry_gets_one(atomic: Any, server: Server) -> None:
+    server.command("SET", "hits", 41)  # as after INCR without EXPIRE
     assert await atomic.incr("hits", expire=60) == 42
     assert 59_000 < server.command("PTTL", "hits") <= 60_000
 
@@ -80,7 +78,7 @@ async def test_counting_with_an_expiry_is_one_request(atomic: Any, server: Serve
     assert commands_processed(server)["evalsha"] == 1
 
 
-async def test_a_stock_is_taken_from_until_its_floor_and_says_what_is_left(
+async def test_take_stops_at_the_floor_and_returns_what_is_left(
     atomic: Any, server: Server
 ) -> None:
     server.command("SET", "stock", 3, "EX", 100)
@@ -95,7 +93,7 @@ async def test_a_stock_is_taken_from_until_its_floor_and_says_what_is_left(
     assert await atomic.take("stock", n=5, floor=-2) == (True, -2)
 
 
-async def test_what_does_not_exist_counts_as_nothing(atomic: Any, server: Server) -> None:
+async def test_a_missing_key_counts_as_zero(atomic: Any, server: Server) -> None:
     assert await atomic.take("none") == (False, 0)
     assert server.command("EXISTS", "none") == 0
     assert await atomic.put("none", 2, ceiling=1) == (False, 0)
@@ -103,35 +101,35 @@ async def test_what_does_not_exist_counts_as_nothing(atomic: Any, server: Server
     assert await atomic.take("none", floor=-1) == (True, -1)
 
 
-async def test_seats_are_filled_up_to_the_ceiling(atomic: Any, server: Server) -> None:
+async def test_put_stops_at_the_ceiling(atomic: Any, server: Server) -> None:
     filled = [await atomic.put("seats", ceiling=2) for _ in range(3)]
     assert filled == [(True, 1), (True, 2), (False, 2)]
     assert await atomic.put("seats", 5) == (True, 7)
     assert server.command("GET", "seats") == b"7"
 
 
-async def test_numbers_are_exact_to_the_last_of_64_bits(atomic: Any, server: Server) -> None:
+async def test_numbers_are_exact_to_64_bits(atomic: Any, server: Server) -> None:
     chance = random.Random(64)  # noqa: S311 - it is a test
-    edges = [0, 1, HUGE, 10**15, 10**16, MOST // 2, MOST]
+    edges = [0, 1, HUGE, 10**15, 10**16, INT64_MAX // 2, INT64_MAX]
     for _ in range(150):
         near = chance.choice(edges) + chance.randint(-3, 3)
-        value = max(LEAST, min(MOST, chance.choice((near, -near))))
-        n = max(1, min(MOST, chance.choice(edges) + chance.randint(-3, 3)))
-        # Just possible, just impossible, or anything.
+        value = max(INT64_MIN, min(INT64_MAX, chance.choice((near, -near))))
+        n = max(1, min(INT64_MAX, chance.choice(edges) + chance.randint(-3, 3)))
+        # Just possible, just impossible, or arbitrary.
         bound = chance.choice(
             (value - n, value - n + 1, chance.choice(edges), -chance.choice(edges))
         )
-        bound = max(LEAST, min(MOST, bound))
+        bound = max(INT64_MIN, min(INT64_MAX, bound))
         server.command("SET", "number", value)
         expected = (True, value - n) if value - n >= bound else (False, value)
         assert await atomic.take("number", n, floor=bound) == expected, (value, n, bound)
         assert int(server.command("GET", "number")) == expected[1]
         server.command("SET", "number", value)
-        most = max(LEAST, min(MOST, chance.choice((value + n, value + n - 1, bound))))
+        most = max(INT64_MIN, min(INT64_MAX, chance.choice((value + n, value + n - 1, bound))))
         expected = (True, value + n) if value + n <= most else (False, value)
         assert await atomic.put("number", n, ceiling=most) == expected, (value, n, most)
         server.command("SET", "number", value)
-        if value + n <= MOST:
+        if value + n <= INT64_MAX:
             assert await atomic.incr("number", n) == value + n
         else:
             with pytest.raises(holdfast.WrongValue, match="overflow"):
@@ -139,8 +137,22 @@ async def test_numbers_are_exact_to_the_last_of_64_bits(atomic: Any, server: Ser
             assert await atomic.put("number", n) == (False, value)
 
 
-async def test_what_is_no_number_is_refused_and_left(atomic: Any, server: Server) -> None:
-    words = ["many", "", "1.5", "007", " 1", "1e3", "0x10", "-0", "+1", str(MOST + 1), "9" * 40]
+async def test_a_value_that_is_not_a_number_is_refused_and_unchanged(
+    atomic: Any, server: Server
+) -> None:
+    words = [
+        "many",
+        "",
+        "1.5",
+        "007",
+        " 1",
+        "1e3",
+        "0x10",
+        "-0",
+        "+1",
+        str(INT64_MAX + 1),
+        "9" * 40,
+    ]
     for word in words:
         server.command("SET", "word", word)
         await refuse_all(atomic)
@@ -165,7 +177,7 @@ async def refuse_all(atomic: Any) -> None:
         assert caught.value.lock == "word"
 
 
-async def test_a_key_of_another_type_is_refused_and_left(atomic: Any, server: Server) -> None:
+async def test_a_key_of_another_type_is_refused_and_unchanged(atomic: Any, server: Server) -> None:
     server.command("RPUSH", "list", "a")
     for refused in (
         atomic.incr("list"),
@@ -184,10 +196,10 @@ async def test_a_key_of_another_type_is_refused_and_left(atomic: Any, server: Se
     assert not records(server)
 
 
-# Comparing
+# Compare and set
 
 
-async def test_a_value_is_set_only_where_the_old_one_is(atomic: Any, server: Server) -> None:
+async def test_a_value_is_set_only_if_the_old_one_matches(atomic: Any, server: Server) -> None:
     assert not await atomic.compare_and_set("v", "old", "new")
     assert server.command("EXISTS", "v") == 0
     assert await atomic.compare_and_set("v", None, "first")
@@ -199,7 +211,9 @@ async def test_a_value_is_set_only_where_the_old_one_is(atomic: Any, server: Ser
     assert server.command("GET", "v") == b"last"
 
 
-async def test_setting_leaves_sets_or_takes_away_the_expiry(atomic: Any, server: Server) -> None:
+async def test_compare_and_set_keeps_sets_or_removes_the_expiry(
+    atomic: Any, server: Server
+) -> None:
     assert await atomic.compare_and_set("v", None, "1", ttl=50)
     assert 49_000 < server.command("PTTL", "v") <= 50_000
     assert await atomic.compare_and_set("v", "1", "2")
@@ -214,7 +228,7 @@ async def test_setting_leaves_sets_or_takes_away_the_expiry(atomic: Any, server:
     assert server.command("PTTL", "w") == -1
 
 
-async def test_a_key_is_deleted_only_where_the_old_value_is(atomic: Any, server: Server) -> None:
+async def test_a_key_is_deleted_only_if_the_old_value_matches(atomic: Any, server: Server) -> None:
     assert not await atomic.compare_and_delete("v", "")
     server.command("SET", "v", "mine")
     assert not await atomic.compare_and_delete("v", "yours")
@@ -224,11 +238,11 @@ async def test_a_key_is_deleted_only_where_the_old_value_is(atomic: Any, server:
     assert not await atomic.compare_and_delete("v", "mine")
 
 
-async def test_a_right_that_is_missing_is_named(face: Face, own_server: Server) -> None:
+async def test_a_missing_acl_permission_is_named(api: Api, own_server: Server) -> None:
     rules = "on", ">pw", "~*", "&*", "+@all", "-set"
     own_server.command("ACL", "SETUSER", "ann", *rules)
     url = own_server.url.replace("//", "//ann:pw@")
-    atomic = face.connect(url).atomic
+    atomic = api.connect(url).atomic
     own_server.command("SET", "v", "1")
     with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER ann \+set"):
         await atomic.compare_and_set("v", "1", "2")
@@ -240,14 +254,12 @@ async def test_a_right_that_is_missing_is_named(face: Face, own_server: Server) 
         await atomic.script("return 1")()
 
 
-async def test_the_rights_that_the_guarantees_name_are_enough(
-    face: Face, own_server: Server
-) -> None:
+async def test_the_acl_rule_in_the_guarantees_is_sufficient(api: Api, own_server: Server) -> None:
     page = (Path(__file__).parents[1] / "docs/guarantees.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith("| atomic operations"))
     rules = [word for word in row.replace("`", " ").split() if word.startswith("+")]
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~shop:*", "~holdfast:*", *rules)
-    atomic = face.connect(own_server.url.replace("//", "//ann:pw@")).atomic
+    atomic = api.connect(own_server.url.replace("//", "//ann:pw@")).atomic
     for once in (None, "id"):
         assert await atomic.put("shop:stock", 5, once=once)
         assert await atomic.take("shop:stock", once=once and "taken")
@@ -262,10 +274,10 @@ async def test_the_rights_that_the_guarantees_name_are_enough(
         await atomic.incr("other")
 
 
-# Updating
+# Updates
 
 
-async def test_an_update_writes_what_was_made_of_the_value(atomic: Any, server: Server) -> None:
+async def test_an_update_writes_the_result_of_the_function(atomic: Any, server: Server) -> None:
     def add(cart: Any) -> Any:
         cart = cart or {"items": []}
         cart["items"].append("tea — ☕")
@@ -290,23 +302,23 @@ async def test_an_error_in_the_function_changes_nothing(atomic: Any, server: Ser
     with pytest.raises(ZeroDivisionError):
         await atomic.update("v", spoil, once="id")
     with pytest.raises(TypeError):
-        await atomic.update("v", lambda _: {1, 2})  # nothing that JSON can say
+        await atomic.update("v", lambda _: {1, 2})  # JSON has no sets
     with pytest.raises(holdfast.ConfigurationError, match="returned None"):
         await atomic.update("v", lambda value: value.update(a=2))
     assert server.command("GET", "v") == before
     assert await atomic.update("v", lambda value: {"a": value["a"] + 1}, once="id") == {"a": 2}
 
 
-async def test_no_update_is_lost(face: Face, atomic: Any, server: Server) -> None:
+async def test_no_update_is_lost(api: Api, atomic: Any, server: Server) -> None:
     async def add() -> None:
         for _ in range(20):
             await atomic.update("count", lambda count: (count or 0) + 1, timeout=None)
 
-    await face.together(*(add() for _ in range(6)))
+    await api.gather(*(add() for _ in range(6)))
     assert server.command("GET", "count") == b"120"
 
 
-async def test_an_update_that_never_gets_through_ends_with_its_timeout(
+async def test_an_update_that_is_always_overtaken_ends_at_its_timeout(
     atomic: Any, server: Server
 ) -> None:
     tries = 0
@@ -314,7 +326,7 @@ async def test_an_update_that_never_gets_through_ends_with_its_timeout(
     def disturbed(value: int | None) -> int:
         nonlocal tries
         tries += 1
-        server.command("SET", "v", tries)  # somebody is always quicker
+        server.command("SET", "v", tries)  # another client is always faster
         return -(value or 0)
 
     with pytest.raises(holdfast.Contended, match="'v'") as caught:
@@ -328,33 +340,31 @@ async def test_an_update_that_never_gets_through_ends_with_its_timeout(
     assert tries == once
 
 
-async def test_an_update_reads_and_writes_by_the_codec_it_is_given(
-    atomic: Any, server: Server
-) -> None:
+async def test_an_update_uses_the_given_codec(atomic: Any, server: Server) -> None:
     assert await atomic.update("raw", lambda value: (value or b"") + b"\xff", codec=holdfast.RAW)
     assert await atomic.update("raw", lambda value: value + b"!", codec=holdfast.RAW) == b"\xff!"
     value = await atomic.update("set", lambda _: {1, 2}, codec=holdfast.PICKLE)
     assert value == {1, 2}
     assert pickle.loads(server.command("GET", "set")) == {1, 2}  # noqa: S301 - our own
-    with pytest.raises(holdfast.WrongValue, match=r"'raw'.*cannot be read"):
+    with pytest.raises(holdfast.WrongValue, match=r"cannot decode.*'raw'"):
         await atomic.update("raw", lambda _: 1)
     with pytest.raises(TypeError, match="codec"):
         await atomic.update("raw", lambda _: 5, codec=holdfast.RAW)
     assert server.command("GET", "raw") == b"\xff!"
 
 
-@pytest.mark.parametrize("face", [Tasks()], ids=["asyncio"])
-async def test_an_update_may_await(face: Face, server: Server) -> None:
+@pytest.mark.parametrize("api", [Tasks()], ids=["asyncio"])
+async def test_the_function_of_an_update_may_be_a_coroutine(api: Api, server: Server) -> None:
     async def add(value: int | None) -> int:
         await asyncio.sleep(0)
         return (value or 0) + 1
 
-    atomic = face.connect(server.url).atomic
+    atomic = api.connect(server.url).atomic
     await asyncio.gather(*(atomic.update("count", add) for _ in range(10)))
     assert server.command("GET", "count") == b"10"
 
 
-def test_a_coroutine_function_is_refused_over_threads() -> None:
+def test_a_coroutine_function_is_refused_with_threads() -> None:
     async def add(value: int) -> int:
         return value + 1
 
@@ -362,7 +372,7 @@ def test_a_coroutine_function_is_refused_over_threads() -> None:
         holdfast.Client("redis://127.0.0.1:1").atomic.update("v", add)
 
 
-# One's own scripts
+# User scripts
 
 
 async def test_a_script_is_called_with_keys_and_arguments(atomic: Any, server: Server) -> None:
@@ -383,9 +393,7 @@ async def test_a_script_is_called_with_keys_and_arguments(atomic: Any, server: S
     assert await atomic.script("#!lua\nreturn 'new'")() == b"new"
 
 
-async def test_a_script_that_fails_says_so_and_what_it_wrote_stays(
-    atomic: Any, server: Server
-) -> None:
+async def test_a_failing_script_raises_and_its_writes_remain(atomic: Any, server: Server) -> None:
     for text, why in (
         ("redis.call('SET', 'a', 1) error('broken here')", "broken here"),
         ("return redis.error_reply('OUT of tea')", "OUT of tea"),
@@ -397,14 +405,16 @@ async def test_a_script_that_fails_says_so_and_what_it_wrote_stays(
     assert server.command("MGET", "a", "b") == [b"1", b"1"]
 
 
-async def test_an_error_of_a_scripts_own_is_not_taken_for_the_servers(
+async def test_an_error_reply_of_a_script_is_not_mistaken_for_a_server_error(
     atomic: Any, server: Server
 ) -> None:
-    for said in ("BUSY with orders", "LOADING the van", "OOM", "READONLY", "NOSCRIPT of mine"):
-        failing = atomic.script(f"redis.call('INCR', KEYS[1]) return redis.error_reply('{said}')")
+    for message in ("BUSY with orders", "LOADING the van", "OOM", "READONLY", "NOSCRIPT of mine"):
+        failing = atomic.script(
+            f"redis.call('INCR', KEYS[1]) return redis.error_reply('{message}')"
+        )
         server.command("DEL", "tried")
         for times in (b"1", b"2"):
-            with pytest.raises(holdfast.ScriptFailed, match=said):
+            with pytest.raises(holdfast.ScriptFailed, match=message):
                 await failing(keys=["tried"])
             assert server.command("GET", "tried") == times
 
@@ -426,7 +436,7 @@ async def test_a_script_with_an_id_fails_as_it_would_without_one(
     assert len(records(server)) == 4
 
 
-async def test_numbers_reach_a_script_as_numbers_whatever_they_look_like(atomic: Any) -> None:
+async def test_numbers_reach_a_script_as_plain_numbers(atomic: Any) -> None:
     class Level(enum.IntEnum):
         HIGH = 3
 
@@ -438,7 +448,7 @@ async def test_numbers_reach_a_script_as_numbers_whatever_they_look_like(atomic:
     assert await echo(args=[Level.HIGH, Odd(2.5)]) == [b"3", b"2.5"]
 
 
-async def test_a_script_with_an_id_runs_once_whatever_it_answers(
+async def test_a_script_with_an_id_runs_once_for_every_kind_of_reply(
     atomic: Any, server: Server
 ) -> None:
     for number, (answer, expected) in enumerate(
@@ -459,7 +469,7 @@ async def test_a_script_with_an_id_runs_once_whatever_it_answers(
         for _ in range(3):
             assert await script(keys=[key], args=["x"], once="id") == expected
         assert server.command("GET", key) == b"1"
-        with pytest.raises(holdfast.ConfigurationError, match="something else"):
+        with pytest.raises(holdfast.ConfigurationError, match="another operation"):
             await script(keys=[key], args=["y"], once="id")
     failing = atomic.script("redis.call('INCR', KEYS[1]) return redis.call('RPUSH', KEYS[1], 1)")
     for _ in range(2):
@@ -470,10 +480,10 @@ async def test_a_script_with_an_id_runs_once_whatever_it_answers(
         await atomic.script("this is not Lua")(keys=["tried"], once="another")
 
 
-# An id: done once
+# Ids
 
 
-async def test_what_has_an_id_is_done_once_and_answered_the_same(
+async def test_an_operation_with_an_id_is_executed_once_and_returns_the_same(
     atomic: Any, server: Server
 ) -> None:
     server.command("MSET", "n", 5, "stock", 1, "v", "1", "gone", "1")
@@ -502,7 +512,7 @@ async def test_what_has_an_id_is_done_once_and_answered_the_same(
         assert HOUR_MS - 60_000 < server.command("PTTL", record) <= HOUR_MS
 
 
-async def test_an_id_is_of_one_key_and_one_operation(atomic: Any, server: Server) -> None:
+async def test_an_id_is_bound_to_one_key_and_one_operation(atomic: Any, server: Server) -> None:
     assert await atomic.put("a", 5, once="id") == (True, 5)
     assert await atomic.put("b", 5, once="id") == (True, 5)  # another key
     for other in (
@@ -515,20 +525,22 @@ async def test_an_id_is_of_one_key_and_one_operation(atomic: Any, server: Server
         atomic.update("a", lambda value: value + 1, once="id"),
         atomic.script("return redis.call('INCR', KEYS[1])")(keys=["a"], once="id"),
     ):
-        with pytest.raises(holdfast.ConfigurationError, match="'a' for something else"):
+        with pytest.raises(holdfast.ConfigurationError, match="'a' for another operation"):
             await other
     assert server.command("GET", "a") == b"5"
-    # Where one argument ends and the next begins is part of it.
+    # The boundary between arguments is part of the digest.
     await atomic.compare_and_set("v", "1", "23", once="id")
     with pytest.raises(holdfast.ConfigurationError):
         await atomic.compare_and_set("v", "12", "3", once="id")
 
 
-async def test_an_id_that_cannot_be_kept_changes_nothing(face: Face, own_server: Server) -> None:
+async def test_an_id_whose_record_cannot_be_stored_changes_nothing(
+    api: Api, own_server: Server
+) -> None:
     own_server.command("SET", "n", 5)
     rules = "on", ">pw", "~*", "+@all", "-set"
     own_server.command("ACL", "SETUSER", "ann", *rules)
-    atomic = face.connect(own_server.url.replace("//", "//ann:pw@")).atomic
+    atomic = api.connect(own_server.url.replace("//", "//ann:pw@")).atomic
     assert await atomic.take("n") == (True, 4)
     with pytest.raises(holdfast.ConfigurationError, match=r"\+set"):
         await atomic.take("n", once="id")
@@ -559,8 +571,8 @@ async def test_keys_are_used_exactly_as_they_are_given(atomic: Any, server: Serv
 # Arguments
 
 
-async def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(face: Face) -> None:
-    atomic = face.connect("redis://127.0.0.1:1").atomic
+async def test_invalid_arguments_are_refused_before_a_request_is_sent(api: Api) -> None:
+    atomic = api.connect("redis://127.0.0.1:1").atomic
     refused = holdfast.ConfigurationError
     for wrong in (
         atomic.incr(""),
@@ -598,29 +610,29 @@ async def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(fa
             await atomic.script(text)()
 
 
-async def test_several_servers_cannot_take_one_step(face: Face) -> None:
-    client = face.connect([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
+async def test_atomic_operations_on_several_servers_are_refused(api: Api) -> None:
+    client = api.connect([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
     with pytest.raises(holdfast.ConfigurationError, match="one server"):
-        client.atomic  # noqa: B018 - asking for it is the test
+        client.atomic  # noqa: B018 - the access is the test
 
 
-async def test_a_client_that_is_closed_says_so(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_a_closed_client_refuses_atomic_operations(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     assert await client.atomic.incr("n") == 1
     await client.close()
     with pytest.raises(holdfast.NodeUnavailable, match="closed"):
         await client.atomic.incr("n")
 
 
-def test_who_only_locks_pays_nothing() -> None:
+def test_a_client_that_only_locks_does_not_import_atomic() -> None:
     code = "import holdfast, sys; holdfast.Client('redis://127.0.0.1:1').lock('a'); "
     code += "print([name for name in sys.modules if 'atomic' in name or 'codecs' in name])"
     command = [sys.executable, "-c", code]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "holdfast" not in told
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "holdfast" not in output
 
 
-# Among processes
+# Several processes
 
 SELLING = """
 import asyncio
@@ -658,15 +670,15 @@ print('done', flush=True)
 
 
 def sell_out(server: Server, units: int) -> None:
-    """Eight processes, of both faces, take from one stock until nothing is left."""
+    """Eight processes, of both APIs, take from one stock until it is empty."""
     server.command("SET", "stock", units)
     aio = f"client_url = {server.url!r}\n{SELLING_IN_TASKS}"
     with ExitStack() as stack:
         sellers = [
             stack.enter_context(Process(server, text)) for text in (SELLING, aio) for _ in range(4)
         ]
-        told = _all_at_once(sellers)
-    sold = [tuple(map(int, each.split())) for each in told]
+        output = _run_concurrently(sellers)
+    sold = [tuple(map(int, each.split())) for each in output]
     assert sum(count for count, *_ in sold) == units
     assert sum(lefts for _, lefts, *_ in sold) == units * (units - 1) // 2  # each number once
     assert min(least for *_, least, _ in sold) == 0
@@ -675,30 +687,30 @@ def sell_out(server: Server, units: int) -> None:
 
 
 def count_together(server: Server, times: int) -> None:
-    """Eight processes add to one JSON value, `times` in all."""
+    """Eight processes add to one JSON value, `times` times in total."""
     with ExitStack() as stack:
         text = COUNTING.format(times=times // 8)
         counters = [stack.enter_context(Process(server, text)) for _ in range(8)]
-        _all_at_once(counters)
+        _run_concurrently(counters)
     assert server.command("GET", "count") == b'{"n":%d}' % times
 
 
-def _all_at_once(processes: list[Process]) -> list[str]:
+def _run_concurrently(processes: list[Process]) -> list[str]:
     for process in processes:
-        assert process.says() == "ready"
+        assert process.read_line() == "ready"
     for process in processes:
-        process.tell()
-    return [process.says() for process in processes]
+        process.send_line()
+    return [process.read_line() for process in processes]
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
-def test_a_stock_is_sold_by_eight_processes_to_the_last_unit_and_no_further(kind: str) -> None:
+def test_eight_processes_sell_a_stock_to_zero_and_no_further(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
         sell_out(server, 5000)
 
 
 @pytest.mark.long
-def test_a_stock_of_100_000_is_sold_to_the_last_unit_and_no_further(own_server: Server) -> None:
+def test_a_stock_of_100_000_is_sold_to_zero_and_no_further(own_server: Server) -> None:
     sell_out(own_server, 100_000)
 
 
@@ -707,7 +719,7 @@ def test_none_of_20_000_updates_is_lost(own_server: Server) -> None:
     count_together(own_server, 20_000)
 
 
-def test_a_forked_child_takes_steps_of_its_own(server: Server) -> None:
+def test_a_forked_child_can_use_atomic_operations(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         assert client.atomic.incr("n") == 1
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Atomic operations to the last bit, with and without ids, and what is kept of an id."""
+"""Atomic operations: exact 64-bit numbers, and the records of ids."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_two_numbers_are_compared_exactly(steps: Any) -> None:
 @pytest.mark.parametrize(
     "value", [LEAST, -(2**53) - 1, -(2**53), 2**53 - 1, 2**53, 2**53 + 1, MOST]
 )
-def test_a_number_is_returned_to_the_last_bit(steps: Any, value: int) -> None:
+def test_a_number_is_returned_exactly(steps: Any, value: int) -> None:
     by = 1 if value > 0 else -1
     for once in (None, "id"):
         key = f"key {once}"
@@ -66,8 +66,8 @@ def test_a_number_is_returned_to_the_last_bit(steps: Any, value: int) -> None:
         assert steps.take("less", value, floor=LEAST) == (True, -value)
 
 
-def test_what_a_script_can_hold_exactly_is_all_that_it_computes_with(steps: Any) -> None:
-    odd = 2**53 + 1  # the least number that Lua cannot hold
+def test_a_script_computes_only_with_numbers_that_lua_represents_exactly(steps: Any) -> None:
+    odd = 2**53 + 1  # the smallest integer that Lua cannot represent
     steps.incr("n", 0)
     for value, n, floor, outcome in (
         (5, odd + 5, -odd, (True, -odd)),
@@ -83,7 +83,7 @@ def test_what_a_script_can_hold_exactly_is_all_that_it_computes_with(steps: Any)
 
 
 @pytest.mark.parametrize("once", [None, "id"])
-def test_a_number_that_would_not_fit_is_refused_and_left(
+def test_a_number_that_would_overflow_is_refused_and_unchanged(
     steps: Any, server: Server, once: str | None
 ) -> None:
     server.command("MSET", "n", MOST, "m", LEAST)
@@ -96,7 +96,7 @@ def test_a_number_that_would_not_fit_is_refused_and_left(
         server.command("SET", "n", word)
         for refused in (steps.take, steps.put, steps.incr):
             with pytest.raises(
-                holdfast.WrongValue, match=r"'n' was left as it is: .*not an integer"
+                holdfast.WrongValue, match=r"'n' was left unchanged: .*not an integer"
             ):
                 refused("n", once=once)
         assert server.command("GET", "n") == word.encode()
@@ -115,19 +115,19 @@ def test_the_expiry_of_a_counter_is_set_once(steps: Any, server: Server) -> None
 
 
 def recorded(server: Server) -> bytes | None:
-    """What is kept of the id, and that it is kept for an hour."""
+    """Return the record of the id, after a check that it expires in an hour."""
     found: bytes | None = server.command("GET", RECORD)
     if found is not None:
         assert HOUR_MS - 60_000 < server.command("PTTL", RECORD) <= HOUR_MS
     return found
 
 
-def digest(script: Any, *told: str) -> str:
-    return digest_of(script, told)
+def digest(script: Any, *digested: str) -> str:
+    return digest_of(script, digested)
 
 
 @pytest.mark.parametrize(
-    ("script", "told", "operation", "arguments", "answer"),
+    ("script", "digested", "operation", "arguments", "reply"),
     [
         (INCR, ("2", "0"), "incr", {"by": 2}, "1 7"),
         (TAKE, ("2", "2"), "take", {"n": 2}, "1 3"),
@@ -152,41 +152,43 @@ def digest(script: Any, *told: str) -> str:
         (COMPARE_AND_DELETE, ("4",), "compare_and_delete", {"old": "4"}, "0 "),
     ],
 )
-def test_the_answer_of_an_id_is_kept_with_what_it_was_for(  # noqa: PLR0913, PLR0917 - named by pytest
+def test_the_reply_to_an_id_is_stored_with_the_digest_of_its_operation(  # noqa: PLR0913, PLR0917 - named by pytest
     steps: Any,
     server: Server,
     script: Any,
-    told: tuple[str, ...],
+    digested: tuple[str, ...],
     operation: str,
     arguments: dict[str, Any],
-    answer: str,
+    reply: str,
 ) -> None:
     def called() -> Any:
         return getattr(steps, operation)("n", **arguments, once="id")
 
     first = called()
     after = server.command("GET", "n")
-    mark = digest(script, *told)
-    assert recorded(server) == f"{mark} {answer}".encode()
+    mark = digest(script, *digested)
+    assert recorded(server) == f"{mark} {reply}".encode()
     assert called() == first
     assert server.command("GET", "n") == after
-    server.command("MSET", "n", 5, RECORD, mark)  # it was begun, and not carried out
+    server.command(
+        "MSET", "n", 5, RECORD, mark
+    )  # a record without a reply: the operation was not executed
     assert called() == first
     assert server.command("GET", "n") == after
     server.command("MSET", "n", 5, RECORD, f"{'x' * 40} 1 1")
-    with pytest.raises(holdfast.ConfigurationError, match="'n' for something else") as caught:
+    with pytest.raises(holdfast.ConfigurationError, match="'n' for another operation") as caught:
         called()
     assert caught.value.lock == "n"
     assert server.command("GET", "n") == b"5"
 
 
-def test_an_update_keeps_only_what_it_has_written(steps: Any, server: Server) -> None:
+def test_an_update_records_only_the_value_that_it_wrote(steps: Any, server: Server) -> None:
     def overtaken_once(value: int) -> int:
         if value == 5:
             server.command("SET", "n", 40)
             assert recorded(server) is None
         else:
-            assert recorded(server) is None, "what was not written is not kept"
+            assert recorded(server) is None, "a value that was not written is not recorded"
         return value + 1
 
     mark = digest(COMPARE_AND_SET, "written")
@@ -201,9 +203,7 @@ def test_an_update_keeps_only_what_it_has_written(steps: Any, server: Server) ->
     assert recorded(server) is None
 
 
-def test_of_two_updates_with_one_id_both_return_what_was_written(
-    steps: Any, server: Server
-) -> None:
+def test_two_updates_with_one_id_both_return_the_written_value(steps: Any, server: Server) -> None:
     def overtaken(_: int) -> int:
         assert steps.update("n", lambda value: value + 1, once="id") == 6
         return 7
@@ -212,11 +212,11 @@ def test_of_two_updates_with_one_id_both_return_what_was_written(
     assert server.command("GET", "n") == b"6"
 
 
-def test_an_id_of_a_script_is_kept_beside_its_first_key(steps: Any, server: Server) -> None:
+def test_the_record_of_a_script_id_is_next_to_its_first_key(steps: Any, server: Server) -> None:
     script = steps.script("redis.call('INCR', KEYS[2]) if ARGV[1] == 'fail' then error('oops') end")
     script(keys=["n", "m"], args=[""], once="id")
     assert server.command("KEYS", "*:once:*") == [RECORD]
-    with pytest.raises(holdfast.ConfigurationError, match="used on 'n' for something") as caught:
+    with pytest.raises(holdfast.ConfigurationError, match="used on 'n' for another") as caught:
         script(keys=["n", "m"], args=["fail"], once="id")
     assert caught.value.lock == "n"
     with pytest.raises(holdfast.ScriptFailed, match="oops") as failed:
@@ -225,7 +225,7 @@ def test_an_id_of_a_script_is_kept_beside_its_first_key(steps: Any, server: Serv
     assert server.command("GET", "m") == b"2"
 
 
-def test_an_update_names_its_key_if_that_becomes_something_else_meanwhile(
+def test_an_update_names_its_key_if_the_type_changes_during_the_update(
     steps: Any, server: Server
 ) -> None:
     def another_makes_a_list(_: int | None) -> int:
@@ -247,7 +247,7 @@ def test_an_update_names_its_key_if_that_becomes_something_else_meanwhile(
         assert caught.value.lock == "n"
 
 
-def test_what_cannot_be_worked_with_leaves_no_record(steps: Any, server: Server) -> None:
+def test_a_refused_operation_leaves_no_record(steps: Any, server: Server) -> None:
     server.command("DEL", "n")
     server.command("RPUSH", "n", "a")
     for refused, *arguments in (
@@ -258,7 +258,7 @@ def test_what_cannot_be_worked_with_leaves_no_record(steps: Any, server: Server)
         (steps.compare_and_delete, "a"),
         (steps.update, repr),
     ):
-        with pytest.raises(holdfast.WrongValue, match=r"^'n' was left as it is: .*WRONGTYPE"):
+        with pytest.raises(holdfast.WrongValue, match=r"^'n' was left unchanged: .*WRONGTYPE"):
             refused("n", *arguments, once="id")
         assert recorded(server) is None
     assert steps.compare_and_set("n", None, "b", once="id") is False
@@ -267,7 +267,7 @@ def test_what_cannot_be_worked_with_leaves_no_record(steps: Any, server: Server)
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "reply"),
     [
         ("return 7", 7),
         ("return 'text'", b"text"),
@@ -281,21 +281,23 @@ def test_what_cannot_be_worked_with_leaves_no_record(steps: Any, server: Server)
         ("redis.call('INCR', KEYS[1])", None),
     ],
 )
-def test_a_script_with_an_id_answers_as_without_one(
-    steps: Any, server: Server, text: str, answer: Any
+def test_a_script_with_an_id_replies_as_without_one(
+    steps: Any, server: Server, text: str, reply: Any
 ) -> None:
     script = steps.script(text)
     for once in (None, "id", "id"):
-        assert script(keys=["n"], args=["x"], once=once) == answer
+        assert script(keys=["n"], args=["x"], once=once) == reply
     expected = b"7" if "INCR" in text else b"5"
     assert server.command("GET", "n") == expected
     kept = server.command("GET", RECORD)
     assert kept[40:43] == b" 1 "
     assert HOUR_MS - 60_000 < server.command("PTTL", RECORD) <= HOUR_MS
-    with pytest.raises(holdfast.ConfigurationError, match="'n' for something else"):
+    with pytest.raises(holdfast.ConfigurationError, match="'n' for another operation"):
         script(keys=["n"], args=["y"], once="id")
-    server.command("SET", RECORD, kept[:40])  # it was begun, and not carried out
-    assert script(keys=["n"], args=["x"], once="id") == answer
+    server.command(
+        "SET", RECORD, kept[:40]
+    )  # a record without a reply: the operation was not executed
+    assert script(keys=["n"], args=["x"], once="id") == reply
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_a_script_with_an_id_answers_as_without_one(
         ("redis.call('INCR', 'n', 'n')", "rong number of arg"),
     ],
 )
-def test_a_script_with_an_id_fails_once(
+def test_a_failing_script_with_an_id_runs_once(
     steps: Any, server: Server, text: str, message: str
 ) -> None:
     script = steps.script(f"redis.call('INCR', KEYS[1]) {text}")

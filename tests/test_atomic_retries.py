@@ -1,7 +1,7 @@
-"""Which atomic operations are sent again, and how their end is reported.
+"""Which atomic operations are retried, and which errors they raise.
 
-The server is real. The port in front of it fails where a test says so: it does not send a request,
-it carries one out and loses the answer, or it keeps one that may still arrive.
+The server is real. The port in front of it fails as planned: it does not send a request, or it
+loses the reply, or it holds a request that may still arrive.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.core import atomic
-from holdfast.core.atomic import Outcome, Steps, own_script
+from holdfast.core.atomic import AtomicOperations, Outcome, parse_user_script
 from holdfast.core.atomic_arguments import digest_of
 from holdfast.keys import siblings_of
 from holdfast.scripts import COMPARE_AND_SET, INCR, READ
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from kit.servers import Server
 
-OWN = own_script("return redis.call('INCRBY', KEYS[1], 1)")
+OWN = parse_user_script("return redis.call('INCRBY', KEYS[1], 1)")
 YES = True
 LEAST, MOST = -(2**63), 2**63 - 1
 UNSENT, LOST, LATE, SENT = "unsent", "lost", "late", "sent"
 
 
 class FailingPort:
-    """The port of a client. `plan` says what becomes of the next requests; after it, all succeed.
+    """The port of a client. `plan` holds the outcomes of the next requests; later ones succeed.
 
     Its time passes only while it sleeps.
     """
@@ -43,13 +43,13 @@ class FailingPort:
         self.plan: list[str | holdfast.HoldfastError] = []
         self.sent: list[str] = []
         self.rests: list[float] = []
-        self.luck = 1.0
+        self.jitter_value = 1.0
 
     def now(self) -> float:
         return sum(self.rests)
 
     def jitter(self) -> float:
-        return self.luck
+        return self.jitter_value
 
     async def sleep(self, seconds: float) -> None:
         self.rests.append(seconds)
@@ -76,14 +76,14 @@ def port(server: Server) -> Iterator[FailingPort]:
 
 @pytest.fixture
 def steps(port: FailingPort) -> Any:
-    return Steps(port, 1.0)  # type: ignore[arg-type]  # what steps need of it
+    return AtomicOperations(port, 1.0)  # type: ignore[arg-type]  # what steps need of it
 
 
 async def made(value: bytes | None) -> bytes:
     return b"new" if value == b"old" else b"newer"
 
 
-Operation = tuple[str, "Callable[[Steps, str | None], Coroutine[Any, Any, Any]]", Any]
+Operation = tuple[str, "Callable[[AtomicOperations, str | None], Coroutine[Any, Any, Any]]", Any]
 OPERATIONS: list[Operation] = [
     ("n", lambda on, once: on.incr("n", 2, None, once), 7),
     ("n", lambda on, once: on.take("n", 2, 0, once), Outcome(done=True, left=3)),
@@ -121,19 +121,19 @@ WITH_ID: list[tuple[list[str], type[Exception] | None, int]] = [
 
 
 def assert_reported(error: BaseException, key: str, *, again: bool) -> None:
-    """The error names the key and the node, and says what to do."""
+    """Check that the error names the key and the node, and explains what to do."""
     assert isinstance(error, (UNKNOWN, UNAVAILABLE))
     assert (error.lock, error.node) == (key, "n1")
     if isinstance(error, UNAVAILABLE):
         assert str(error) == f"'{key}' was not changed: refused"
         return
-    assert str(error).startswith(f"'{key}' may have been changed, or not: ")
-    advice = "call it again with the same once=" if again else "with once= it could be repeated"
+    assert str(error).startswith(f"'{key}' may or may not have been changed: ")
+    advice = "retry with the same once=" if again else "with once= it could be retried"
     assert str(error).endswith(f"; {advice}")
 
 
 @pytest.mark.parametrize("number", range(len(OPERATIONS)))
-def test_an_operation_is_sent_again_only_if_that_cannot_count_twice(
+def test_an_operation_is_retried_only_if_it_cannot_count_twice(
     number: int, port: FailingPort, steps: Any, server: Server
 ) -> None:
     key, operation, expected = OPERATIONS[number]
@@ -149,13 +149,11 @@ def test_an_operation_is_sent_again_only_if_that_cannot_count_twice(
                     run(operation(steps, once))
                 assert_reported(caught.value, key, again=once is not None)
             assert len(port.sent) == sent, plan
-            if once:  # and whoever repeats the call is given the same answer
+            if once:  # a repeated call gets the same reply
                 assert run(operation(steps, once)) == expected
 
 
-def test_a_script_is_sent_again_only_with_an_id(
-    port: FailingPort, steps: Any, server: Server
-) -> None:
+def test_a_script_is_retried_only_with_an_id(port: FailingPort, steps: Any, server: Server) -> None:
     key, operation, expected = OF_SCRIPT
     for plan, error in (([UNSENT], UNAVAILABLE), ([LOST], UNKNOWN)):
         port.plan, port.sent = [*plan], []
@@ -180,7 +178,7 @@ def test_a_script_is_sent_again_only_with_an_id(
 def test_an_error_names_the_key_or_that_there_is_none(port: FailingPort, steps: Any) -> None:
     port.plan = [UNSENT]
     with pytest.raises(UNAVAILABLE, match=r"^'a script without keys' was not changed") as caught:
-        run(steps.run(own_script("return 1"), [], [], None))
+        run(steps.run(parse_user_script("return 1"), [], [], None))
     assert caught.value.lock == "a script without keys"
     for named, expected in (("", "n"), ("other", "other")):
         port.plan, port.sent = [holdfast.ConfigurationError("denied", lock=named)], []
@@ -189,14 +187,14 @@ def test_an_error_names_the_key_or_that_there_is_none(port: FailingPort, steps: 
         assert denied.value.lock == expected
         assert len(port.sent) == 1
     with pytest.raises(holdfast.ScriptFailed, match=r"^the script failed: .*oops") as failed:
-        run(steps.run(own_script("error('oops')"), [b"k\xff"], [], "id"))
+        run(steps.run(parse_user_script("error('oops')"), [b"k\xff"], [], "id"))
     assert failed.value.lock == "k\\xff"
 
 
 # Updates
 
 
-def test_an_update_reads_again_until_it_is_answered(port: FailingPort, steps: Any) -> None:
+def test_an_update_retries_its_read_until_it_gets_a_reply(port: FailingPort, steps: Any) -> None:
     _, update, _ = UPDATE
     for plan in ([], [UNSENT], [LOST, UNSENT], [LOST, LOST]):
         port.plan, port.sent = [*plan], []
@@ -210,7 +208,7 @@ def test_an_update_reads_again_until_it_is_answered(port: FailingPort, steps: An
         assert len(port.sent) == 3
 
 
-def test_an_update_with_an_id_is_carried_out_once(
+def test_an_update_with_an_id_is_executed_once(
     port: FailingPort, steps: Any, server: Server
 ) -> None:
     _, update, expected = UPDATE
@@ -227,11 +225,13 @@ def test_an_update_with_an_id_is_carried_out_once(
         assert len(port.sent) == 1 + sent, plan
         assert run(update(steps, "id")) == expected
         server.command("SET", "v", "of another")
-        assert run(steps.update("v", unused, None, None, "id")) == expected, "nothing is computed"
+        assert run(steps.update("v", unused, None, None, "id")) == expected, (
+            "the function is not called"
+        )
         assert server.command("GET", "v") == b"of another"
 
 
-def test_an_update_without_an_id_is_not_repeated_after_a_lost_answer(
+def test_an_update_without_an_id_is_not_repeated_after_a_lost_reply(
     port: FailingPort, steps: Any
 ) -> None:
     _, update, _ = UPDATE
@@ -243,7 +243,7 @@ def test_an_update_without_an_id_is_not_repeated_after_a_lost_answer(
 
 
 def disturbed(server: Server) -> Callable[[bytes | None], Coroutine[Any, Any, bytes]]:
-    """Make a change that another client always overtakes."""
+    """Return an update function that another client always overtakes."""
 
     async def change(_: bytes | None) -> bytes:
         server.command("APPEND", "v", "+")
@@ -252,7 +252,7 @@ def disturbed(server: Server) -> Callable[[bytes | None], Coroutine[Any, Any, by
     return change
 
 
-def test_an_update_that_is_overtaken_pauses_twice_as_long_each_time(
+def test_an_overtaken_update_doubles_its_pause_each_time(
     port: FailingPort, steps: Any, server: Server
 ) -> None:
     with pytest.raises(holdfast.Contended) as caught:
@@ -260,27 +260,27 @@ def test_an_update_that_is_overtaken_pauses_twice_as_long_each_time(
     assert port.rests == pytest.approx(
         [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05, 0.05]
     )
-    assert str(caught.value).startswith("'v' was changed by others, again and again, for 0.3 s: ")
+    assert str(caught.value).startswith("other clients changed 'v' repeatedly for 0.3 s, ")
     assert caught.value.lock == "v"
-    port.luck = 0.5
+    port.jitter_value = 0.5
     port.rests.clear()
     timeout = timedelta(milliseconds=2.5)
-    with pytest.raises(holdfast.Contended, match=r"^'v' was changed by others") as caught:
+    with pytest.raises(holdfast.Contended, match=r"^other clients changed 'v'") as caught:
         run(steps.update("v", disturbed(server), None, timeout, "id"))
     assert caught.value.lock == "v"
     assert port.rests == pytest.approx([0.000375, 0.00075])
 
 
-def test_an_update_ends_rather_than_pause_up_to_its_timeout(
+def test_an_update_raises_early_if_its_pause_would_exceed_the_timeout(
     port: FailingPort, steps: Any, server: Server
 ) -> None:
-    port.rests.append(2.0)  # its clock does not begin with 0
+    port.rests.append(2.0)  # the clock does not start at 0
     with pytest.raises(holdfast.Contended):
         run(steps.update("v", disturbed(server), None, 2.0005 - 2.0, None))
     assert port.rests == [2.0]
 
 
-def test_an_update_that_may_still_arrive_is_not_reported_as_undone(
+def test_an_update_that_may_still_arrive_raises_outcome_unknown(
     port: FailingPort, steps: Any, server: Server
 ) -> None:
     port.plan = [SENT, LATE]
@@ -292,9 +292,11 @@ def test_an_update_that_may_still_arrive_is_not_reported_as_undone(
         run(steps.update("v", disturbed(server), None, 1.0, "other"))
     assert_reported(caught.value, "v", again=True)
     late = [holdfast.OutcomeUnknown(each, node=each) for each in ("first", "last")]
-    for rest in ([SENT], [SENT, UNSENT, UNSENT, UNSENT]):  # overtaken, or away
+    for rest in ([SENT], [SENT, UNSENT, UNSENT, UNSENT]):  # overtaken or unreachable
         port.plan = [SENT, *late, *rest]
-        with pytest.raises(UNKNOWN, match=r"^'v' may have been changed, or not: last; ") as caught:
+        with pytest.raises(
+            UNKNOWN, match=r"^'v' may or may not have been changed: last; "
+        ) as caught:
             run(steps.update("v", disturbed(server), None, 0.001 * len(rest), f"{rest}"))
         assert (caught.value.lock, caught.value.node) == ("v", "last")
     port.plan = [SENT, LATE, SENT, SENT, UNSENT, UNSENT, UNSENT]
@@ -303,7 +305,7 @@ def test_an_update_that_may_still_arrive_is_not_reported_as_undone(
     assert_reported(caught.value, "v", again=True)
 
 
-def test_a_record_without_an_answer_is_none(steps: Any, server: Server) -> None:
+def test_a_record_without_a_reply_does_not_count(steps: Any, server: Server) -> None:
     key = siblings_of(b"v") + b":once:id"
     digest = digest_of(COMPARE_AND_SET, ("written",))
     for record in (digest, "x" * 40, "x"):
@@ -318,7 +320,7 @@ def test_a_record_without_an_answer_is_none(steps: Any, server: Server) -> None:
     assert server.command("GET", "v") == b"old"
 
 
-def test_later_versions_find_the_records_of_ids(steps: Any, server: Server) -> None:
+def test_the_record_format_of_an_id_does_not_change(steps: Any, server: Server) -> None:
     assert run(steps.incr(b"a\xff", 1, 60, "order 7")) == 1
     (key,) = server.command("KEYS", "*once*")
     assert key == b"holdfast:key:{a\xff}:once:order 7"
@@ -338,7 +340,7 @@ async def unused(_: bytes | None) -> bytes:
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
-        (lambda on: on.incr("", 1, None, None), "key is empty: name it"),
+        (lambda on: on.incr("", 1, None, None), "key is empty: give a name"),
         (lambda on: on.incr(7, 1, None, None), "key=7: give a string or bytes"),
         (lambda on: on.incr("\ud800", 1, None, None), "key is not text: "),
         (lambda on: on.incr("n", 1.0, None, None), f"by=1.0: give a whole number from {LEAST} to"),
@@ -370,14 +372,17 @@ async def unused(_: bytes | None) -> bytes:
         (lambda on: on.run(OWN, "n", [], None), "keys='n': give a list"),
         (lambda on: on.run(OWN, {"n"}, [], None), "keys={'n'}: give a list"),
         (lambda on: on.run(OWN, ["n"], b"n", None), "args=b'n': give a list"),
-        (lambda on: on.run(OWN, [""], [], None), "keys is empty: name it"),
+        (lambda on: on.run(OWN, [""], [], None), "keys is empty: give a name"),
         (lambda on: on.run(OWN, ["n"], [None], None), "args=None: give a string or bytes"),
         (lambda on: on.run(OWN, ["n"], [True], None), "args=True: give a string or bytes"),
-        (lambda on: on.run(OWN, [], [], "id"), "an id is kept beside the first key"),
-        (lambda on: on.run(own_script("#!lua"), ["n"], [], "id"), "a script that begins with #!"),
+        (lambda on: on.run(OWN, [], [], "id"), "the id is recorded beside the first key"),
+        (
+            lambda on: on.run(parse_user_script("#!lua"), ["n"], [], "id"),
+            "a script that begins with #!",
+        ),
     ],
 )
-def test_an_argument_that_cannot_work_is_refused_with_its_value(
+def test_an_invalid_argument_is_refused_with_its_value(
     port: FailingPort, steps: Any, operation: Any, message: str
 ) -> None:
     with pytest.raises(holdfast.ConfigurationError) as caught:
@@ -386,14 +391,14 @@ def test_an_argument_that_cannot_work_is_refused_with_its_value(
     assert not port.sent
 
 
-def test_a_script_is_text() -> None:
+def test_an_empty_or_non_text_script_is_refused() -> None:
     for wrong in ("", " \n", b" ", 5, None):
         with pytest.raises(holdfast.ConfigurationError) as caught:
-            own_script(wrong)
-        assert str(caught.value) == f"script({wrong!r}): give Lua, as text"
+            parse_user_script(wrong)
+        assert str(caught.value) == f"script({wrong!r}): give the text of a Lua script"
     for text in ("return 1", b"return 1"):
-        assert own_script(text).plain.text == b"return 1"
-        assert b"return 1" in own_script(text).once.text
+        assert parse_user_script(text).plain.text == b"return 1"
+        assert b"return 1" in parse_user_script(text).once.text
 
 
 def test_an_argument_at_its_bound_is_accepted(steps: Any, server: Server) -> None:
@@ -413,8 +418,10 @@ def test_an_argument_at_its_bound_is_accepted(steps: Any, server: Server) -> Non
     assert run(steps.compare_and_set("v", None, "old", None, None))
     assert run(steps.compare_and_set("v", "old", "", None, None))
     assert run(steps.compare_and_set("v", "", "new", None, None))
-    assert run(steps.run(own_script("return {KEYS[1], ARGV[1], ARGV[2]}"), ("k",), ("", 2), None))
-    assert run(steps.run(own_script("return ARGV"), [], [1, 1.5, b"\xff", "é"], None)) == [
+    assert run(
+        steps.run(parse_user_script("return {KEYS[1], ARGV[1], ARGV[2]}"), ("k",), ("", 2), None)
+    )
+    assert run(steps.run(parse_user_script("return ARGV"), [], [1, 1.5, b"\xff", "é"], None)) == [
         *(b"1", b"1.5", b"\xff", "é".encode())
     ]
 

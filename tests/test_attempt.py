@@ -1,4 +1,4 @@
-"""The states of an attempt to acquire a lock: one table, without a server."""
+"""The state machine of an attempt to acquire a lock, without a server."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ from holdfast.core.attempt import (
     on_wake,
     wake_at,
 )
-from holdfast.core.line import Grant
 from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
+from holdfast.core.waiter import Grant
 from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown
-from holdfast.port import Quarantined, Uncopied
+from holdfast.port import Quarantined, Unreplicated
 from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
 
 TTL, START = 10.0, 100.0
-QUEUED = Queued(4.0, was_put_back=False)
-OURS, FOREIGN = b"hf1:x:1:ann@web:9:job:", b"somebody"
-LOST, AWAY = OutcomeUnknown("no reply", node="n"), NodeUnavailable("it is away", node="n")
+QUEUED = Queued(4.0, place_was_lost=False)
+OURS, FOREIGN = b"hf1:x:1:ann@web:9:job:", b"another"
+LOST, UNREACHABLE = (
+    OutcomeUnknown("no reply", node="n"),
+    NodeUnavailable("it is unreachable", node="n"),
+)
 YOUNG = Grant(7, 1.0, START)
 """A pushed grant."""
 
@@ -53,7 +56,9 @@ def spec(**settings: Any) -> LockSpec:
 
 
 def at(now: float, **changes: Any) -> Moment:
-    return Moment(**{"now": now, "jitter": 0.5, "closed": False, "can_queue": False, **changes})
+    return Moment(
+        **{"now": now, "jitter": 0.5, "closed": False, "should_subscribe": False, **changes}
+    )
 
 
 def waiting(timeout: float | None = None, **changes: Any) -> Attempt:
@@ -75,28 +80,30 @@ def seconds_of(attempt: Attempt) -> float:
 @pytest.mark.parametrize(
     ("reply", "moment", "state", "tombstone"),
     [
-        (7, at(START + 1), Acquired(Grant(7, TTL, START), is_pushed=False), "0"),
-        (7, at(START + validity_of(TTL)), Ready(), TOMBSTONE_MS),
+        (7, at(START + 1), Acquired(Grant(7, TTL, START), is_unconfirmed=False), "0"),
+        (7, at(START + validity_of(TTL)), Ready(), "0"),
         (0, at(START + 1), Evicted(), ""),
         (held(), at(START + 1), Paused(0.75 * POLLING.next), ""),
-        (held(), at(START + 1, can_queue=True), Ready(), ""),
-        (held(ticket=3), at(START + 1), Queued(4.002, was_put_back=False), "0"),
-        (held(ticket=3, lost=1), at(START + 1), Queued(4.002, was_put_back=True), "0"),
-        (held(ticket=3, left_ms=-1), at(START + 1), Queued(30.0, was_put_back=False), "0"),
+        (held(), at(START + 1, should_subscribe=True), Ready(), ""),
+        (held(ticket=3), at(START + 1), Queued(4.002, place_was_lost=False), "0"),
+        (held(ticket=3, lost=1), at(START + 1), Queued(4.002, place_was_lost=True), "0"),
+        (held(ticket=3, left_ms=-1), at(START + 1), Queued(30.0, place_was_lost=False), "0"),
         (
             held(FOREIGN, ticket=3),
             at(START + 1),
-            Queued(0.75 * POLLING.next, was_put_back=False),
+            Queued(0.75 * POLLING.next, place_was_lost=False),
             "0",
         ),
     ],
 )
-def test_a_reply_decides_the_state(reply: Any, moment: Moment, state: Any, tombstone: str) -> None:
+def test_each_reply_leads_to_its_state(
+    reply: Any, moment: Moment, state: Any, tombstone: str
+) -> None:
     attempt = on_reply(waiting(), spec(), reply, moment)
     assert (attempt.state, attempt.tombstone) == (state, tombstone)
 
 
-def test_a_lock_that_is_not_needed_ends_the_attempt() -> None:
+def test_an_attempt_ends_without_a_lock_if_the_cached_value_exists() -> None:
     attempt = on_reply(waiting(on_server=True), spec(), [b"value", 5], at(START + 1))
     assert isinstance(attempt.state, Failed)
     assert isinstance(attempt.state.error, NotNeeded)
@@ -113,7 +120,7 @@ def test_pauses_between_polls_double_up_to_the_longest() -> None:
     assert pauses[-1] == 0.75 * POLLING.longest
 
 
-def test_a_pause_ends_with_the_timeout_and_with_the_lease_of_the_holder() -> None:
+def test_a_pause_ends_at_the_timeout_or_at_the_end_of_the_holders_lease() -> None:
     longest = POLLING._replace(next=POLLING.longest)
     late = waiting(timeout=1.001, backoff=longest)
     assert seconds_of(on_reply(late, spec(), held(), at(START + 1))) == pytest.approx(0.001)
@@ -121,7 +128,7 @@ def test_a_pause_ends_with_the_timeout_and_with_the_lease_of_the_holder() -> Non
     assert seconds_of(short) == pytest.approx(0.005)
 
 
-def test_a_held_lock_is_not_waited_for_beyond_the_timeout() -> None:
+def test_a_caller_does_not_wait_beyond_its_timeout() -> None:
     attempt = on_reply(waiting(timeout=1.0), spec(), held(ticket=3), at(START + 1))
     assert isinstance(attempt.state, Failed)
     error = attempt.state.error
@@ -131,19 +138,19 @@ def test_a_held_lock_is_not_waited_for_beyond_the_timeout() -> None:
     assert attempt.tombstone == "0", "its place in the queue"
 
 
-def test_a_reply_leaves_time_for_cleaning_up_after_the_timeout() -> None:
+def test_a_reply_leaves_time_for_cleanup_after_the_timeout() -> None:
     attempt = on_reply(waiting(timeout=1.0), spec(), held(), at(START + 0.4))
     assert attempt.budget.end == pytest.approx(START + 1.0 + 0.8)
 
 
-def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> None:
+def test_late_grants_are_requested_again_and_then_end_the_attempt() -> None:
     attempt, late = waiting(), at(START + TTL)
     for _ in range(LATE_GRANTS - 1):
         attempt = on_reply(attempt, spec(), 7, late)
         assert attempt.state == Ready()
     attempt = on_reply(attempt, spec(), 7, late)
     assert isinstance(attempt.state, Failed)
-    assert "give it a longer ttl" in str(attempt.state.error)
+    assert "give the lock a longer ttl" in str(attempt.state.error)
     attempt = on_reply(on_reply(waiting(), spec(), 7, late), spec(), held(), late)
     for _ in range(LATE_GRANTS - 1):
         attempt = on_reply(attempt, spec(), 7, at(attempt.sent_at + TTL))
@@ -165,7 +172,7 @@ def test_grants_that_come_too_late_are_repeated_and_then_end_the_attempt() -> No
         (START + 3.0, False, True, Ready()),
     ],
 )
-def test_a_queued_attempt_goes_on_when_it_has_to(
+def test_a_queued_attempt_requests_again_when_notified_or_due(
     now: float, must_request: bool, needs_tombstone: bool, state: Any
 ) -> None:
     queued = waiting(timeout=5, state=QUEUED, replied_at=START + 2, needs_tombstone=needs_tombstone)
@@ -183,7 +190,7 @@ def test_a_queued_attempt_fails_at_its_timeout() -> None:
 @pytest.mark.parametrize(
     ("error", "failures", "state", "tombstone"),
     [
-        (AWAY, 0, Ready(), ""),
+        (UNREACHABLE, 0, Ready(), ""),
         (LOST, 0, Ready(), TOMBSTONE_MS),
         (LOST, 1, Ready(), TOMBSTONE_MS),
         (Quarantined("wait", seconds=0.5), 2, Paused(0.502, "wait"), ""),
@@ -199,7 +206,7 @@ def test_a_request_without_a_reply_is_repeated(
     assert attempt.failures == (0 if is_reply else failures + 1)
 
 
-@pytest.mark.parametrize("error", [AWAY, LOST])
+@pytest.mark.parametrize("error", [UNREACHABLE, LOST])
 def test_a_server_that_does_not_reply_three_times_is_unavailable(error: Any) -> None:
     attempt = on_error(waiting(failures=2), spec(), error, at(START + 1))
     assert isinstance(attempt.state, Failed)
@@ -214,20 +221,20 @@ def test_a_server_that_does_not_reply_three_times_is_unavailable(error: Any) -> 
         (waiting(failures=2, replied_at=START), {}, True),
         (waiting(failures=2, replied_at=START - 10), {}, False),
         (waiting(failures=2), {"longest_ttl": 60.0}, True),
-        (waiting(failures=2, uncopied=Uncopied("missing")), {"longest_ttl": 60.0}, False),
+        (waiting(failures=2, unreplicated=Unreplicated("missing")), {"longest_ttl": 60.0}, False),
         (waiting(0, failures=2), {"longest_ttl": 60.0}, False),
     ],
 )
-def test_an_outage_is_waited_through_by_those_who_wait_already_and_behind_sentinels(
+def test_waiters_and_callers_behind_sentinels_wait_through_an_outage(
     attempt: Attempt, settings: dict[str, Any], waits: bool
 ) -> None:
-    after = on_error(attempt, spec(**settings), AWAY, at(START + 0.5))
+    after = on_error(attempt, spec(**settings), UNREACHABLE, at(START + 0.5))
     assert isinstance(after.state, Paused if waits else Failed)
     if waits:
-        assert after.state == Paused(POLLING.longest / 2, "it is away")
+        assert after.state == Paused(POLLING.longest / 2, "it is unreachable")
 
 
-@pytest.mark.parametrize("error", [AWAY, Quarantined("wait", seconds=9)])
+@pytest.mark.parametrize("error", [UNREACHABLE, Quarantined("wait", seconds=9)])
 def test_a_closed_client_and_a_timeout_end_the_attempt(error: Any) -> None:
     for attempt, moment, why in (
         (waiting(), at(START, closed=True), "this client was closed"),
@@ -239,25 +246,33 @@ def test_a_closed_client_and_a_timeout_end_the_attempt(error: Any) -> None:
 
 
 def test_missing_replicas_explain_a_failure() -> None:
-    uncopied = Uncopied("only 1 of 2 replicas have it", node="n")
-    attempt = on_error(waiting(), spec(), uncopied, at(START + 1))
+    unreplicated = Unreplicated("only 1 of 2 replicas have it", node="n")
+    attempt = on_error(waiting(), spec(), unreplicated, at(START + 1))
     attempt = on_error(attempt._replace(failures=2), spec(), LOST, at(START + 2))
     assert isinstance(attempt.state, Failed)
     assert "only 1 of 2 replicas" in str(attempt.state.error)
 
 
-@pytest.mark.parametrize("lock", ["", "a"])
-def test_a_refusal_ends_the_attempt_and_leaves_nothing(lock: str) -> None:
-    refusal = ConfigurationError("no such command", lock=lock)
+def test_missing_replicas_explain_no_failure_after_a_later_reply() -> None:
+    error = Unreplicated("only 1 of 2 replicas have it", node="n")
+    attempt = on_error(waiting(), spec(), error, at(START + 1))
+    attempt = on_reply(attempt, spec(), held(), at(START + 2))
+    attempt = on_error(attempt._replace(failures=2), spec(), LOST, at(START + 20))
+    assert isinstance(attempt.state, Failed)
+    assert "replicas" not in str(attempt.state.error)
+
+
+def test_a_refusal_ends_the_attempt_and_leaves_nothing() -> None:
+    refusal = ConfigurationError("no such command")
     attempt = on_error(waiting(), spec(), refusal, at(START + 1))
     assert isinstance(attempt.state, Failed)
-    expected = "no such command" if lock else "'a' was not acquired: no such command"
-    assert (str(attempt.state.error), attempt.tombstone) == (expected, "")
+    message = "'a' was not acquired: no such command"
+    assert (str(attempt.state.error), attempt.tombstone) == (message, "")
     earlier = on_error(waiting(needs_tombstone=True), spec(), refusal, at(START + 1))
     assert earlier.tombstone == TOMBSTONE_MS, "of an earlier request"
 
 
-# From when a grant counts
+# The time from which a grant counts
 
 
 def test_a_grant_counts_from_the_first_request_since_the_last_reply() -> None:
@@ -279,18 +294,20 @@ def test_a_grant_counts_from_the_first_request_since_the_last_reply() -> None:
 @pytest.mark.parametrize(
     ("settings", "now", "state"),
     [
-        ({}, START + 0.4, Acquired(YOUNG, is_pushed=True)),
+        ({}, START + 0.4, Acquired(YOUNG, is_unconfirmed=True)),
         ({}, START + 0.5, Confirming()),
         ({"renew": False}, START + 0.1, Confirming()),
         ({"replicas": 1}, START + 0.1, Confirming()),
-        ({"min_validity": 0.8}, START + 0.1, Acquired(YOUNG, is_pushed=True)),
+        ({"min_validity": 0.8}, START + 0.1, Acquired(YOUNG, is_unconfirmed=True)),
         ({"min_validity": 0.8}, START + 0.2, Confirming()),
     ],
 )
 def test_a_grant_that_may_be_old_is_confirmed(
     settings: dict[str, Any], now: float, state: Any
 ) -> None:
-    attempt = on_grant(waiting(state=Queued(1.0, was_put_back=False)), spec(**settings), YOUNG, now)
+    attempt = on_grant(
+        waiting(state=Queued(1.0, place_was_lost=False)), spec(**settings), YOUNG, now
+    )
     assert (attempt.state, attempt.tombstone) == (state, "0")
 
 
@@ -299,30 +316,34 @@ def test_a_grant_that_may_be_old_is_confirmed(
     [
         (Paused(1.0), True),
         (Failed(AcquireTimeout("too late")), True),
-        (Failed(AWAY), True),
+        (Failed(UNREACHABLE), True),
         (Failed(NotNeeded([b"value", 1])), False),
         (Failed(ConfigurationError("no")), False),
         (Evicted(), False),
-        (Acquired(Grant(9, TTL, START), is_pushed=False), False),
+        (Acquired(Grant(9, TTL, START), is_unconfirmed=False), False),
     ],
 )
-def test_a_grant_counts_more_than_a_timeout_or_a_lost_server(state: Any, counts: bool) -> None:
+def test_a_grant_takes_precedence_over_a_timeout_or_a_lost_server(state: Any, counts: bool) -> None:
     after = on_grant(waiting(state=state), spec(), YOUNG, START + 0.1).state
-    assert after == (Acquired(YOUNG, is_pushed=True) if counts else state)
+    assert after == (Acquired(YOUNG, is_unconfirmed=True) if counts else state)
 
 
 def test_a_confirmed_grant_has_the_fence_and_the_time_of_the_confirmation() -> None:
     attempt, sent_at = waiting(state=Confirming(), on_server=True), START + 5
     confirmed = on_confirmation(attempt, spec(), 9, sent_at, at(sent_at + 1))
-    assert confirmed.state == Acquired(Grant(9, TTL, sent_at), is_pushed=False)
-    for reply, now in ((0, sent_at + 1), (AWAY, sent_at + 1), (9, sent_at + validity_of(TTL))):
+    assert confirmed.state == Acquired(Grant(9, TTL, sent_at), is_unconfirmed=False)
+    for reply, now in (
+        (0, sent_at + 1),
+        (UNREACHABLE, sent_at + 1),
+        (9, sent_at + validity_of(TTL)),
+    ):
         refused = on_confirmation(attempt, spec(), reply, sent_at, at(now))
         assert (refused.state, refused.tombstone) == (Ready(), "0")
     wrong = on_confirmation(attempt, spec(), ConfigurationError("no"), sent_at, at(sent_at + 1))
     assert isinstance(wrong.state, Failed)
 
 
-def test_a_look_at_the_queue_shows_the_holder_if_there_is_one() -> None:
+def test_a_check_of_the_queue_returns_the_holder_if_there_is_one() -> None:
     attempt = waiting(holder=(OURS, 3000))
     assert on_holder(attempt, FOREIGN, 5).holder == (FOREIGN, 5)
     assert on_holder(attempt, b"", 0) == attempt
@@ -337,13 +358,16 @@ def test_the_timeout_of_a_waiter_names_the_holder() -> None:
     assert str(attempt.state.error).startswith("'a' was not acquired within 2.0 s: held by ")
 
 
-def test_why_a_lock_is_not_acquired_is_known() -> None:
+def test_the_attempt_reports_why_the_lock_is_not_acquired() -> None:
     assert waiting().why() == "not granted yet"
     assert waiting(holder=(FOREIGN, -1)).why().startswith("held by ")
-    assert waiting(state=Paused(0.1, "it is away"), holder=(OURS, 1)).why() == "it is away"
+    assert (
+        waiting(state=Paused(0.1, "it is unreachable"), holder=(OURS, 1)).why()
+        == "it is unreachable"
+    )
 
 
-def test_an_attempt_begins_with_a_request_under_way() -> None:
+def test_an_attempt_begins_with_a_request_in_flight() -> None:
     attempt = waiting(timeout=5.0)
     assert (attempt.state, attempt.tombstone) == (Requesting(), TOMBSTONE_MS)
     assert (attempt.budget.give_up, attempt.replied_at) == (START + 5, -math.inf)

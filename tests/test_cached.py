@@ -1,7 +1,7 @@
-"""What a cached function promises, on both faces and every server.
+"""Cached functions: the contract, with both APIs and on every server.
 
-A story's function is blocked and let go by events, and its value is made stale, or gone, by setting
-its expiry on the server: nothing here waits for time to pass.
+Events block and unblock the function of a test. A test makes a value stale or expired by setting
+its expiry on the server. So no test waits for time to pass.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ import pytest
 from redis.crc import key_slot
 
 import holdfast
-from holdfast.adapters import aside
-from holdfast.core.value import Kept, Wanted, describe_cache, is_due
-from holdfast.faces.recipe import Recipe
+from holdfast.api.cache_key import CacheKey
+from holdfast.core.value import CacheEntry, StoredValue, describe_cache, is_due
 from holdfast.keys import lock_key_in
-from holdfast.scripts import CLAIM, INVALIDATE, LOOK, RELEASE, STORE
+from holdfast.scripts import CLAIM, INVALIDATE, READ_CACHED, RELEASE, STORE
 from kit.contention import waiters
 from kit.matrix import with_one_client_each
 from kit.processes import Process
@@ -43,7 +42,7 @@ from test_processes import forking, in_child
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
 
@@ -52,18 +51,18 @@ LOCK = "holdfast:{a}:cache"
 VALUE, FENCE, QUEUE = "holdfast:value:{a}", f"{LOCK}:fence", f"{LOCK}:queue"
 
 SENT = {"evalsha", "eval", "subscribe", "ping", "hello", "auth", "client|setname", "client|setinfo"}
-"""What clients send; the rest runs inside the scripts."""
+"""The commands that clients send. Other commands run inside scripts."""
 
 
 class Work:
-    """A function that counts its calls, and waits to be let go where a story wants it to."""
+    """A function that counts its calls, and blocks until it is released if a test wants that."""
 
-    def __init__(self, face: Face) -> None:
-        self._face = face
+    def __init__(self, api: Api) -> None:
+        self._face = api
         self.calls = 0
         self.outcomes: list[Any] = []
-        """What the next calls return, or raise; after that, their number."""
-        self.begun, self.go = face.event(), face.event()
+        """The results or errors of the next calls; later calls return the number of calls."""
+        self.begun, self.go = api.event(), api.event()
         self.go.set()
 
     def block(self) -> None:
@@ -74,7 +73,7 @@ class Work:
         self.calls += 1
         number = self.calls
         self.begun.set()
-        assert await self._face.wait(self.go, 20), "nobody let it go"
+        assert await self._face.wait(self.go, 20), "the test did not release the function"
         outcome = self.outcomes.pop(0) if self.outcomes else number
         if isinstance(outcome, BaseException):
             raise outcome
@@ -82,8 +81,8 @@ class Work:
 
 
 @pytest.fixture
-def work(face: Face) -> Work:
-    return Work(face)
+def work(api: Api) -> Work:
+    return Work(api)
 
 
 def cached(client: Any, work: Work, **settings: Any) -> Any:
@@ -95,54 +94,54 @@ def cached(client: Any, work: Work, **settings: Any) -> Any:
     return client.cached(**{"ttl": 60, "key": "a", **settings})(worked)
 
 
-async def until_calls(face: Face, work: Work, calls: int) -> None:
-    async def so_many() -> bool:
+async def until_calls(api: Api, work: Work, calls: int) -> None:
+    async def called() -> bool:
         return work.calls == calls
 
-    await face.eventually(so_many)
+    await api.eventually(called)
 
 
-async def until_waiting(face: Face, client: Any, count: int) -> None:
-    """Wait until so many callers wait together."""
+async def until_waiting(api: Api, client: Any, count: int) -> None:
+    """Wait until `count` callers of this client wait for one computation."""
 
-    async def together() -> bool:
+    async def gather() -> bool:
         flight = client._caching._cache.flights.get("a")
         return flight is not None and len(flight.waiting) == count
 
-    await face.eventually(together)
+    await api.eventually(gather)
 
 
-async def until_in_line(face: Face, server: Server, count: int = 1) -> None:
-    """Wait until so many processes wait in line."""
+async def until_queued(api: Api, server: Server, count: int = 1) -> None:
+    """Wait until `count` clients are in the queue."""
 
-    async def stand() -> bool:
+    async def queued() -> bool:
         return waiters(server, QUEUE) == count
 
-    await face.eventually(stand)
+    await api.eventually(queued)
 
 
-async def until_value(face: Face, function: Any, value: object) -> None:
+async def until_value(api: Api, function: Any, value: object) -> None:
     async def has_come() -> bool:
         return bool(await function() == value)
 
-    await face.eventually(has_come)
+    await api.eventually(has_come)
 
 
 def kept(server: Server) -> bytes | None:
-    """What is kept, without its head."""
+    """Return the stored value without its header."""
     value = server.command("GET", VALUE)
     return None if value is None else value.partition(b"\n")[2]
 
 
 def make_stale(server: Server, left: float = 20.0) -> None:
-    """Have the value's ttl be over, with so much left of the time for which it may be served."""
+    """Make the value stale, with `left` seconds for which it may still be served."""
     assert server.command("PEXPIRE", VALUE, int(left * 1000)) == 1
 
 
-# A value
+# Values
 
 
-async def test_a_value_is_computed_once_and_then_kept(
+async def test_a_value_is_computed_once_and_then_served_from_the_cache(
     client: Any, work: Work, server: Server
 ) -> None:
     function = cached(client, work, ttl=30)
@@ -152,21 +151,19 @@ async def test_a_value_is_computed_once_and_then_kept(
     assert 0 < server.command("PTTL", FENCE) <= 60_000
 
 
-async def test_another_client_is_given_the_same_value(
-    face: Face, server: Server, work: Work
-) -> None:
-    first, second = (cached(face.connect(server.url), work) for _ in range(2))
+async def test_another_client_gets_the_same_value(api: Api, server: Server, work: Work) -> None:
+    first, second = (cached(api.connect(server.url), work) for _ in range(2))
     assert (await first(), await second(), work.calls) == (1, 1, 1)
 
 
-async def test_an_expired_value_is_computed_anew(client: Any, work: Work, server: Server) -> None:
+async def test_an_expired_value_is_computed_again(client: Any, work: Work, server: Server) -> None:
     function = cached(client, work, ttl=0.05)
     assert await function() == 1
     eventually(lambda: not server.command("EXISTS", VALUE))
     assert await function() == 2
 
 
-async def test_none_is_a_value(client: Any, work: Work) -> None:
+async def test_none_is_cached_as_a_value(client: Any, work: Work) -> None:
     work.outcomes = [None, "not asked for"]
     function = cached(client, work)
     assert [await function(), await function()] == [None, None]
@@ -181,7 +178,7 @@ async def test_a_hit_is_one_command(client: Any, work: Work, server: Server) -> 
     assert {k: n for k, n in commands_processed(server).items() if k in SENT} == {"evalsha": 1}
 
 
-async def test_everybody_is_given_what_was_written_also_the_one_who_computed_it(
+async def test_every_caller_gets_the_decoded_value_including_the_one_that_computed_it(
     client: Any, work: Work
 ) -> None:
     work.outcomes = [(1, 2)]
@@ -189,24 +186,24 @@ async def test_everybody_is_given_what_was_written_also_the_one_who_computed_it(
     assert [await function(), await function()] == [[1, 2], [1, 2]]
 
 
-async def test_refreshing_computes_anew_whatever_is_kept(client: Any, work: Work) -> None:
+async def test_refresh_computes_the_value_even_if_one_is_stored(client: Any, work: Work) -> None:
     function = cached(client, work)
     assert await function() == 1
     assert await function.refresh() == 2
     assert await function() == 2
 
 
-# Waiting together
+# Concurrent callers
 
 
 async def test_callers_of_one_process_wait_for_one_computation(
-    face: Face, client: Any, work: Work, server: Server
+    api: Api, client: Any, work: Work, server: Server
 ) -> None:
     function = cached(client, work)
     work.block()
-    callers = [face.start(function()) for _ in range(20)]
-    await until_calls(face, work, 1)
-    await until_waiting(face, client, 19)
+    callers = [api.start(function()) for _ in range(20)]
+    await until_calls(api, work, 1)
+    await until_waiting(api, client, 19)
     server.reset_stats()
     work.go.set()
     assert [await caller.result() for caller in callers] == [1] * 20
@@ -214,63 +211,61 @@ async def test_callers_of_one_process_wait_for_one_computation(
     assert commands_processed(server)["evalsha"] == 2
 
 
-async def test_those_of_other_processes_are_told_at_once_and_do_not_poll(
-    face: Face, server: Server, work: Work
+async def test_waiters_in_other_processes_are_notified_and_do_not_poll(
+    api: Api, server: Server, work: Work
 ) -> None:
-    functions = [cached(face.connect(server.url), work) for _ in range(4)]
+    functions = [cached(api.connect(server.url), work) for _ in range(4)]
     work.block()
-    callers = [face.start(functions[0]())]
-    await until_calls(face, work, 1)
-    callers += [face.start(function()) for function in functions[1:]]
-    await until_in_line(face, server, 3)
+    callers = [api.start(functions[0]())]
+    await until_calls(api, work, 1)
+    callers += [api.start(function()) for function in functions[1:]]
+    await until_queued(api, server, 3)
     server.reset_stats()
     work.go.set()
     assert [await caller.result() for caller in callers] == [1] * 4
     assert work.calls == 1
     sent = commands_processed(server)
-    assert sent["evalsha"] == 2 + 3, "store and release, and one look each"
+    assert sent["evalsha"] == 2 + 3, "store and release, and one lookup per waiter"
     assert sent["publish"] == 3
 
 
-async def test_waiting_works_also_where_it_has_to_poll(
-    face: Face, server: Server, work: Work
-) -> None:
-    functions = [cached(face.connect(server.url, wait="poll"), work) for _ in range(2)]
+async def test_waiting_works_with_polling(api: Api, server: Server, work: Work) -> None:
+    functions = [cached(api.connect(server.url, wait="poll"), work) for _ in range(2)]
     work.block()
-    callers = [face.start(functions[0]())]
-    await until_calls(face, work, 1)
-    callers.append(face.start(functions[1]()))
+    callers = [api.start(functions[0]())]
+    await until_calls(api, work, 1)
+    callers.append(api.start(functions[1]()))
     work.go.set()
     assert [await caller.result() for caller in callers] == [1, 1]
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["lost connection", "lost message"])
-async def test_l2_a_waiter_that_was_not_told_finds_the_value_all_the_same(
-    lost: bool, face: Face, server: Server, proxy: Proxy, work: Work
+async def test_l2_a_waiter_that_was_not_notified_still_finds_the_value(
+    lost: bool, api: Api, server: Server, proxy: Proxy, work: Work
 ) -> None:
-    near, far = cached(face.connect(server.url), work), cached(face.connect(proxy.url), work)
+    near, far = cached(api.connect(server.url), work), cached(api.connect(proxy.url), work)
     work.block()
-    first = face.start(near())
-    await until_calls(face, work, 1)
-    second = face.start(far())
-    await until_in_line(face, server)
+    first = api.start(near())
+    await until_calls(api, work, 1)
+    second = api.start(far())
+    await until_queued(api, server)
     if lost:
-        proxy.lose_message(1, close=True)
+        proxy.drop_message(1, close=True)
     else:
         proxy.cut_push()
     work.go.set()
     assert (await first.result(), await second.result(), work.calls) == (1, 1, 1)
 
 
-async def test_a_timeout_ends_waiting_for_others_and_not_their_computation(
-    face: Face, server: Server, work: Work
+async def test_a_timeout_ends_the_wait_but_not_the_computation(
+    api: Api, server: Server, work: Work
 ) -> None:
-    client = face.connect(server.url)
+    client = api.connect(server.url)
     function, hasty = cached(client, work), cached(client, work, timeout=0)
-    elsewhere = cached(face.connect(server.url), work, timeout=0.05)
+    elsewhere = cached(api.connect(server.url), work, timeout=0.05)
     work.block()
-    first = face.start(function())
-    await until_calls(face, work, 1)
+    first = api.start(function())
+    await until_calls(api, work, 1)
     for caller in (hasty, elsewhere):
         with pytest.raises(holdfast.AcquireTimeout):
             await caller()
@@ -278,10 +273,28 @@ async def test_a_timeout_ends_waiting_for_others_and_not_their_computation(
     assert await first.result() == 1
 
 
-async def test_a_function_that_asks_for_its_own_value_is_told_instead_of_waiting(
+async def test_a_caller_that_gives_up_leaves_nothing_in_the_computation(
+    api: Api, server: Server, work: Work
+) -> None:
+    client = api.connect(server.url)
+    function, hasty = cached(client, work), cached(client, work, timeout=0.001)
+    work.block()
+    first = api.start(function())
+    await until_calls(api, work, 1)
+    for _ in range(5):
+        with pytest.raises(holdfast.AcquireTimeout):
+            await hasty()
+    await until_waiting(api, client, 0)
+    second = api.start(function())
+    await until_waiting(api, client, 1)
+    work.go.set()
+    assert (await first.result(), await second.result()) == (1, 1)
+
+
+async def test_a_function_that_calls_itself_for_the_same_value_raises_instead_of_waiting(
     client: Any, server: Server
 ) -> None:
-    @client.cached(60, key="a")  # type: ignore[untyped-decorator]  # of either face
+    @client.cached(60, key="a")  # type: ignore[untyped-decorator]  # of either API
     async def function() -> Any:
         return await function()
 
@@ -292,21 +305,21 @@ async def test_a_function_that_asks_for_its_own_value_is_told_instead_of_waiting
     assert server.command("EXISTS", LOCK, VALUE) == 0
 
 
-# What goes wrong in the function
+# Errors of the function
 
 
-async def test_an_error_is_told_to_all_who_waited_together_and_not_kept(
-    face: Face, server: Server, work: Work
+async def test_an_error_is_raised_to_all_waiting_callers_and_not_stored(
+    api: Api, server: Server, work: Work
 ) -> None:
-    client = face.connect(server.url)
-    function, elsewhere = cached(client, work), cached(face.connect(server.url), work)
+    client = api.connect(server.url)
+    function, elsewhere = cached(client, work), cached(api.connect(server.url), work)
     work.outcomes = [ZeroDivisionError("of the first"), ZeroDivisionError("of the second")]
     work.block()
-    callers = [face.start(function()) for _ in range(3)]
-    await until_calls(face, work, 1)
-    await until_waiting(face, client, 2)
-    other = face.start(elsewhere())
-    await until_in_line(face, server)
+    callers = [api.start(function()) for _ in range(3)]
+    await until_calls(api, work, 1)
+    await until_waiting(api, client, 2)
+    other = api.start(elsewhere())
+    await until_queued(api, server)
     work.go.set()
     for caller in callers:
         with pytest.raises(ZeroDivisionError, match="of the first"):
@@ -317,13 +330,13 @@ async def test_an_error_is_told_to_all_who_waited_together_and_not_kept(
     assert server.command("EXISTS", LOCK, QUEUE) == 0
 
 
-async def test_an_error_does_not_grow_with_those_who_are_told(
-    face: Face, client: Any, work: Work
+async def test_the_traceback_of_an_error_does_not_grow_with_the_number_of_callers(
+    api: Api, client: Any, work: Work
 ) -> None:
     def frames(error: BaseException) -> int:
         return len(list(traceback.walk_tb(error.__traceback__)))
 
-    async def told() -> int:
+    async def count_frames() -> int:
         with pytest.raises(ValueError, match="no") as raised:
             await asked()
         return frames(raised.value)
@@ -331,13 +344,13 @@ async def test_an_error_does_not_grow_with_those_who_are_told(
     asked: Any = cached(client, work)
     work.block()
     work.outcomes = [ValueError("no")]
-    callers = [face.start(told()) for _ in range(9)]
-    await until_waiting(face, client, 8)
+    callers = [api.start(count_frames()) for _ in range(9)]
+    await until_waiting(api, client, 8)
     work.go.set()
     assert max([await caller.result() for caller in callers]) < 30
 
 
-async def test_a_lock_error_of_the_function_itself_is_its_error(client: Any, work: Work) -> None:
+async def test_a_lock_error_raised_by_the_function_is_passed_on(client: Any, work: Work) -> None:
     function = cached(client, work)
     for error in (holdfast.NodeUnavailable("its own"), holdfast.AcquireTimeout("its own")):
         work.outcomes = [error]
@@ -346,25 +359,25 @@ async def test_a_lock_error_of_the_function_itself_is_its_error(client: Any, wor
     assert work.calls == 2
 
 
-async def test_when_the_one_who_computes_is_interrupted_the_next_takes_over(
-    face: Face, client: Any, work: Work, server: Server
+async def test_if_the_computing_caller_is_interrupted_the_next_one_computes(
+    api: Api, client: Any, work: Work, server: Server
 ) -> None:
     function = cached(client, work)
-    work.outcomes = [face.error()]
+    work.outcomes = [api.error()]
     work.block()
-    first = face.start(function())
-    await until_calls(face, work, 1)
-    second = face.start(function())
-    await until_waiting(face, client, 1)
+    first = api.start(function())
+    await until_calls(api, work, 1)
+    second = api.start(function())
+    await until_waiting(api, client, 1)
     work.go.set()
-    with pytest.raises(face.error):
+    with pytest.raises(api.error):
         await first.result()
     assert await second.result() == 2
     assert server.command("EXISTS", LOCK) == 0
 
 
 def test_a_cancelled_leader_does_not_fail_the_others(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             begun, go, calls = asyncio.Event(), asyncio.Event(), 0
 
@@ -384,13 +397,13 @@ def test_a_cancelled_leader_does_not_fail_the_others(server: Server) -> None:
             go.set()
             assert await asyncio.gather(*tasks[1:]) == [2] * 4
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-# Stale, and early
+# Stale values and early refreshes
 
 
-def test_a_loop_that_is_closed_in_the_midst_of_a_computation_frees_the_others(
+def test_closing_a_loop_during_a_computation_frees_the_other_callers(
     server: Server,
 ) -> None:
     text = """
@@ -425,30 +438,30 @@ def test_a_loop_that_is_closed_in_the_midst_of_a_computation_frees_the_others(
             sys.stdin.readline()
         """
     with Process(server, f"client_url = {server.url!r}\n" + textwrap.dedent(text)) as process:
-        assert process.says() == "2"
+        assert process.read_line() == "2"
         make_stale(server)
-        process.tell()
-        assert process.says() == "4", "that time it was computed in the background"
+        process.send_line()
+        assert process.read_line() == "4", "the second time it was computed in the background"
 
 
-async def test_a_stale_value_is_served_to_all_while_one_computes_it_anew(
-    face: Face, server: Server, work: Work
+async def test_a_stale_value_is_served_while_one_caller_computes_a_new_one(
+    api: Api, server: Server, work: Work
 ) -> None:
-    functions = [cached(face.connect(server.url), work, stale=30) for _ in range(2)]
+    functions = [cached(api.connect(server.url), work, stale=30) for _ in range(2)]
     assert await functions[0]() == 1
     make_stale(server)
     work.block()
-    for _ in range(5):  # the new one comes only when all of these have the old one
+    for _ in range(5):  # the computation is still blocked
         assert [await function() for function in functions] == [1, 1]
-    assert await face.wait(work.begun, 20)
+    assert await api.wait(work.begun, 20)
     work.go.set()
     for function in functions:
-        await until_value(face, function, 2)
+        await until_value(api, function, 2)
     assert work.calls == 2
     assert 60_000 < server.command("PTTL", VALUE) <= 90_000
 
 
-async def test_a_stale_value_is_not_served_by_one_who_does_not_want_it(
+async def test_a_stale_value_is_not_served_by_a_function_without_stale(
     client: Any, work: Work, server: Server
 ) -> None:
     await cached(client, work, stale=30)()
@@ -456,23 +469,23 @@ async def test_a_stale_value_is_not_served_by_one_who_does_not_want_it(
     assert await cached(client, work)() == 2
 
 
-async def test_a_failure_in_the_background_is_told_and_the_old_value_served_meanwhile(
-    face: Face, server: Server, work: Work
+async def test_a_background_failure_is_reported_while_the_old_value_is_served(
+    api: Api, server: Server, work: Work
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     function = cached(client, work, stale=30)
     assert await function() == 1
     make_stale(server)
     work.outcomes = [ZeroDivisionError("in vain"), ZeroDivisionError("in vain")]
     assert await function() == 1
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return [(event.kind, event.lock) for event in events] == [("refresh_failed", "a")]
 
-    await face.eventually(told)
+    await api.eventually(reported)
     assert "in vain" in events[0].detail
-    assert (await function(), work.calls) == (1, 2), "it is not tried again at once"
+    assert (await function(), work.calls) == (1, 2), "it is not retried immediately"
     server.command("DEL", VALUE)
     with pytest.raises(ZeroDivisionError):
         await function()
@@ -480,42 +493,42 @@ async def test_a_failure_in_the_background_is_told_and_the_old_value_served_mean
 
 
 @pytest.mark.only_client("threads")
-async def test_after_a_failure_in_the_background_it_is_tried_again(
-    face: Face, client: Any, work: Work, server: Server
+async def test_a_failed_background_refresh_is_retried(
+    api: Api, client: Any, work: Work, server: Server
 ) -> None:
     function = cached(client, work, stale=30)
     assert await function() == 1
     make_stale(server)
     work.outcomes = [ZeroDivisionError("once")]
-    await until_value(face, function, 3)
+    await until_value(api, function, 3)
 
 
-async def test_a_value_that_is_about_to_expire_is_computed_anew_and_nobody_waits(
-    face: Face, client: Any, work: Work, server: Server
+async def test_a_value_that_expires_soon_is_refreshed_without_waiting_callers(
+    api: Api, client: Any, work: Work, server: Server
 ) -> None:
     eager, patient = cached(client, work, early=1.0), cached(client, work)
     assert await patient() == 1
     fence = server.command("GET", FENCE).decode()
-    dear = f"{fence} 0 60000\n1"  # it took a minute, and has less than that left
+    dear = f"{fence} 0 60000\n1"  # it took a minute to compute, and has less than that left
     server.command("SET", VALUE, dear, "PX", 30_000)
     work.block()
     assert [await patient() for _ in range(5)] == [1] * 5
     assert work.calls == 1
     assert [await eager() for _ in range(5)] == [1] * 5
-    await until_calls(face, work, 2)
+    await until_calls(api, work, 2)
     work.go.set()
-    await until_value(face, eager, 2)
+    await until_value(api, eager, 2)
 
 
-def test_the_nearer_the_end_and_the_dearer_the_value_the_sooner_it_is_computed_anew() -> None:
+def test_an_early_refresh_is_likelier_near_the_expiry_and_for_costly_values() -> None:
     def due(left: float, cost: float, early: float = 1.0, jitter: float = 0.5) -> bool:
-        return is_due(Kept(1, left, cost, b""), _spec(ttl=10, early=early), jitter)
+        return is_due(StoredValue(1, left, cost, b""), _spec(ttl=10, early=early), jitter)
 
     assert due(0, 0, early=0)
     assert due(-1, 0, early=0)
     assert not due(0.001, 60, early=0)
     assert not due(60, 0.2)
-    assert due(0.2, 0.2, jitter=0.0), "what is not begun now would not be there in time"
+    assert due(0.2, 0.2, jitter=0.0), "a later refresh would not be done in time"
     assert not due(0.3, 0.2, jitter=0.0)
     assert due(0.3, 0.2)
     assert due(1, 0.2, early=10)
@@ -524,21 +537,23 @@ def test_the_nearer_the_end_and_the_dearer_the_value_the_sooner_it_is_computed_a
     assert due(6, 7), "unless it takes longer than that"
 
 
-async def test_the_background_ends_with_the_client(
-    face: Face, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
+async def test_closing_a_client_ends_its_background_computations(
+    api: Api, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def background() -> set[threading.Thread]:
-        return {each for each in threading.enumerate() if each.name == "holdfast-aside"}
+        return {each for each in threading.enumerate() if each.name == "holdfast-background"}
 
-    monkeypatch.setattr(aside, "LINGER", 600.0)  # so that they do not end by themselves
-    before = background()  # of clients of other tests
-    client = face.connect(server.url, command_timeout=0.1)
+    monkeypatch.setattr(
+        "holdfast.adapters.background.IDLE_TIMEOUT", 600.0
+    )  # so that idle threads do not end
+    before = background()  # threads of clients of other tests
+    client = api.connect(server.url)
     function = cached(client, work, stale=30)
     await function()
     make_stale(server)
     work.block()
     assert await function() == 1
-    assert await face.wait(work.begun, 20)
+    assert await api.wait(work.begun, 20)
     await client.close()
     work.go.set()
     eventually(lambda: background() <= before, what="its threads end")
@@ -546,123 +561,121 @@ async def test_the_background_ends_with_the_client(
         await function()
 
 
-async def test_what_is_too_much_for_the_background_is_served_stale_and_computed_later(
-    face: Face, client: Any, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
+async def test_refreshes_beyond_the_background_limit_are_served_stale_and_computed_later(
+    api: Api, client: Any, server: Server, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("aside", "tasks"):
-        monkeypatch.setattr(f"holdfast.adapters.{module}.MOST", 1)
+    for module in ("background", "asyncio_port"):
+        monkeypatch.setattr(f"holdfast.adapters.{module}.MAX_OPERATIONS", 1)
     one, other = cached(client, work, stale=30), cached(client, work, stale=30, key="other")
     assert (await one(), await other()) == (1, 2)
     for key in ("a", "other"):
         server.command("PEXPIRE", f"holdfast:value:{{{key}}}", 20_000)
     work.block()
     assert await one() == 1
-    assert await face.wait(work.begun, 20)
+    assert await api.wait(work.begun, 20)
     assert [await other() for _ in range(3)] == [2, 2, 2]
     assert work.calls == 3
     work.go.set()
-    await until_value(face, one, 3)
-    await until_value(face, other, 4)
+    await until_value(api, one, 3)
+    await until_value(api, other, 4)
 
 
-def test_the_background_runs_in_the_context_of_its_caller(server: Server) -> None:
-    import contextvars  # noqa: PLC0415 - of this story only
+def test_a_background_computation_has_the_contextvars_of_its_caller(server: Server) -> None:
+    import contextvars  # noqa: PLC0415 - only for this test
 
-    who = contextvars.ContextVar("who", default="nobody")
+    actor = contextvars.ContextVar("actor", default="unset")
     seen: list[str] = []
     with holdfast.Client(server.url) as client:
 
         @client.cached(60, key="a", stale=30)
         def function() -> int:
-            seen.append(who.get())
+            seen.append(actor.get())
             return len(seen)
 
-        who.set("somebody")
+        actor.set("the caller")
         function()
         make_stale(server)
         function()
-        eventually(lambda: seen == ["somebody", "somebody"])
+        eventually(lambda: seen == ["the caller", "the caller"])
 
 
-# Invalidation, and late computations
+# Invalidation and late computations
 
 
-async def test_what_was_invalidated_is_computed_anew(
-    face: Face, server: Server, work: Work
-) -> None:
-    one, other = (cached(face.connect(server.url), work) for _ in range(2))
+async def test_an_invalidated_value_is_computed_again(api: Api, server: Server, work: Work) -> None:
+    one, other = (cached(api.connect(server.url), work) for _ in range(2))
     assert await one() == 1
     await other.invalidate()
     assert (await one(), await other()) == (2, 2)
 
 
-async def test_an_invalidated_computation_is_given_to_nobody_who_came_later(
-    face: Face, server: Server, work: Work
+async def test_later_callers_do_not_get_the_result_of_an_invalidated_computation(
+    api: Api, server: Server, work: Work
 ) -> None:
-    client = face.connect(server.url)
-    function, elsewhere = cached(client, work), cached(face.connect(server.url), work)
+    client = api.connect(server.url)
+    function, elsewhere = cached(client, work), cached(api.connect(server.url), work)
     work.block()
-    first = face.start(function())
-    await until_calls(face, work, 1)
+    first = api.start(function())
+    await until_calls(api, work, 1)
     await elsewhere.invalidate()
-    late = [face.start(function()), face.start(elsewhere())]
-    await until_waiting(face, client, 1)
-    await until_in_line(face, server)
+    late = [api.start(function()), api.start(elsewhere())]
+    await until_waiting(api, client, 1)
+    await until_queued(api, server)
     work.go.set()
     assert await first.result() == 1
     assert [await caller.result() for caller in late] == [2, 2]
     assert kept(server) == b"2"
 
 
-async def test_nobody_is_given_what_was_read_before_an_invalidation_that_they_know_of(
-    face: Face, server: Server, proxy: Proxy, work: Work
+async def test_a_caller_gets_no_value_read_before_an_invalidation_it_knows_of(
+    api: Api, server: Server, proxy: Proxy, work: Work
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=10)
-    function, near = cached(client, work), cached(face.connect(server.url), work)
+    client = api.connect(proxy.url, command_timeout=10)
+    function, near = cached(client, work), cached(api.connect(server.url), work)
     assert await function() == 1
     held = proxy.hold_reply(1)
-    early = face.start(function())
-    assert await _off(face, held.arrived)
+    early = api.start(function())
+    assert await _off(api, held.arrived)
     await near.invalidate()
-    late = face.start(function())
-    await until_waiting(face, client, 1)
+    late = api.start(function())
+    await until_waiting(api, client, 1)
     held.release()
     assert (await early.result(), await late.result()) == (1, 2)
 
 
-async def test_nobody_is_given_what_was_stored_before_an_invalidation_that_they_know_of(
-    face: Face, server: Server, proxy: Proxy, work: Work
+async def test_a_caller_gets_no_value_stored_before_an_invalidation_it_knows_of(
+    api: Api, server: Server, proxy: Proxy, work: Work
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=10)
-    function, near = cached(client, work), cached(face.connect(server.url), work)
+    client = api.connect(proxy.url, command_timeout=10)
+    function, near = cached(client, work), cached(api.connect(server.url), work)
     server.command("SCRIPT", "LOAD", STORE.text)
     held = proxy.hold_reply(1, matching=lambda args: STORE.sha.encode() in args)
-    early = face.start(function())
-    assert await _off(face, held.arrived)
+    early = api.start(function())
+    assert await _off(api, held.arrived)
     await near.invalidate()
-    late = face.start(function())
-    await until_waiting(face, client, 1)
+    late = api.start(function())
+    await until_waiting(api, client, 1)
     held.release()
     assert (await early.result(), await late.result()) == (1, 2)
 
 
-async def _off(face: Face, event: threading.Event) -> bool:
+async def _off(api: Api, event: threading.Event) -> bool:
     async def has_come() -> bool:
         return event.is_set()
 
-    await face.eventually(has_come)
+    await api.eventually(has_come)
     return True
 
 
 async def test_a_computation_that_lost_its_lease_does_not_replace_a_newer_value(
-    face: Face, server: Server, work: Work
+    api: Api, server: Server, work: Work
 ) -> None:
-    slow, quick = (cached(face.connect(server.url), work) for _ in range(2))
+    slow, quick = (cached(api.connect(server.url), work) for _ in range(2))
     work.block()
-    first = face.start(slow())
-    await until_calls(face, work, 1)
-    server.command("DEL", LOCK)  # as when its ttl is over
-    blocked, work.go = work.go, face.event()
+    first = api.start(slow())
+    await until_calls(api, work, 1)
+    server.command("DEL", LOCK)  # as if it expired
+    blocked, work.go = work.go, api.event()
     work.go.set()
     assert await quick() == 2
     blocked.set()
@@ -670,21 +683,21 @@ async def test_a_computation_that_lost_its_lease_does_not_replace_a_newer_value(
     assert kept(server) == b"2"
 
 
-async def test_whatever_happens_nobody_is_given_anything_older_than_a_known_invalidation(
-    face: Face, server: Server
+async def test_no_caller_gets_a_value_older_than_a_known_invalidation(
+    api: Api, server: Server
 ) -> None:
     """Three clients read what three writers change and invalidate, while leases are lost."""
-    source = list[None]()  # its length is what is read
+    source = list[None]()  # its length is the value
     known = reads = 0
     over = False
 
     async def compute() -> int:
         found = len(source)
-        await _a_moment(face)
+        await _a_moment(api)
         return found
 
     settings: dict[str, Any] = {"ttl": 0.05, "key": "a", "stale": 0.05, "early": 1.0}
-    functions = [face.connect(server.url).cached(**settings)(compute) for _ in range(3)]
+    functions = [api.connect(server.url).cached(**settings)(compute) for _ in range(3)]
 
     async def write(number: int) -> None:
         nonlocal known
@@ -697,76 +710,80 @@ async def test_whatever_happens_nobody_is_given_anything_older_than_a_known_inva
             known = max(known, written)
             if turn % 5 == 0:
                 server.command("DEL", LOCK)
-            await _a_moment(face)
+            await _a_moment(api)
 
     async def read(number: int) -> None:
         nonlocal reads
         while not over:
             at_least = known
             found = await functions[number]()
-            assert found >= at_least, f"{found}, although {at_least} was known to be invalid"
+            assert found >= at_least, (
+                f"{found}, although values below {at_least} were known to be invalid"
+            )
             reads += 1
 
     async def writers() -> None:
         nonlocal over
         try:
-            await face.together(*(write(number) for number in range(3)))
+            await api.gather(*(write(number) for number in range(3)))
         finally:
             over = True
 
-    await face.together(writers(), *(read(number) for number in range(3) for _ in range(3)))
+    await api.gather(writers(), *(read(number) for number in range(3) for _ in range(3)))
 
 
-async def _a_moment(face: Face) -> None:
-    """Let others run for some milliseconds."""
-    await face.wait(face.event(), 0.005)
+async def _a_moment(api: Api) -> None:
+    """Let other threads or tasks run for some milliseconds."""
+    await api.wait(api.event(), 0.005)
 
 
-# The server, and the network
+# Faults of the server and the network
 
-SCRIPTS = (LOOK, CLAIM, STORE, INVALIDATE, RELEASE)
+SCRIPTS = (READ_CACHED, CLAIM, STORE, INVALIDATE, RELEASE)
 
 
 @pytest.fixture
-def far(face: Face, proxy: Proxy, server: Server) -> Any:
-    """A client behind the proxy, on a server that knows all scripts."""
+def far(api: Api, proxy: Proxy, server: Server) -> Any:
+    """A client behind the proxy, on a server that has all scripts loaded."""
     for script in SCRIPTS:
         server.command("SCRIPT", "LOAD", script.text)
-    return face.connect(proxy.url, command_timeout=1)
+    return api.connect(proxy.url, command_timeout=1)
 
 
 REQUESTS = 5
-"""Of a miss (look, claim, store, release) and an invalidation."""
+"""The requests of a miss (look, claim, store, release) and an invalidation."""
 
 
 @pytest.mark.parametrize(
     "fault",
     with_one_client_each(
         [
-            lambda proxy, k: proxy.swallow_reply(k),
-            lambda proxy, k: proxy.swallow_reply(k, close=True),
+            lambda proxy, k: proxy.drop_reply(k),
+            lambda proxy, k: proxy.drop_reply(k, close=True),
             lambda proxy, k: proxy.drop_request(k),
             lambda proxy, k: proxy.duplicate_request(k),
         ]
     ),
     ids=["lost reply", "lost connection", "lost request", "doubled request"],
 )
-async def test_s9_whatever_is_lost_or_doubled_values_are_right_and_nothing_stays_locked(
+async def test_s9_with_any_lost_or_doubled_request_values_are_right_and_no_lock_remains(
     fault: Callable[[Proxy, int], None], far: Any, proxy: Proxy, server: Server, work: Work
 ) -> None:
-    function = cached(far, work, lock_ttl=120)  # a lock that is gone was released
+    function = cached(
+        far, work, lock_ttl=120
+    )  # a lock that is gone was released: it did not expire
     for k in range(1, REQUESTS + 1):
         fault(proxy, k)
         assert await function() == work.calls == k
         await function.invalidate()
         assert kept(server) is None
-        far._caching._cache.answered()
+        far._caching._cache.on_server_up()
         eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
     assert proxy.rules_left == 0
     assert [await function(), await function()] == [REQUESTS + 1] * 2
 
 
-async def test_a_value_that_is_stored_too_late_is_not_kept(
+async def test_a_value_that_is_stored_too_late_is_discarded(
     far: Any, proxy: Proxy, server: Server, work: Work
 ) -> None:
     late = proxy.hold_request(1, matching=lambda args: STORE.sha.encode() in args)
@@ -774,15 +791,15 @@ async def test_a_value_that_is_stored_too_late_is_not_kept(
     eventually(lambda: not server.command("EXISTS", LOCK), what="the lock is free")
     server.reset_stats()
     late.release()
-    eventually(lambda: commands_processed(server).get("evalsha"), what="it arrives")
+    eventually(lambda: commands_processed(server).get("evalsha"), what="the late request arrives")
     assert kept(server) is None
 
 
-async def test_while_the_server_is_away_values_are_computed_and_not_kept(
-    face: Face, own_server: Server, work: Work
+async def test_while_the_server_is_unreachable_values_are_computed_and_not_stored(
+    api: Api, own_server: Server, work: Work
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(own_server.url, on_event=events.append)
+    client = api.connect(own_server.url, on_event=events.append)
     function = cached(client, work)
     assert await function() == 1
     own_server.kill()
@@ -793,53 +810,51 @@ async def test_while_the_server_is_away_values_are_computed_and_not_kept(
     with pytest.raises((holdfast.NodeUnavailable, holdfast.OutcomeUnknown)):
         await function.refresh()
     own_server.restart()
-    client._caching._cache._away_until = float("-inf")
+    client._caching._cache._down_until = float("-inf")
     assert [await function(), await function()] == [4, 4]
 
 
-async def test_a_server_that_stalls_for_longer_than_the_lock_would_wait_has_its_values_still(
-    face: Face, server: Server, work: Work
+async def test_values_survive_a_server_stall_longer_than_the_lock_wait(
+    api: Api, server: Server, work: Work
 ) -> None:
-    function = cached(face.connect(server.url), work, lock_ttl=0.6)
+    function = cached(api.connect(server.url), work, lock_ttl=0.6)
     assert await function() == 1
     server.command("CLIENT", "PAUSE", "300")
     assert await function() == 1
 
 
-async def test_a_server_that_goes_away_during_a_computation_costs_nobody_the_value(
-    face: Face, own_server: Server, work: Work
+async def test_callers_get_the_value_if_the_server_fails_during_the_computation(
+    api: Api, own_server: Server, work: Work
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=0.2)
+    client = api.connect(own_server.url, command_timeout=0.2)
     function = cached(client, work)
     work.block()
-    callers = [face.start(function()) for _ in range(3)]
-    await until_calls(face, work, 1)
-    await until_waiting(face, client, 2)
+    callers = [api.start(function()) for _ in range(3)]
+    await until_calls(api, work, 1)
+    await until_waiting(api, client, 2)
     own_server.freeze()
     work.go.set()
     for caller in callers:
         assert await caller.result() in {1, 2, 3}
     own_server.thaw()
-    eventually(lambda: not own_server.command("EXISTS", LOCK), what="the lock is given back")
+    eventually(lambda: not own_server.command("EXISTS", LOCK), what="the lock is released")
 
 
-async def test_a_full_server_keeps_nothing_and_locks_nothing(
-    face: Face, own_server: Server, work: Work
+async def test_a_full_server_stores_no_value_and_no_lock(
+    api: Api, own_server: Server, work: Work
 ) -> None:
-    client = face.connect(own_server.url)
+    client = api.connect(own_server.url)
     function = cached(client, work)
     work.block()
-    caller = face.start(function())
-    await until_calls(face, work, 1)
+    caller = api.start(function())
+    await until_calls(api, work, 1)
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     work.go.set()
     assert await caller.result() == 1
     eventually(lambda: not own_server.command("EXISTS", LOCK, VALUE))
 
 
-async def test_a_key_that_is_somebody_elses_is_told(
-    client: Any, work: Work, server: Server
-) -> None:
+async def test_a_key_of_another_type_is_reported(client: Any, work: Work, server: Server) -> None:
     server.command("LPUSH", VALUE, "a list")
     with pytest.raises(holdfast.ConfigurationError, match="WRONGTYPE"):
         await cached(client, work)()
@@ -908,34 +923,35 @@ STAMPEDE = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_two_hundred_callers_in_four_processes_compute_once_with_few_commands(
+def test_200_callers_in_four_processes_compute_once_with_few_commands(
     kind: str, server: Server
 ) -> None:
     def commands() -> int:
-        """Let them come, and count. Also that with which they begin to listen."""
+        """Run all callers and count the commands, including those for subscribing."""
         server.command("FLUSHALL")
         text = f"URL = {server.url!r}\n" + textwrap.dedent(STAMPEDE[kind])
         with contextlib.ExitStack() as stack:
             processes = [stack.enter_context(Process(server, text)) for _ in range(4)]
             for process in processes:
-                assert process.says() == "ready"
+                assert process.read_line() == "ready"
             server.reset_stats()
             for process in processes:
-                process.tell()
-            told = [process.says() for process in processes]
+                process.send_line()
+            results = [process.read_line() for process in processes]
             sent = [number for name, number in commands_processed(server).items() if name in SENT]
-        assert sum(int(line.split()[0]) for line in told) == 1
-        assert all(line.endswith("50 {'value'}") for line in told)
+        assert sum(int(line.split()[0]) for line in results) == 1
+        assert all(line.endswith("50 {'value'}") for line in results)
         return sum(sent)
 
-    # Who is kept from coming until it is computed looks by itself: the best of some tries counts.
+    # A caller that is delayed until the value is computed sends its own lookup. So take the
+    # minimum of several tries.
     counts = [commands() for _ in range(3)]
     assert min(counts) <= 40
     assert max(counts) <= 200
 
 
-async def test_l1_when_the_one_who_computes_is_killed_another_takes_over(
-    face: Face, server: Server, work: Work
+async def test_l1_if_the_computing_process_is_killed_another_computes(
+    api: Api, server: Server, work: Work
 ) -> None:
     text = """
         @client.cached(60, key="a", lock_ttl=0.6)
@@ -944,28 +960,28 @@ async def test_l1_when_the_one_who_computes_is_killed_another_takes_over(
             time.sleep(100)
         function()
         """
-    client = face.connect(server.url)
+    client = api.connect(server.url)
     with Process(server, text) as process:
-        assert process.says() == "computing"
-        caller = face.start(cached(client, work, lock_ttl=0.6)())
-        await until_in_line(face, server)
+        assert process.read_line() == "computing"
+        caller = api.start(cached(client, work, lock_ttl=0.6)())
+        await until_queued(api, server)
         process.kill()
         assert await caller.result() == 1
 
 
-async def test_l1_the_lock_outlives_its_holder_by_half_of_its_ttl_which_leaves_half_to_compute(
-    face: Face, server: Server, work: Work
+async def test_l1_the_lock_is_held_for_half_of_lock_ttl(
+    api: Api, server: Server, work: Work
 ) -> None:
     work.block()
-    caller = face.start(cached(face.connect(server.url), work, lock_ttl=20)())
-    assert await face.wait(work.begun, 20)
+    caller = api.start(cached(api.connect(server.url), work, lock_ttl=20)())
+    assert await api.wait(work.begun, 20)
     assert 5_000 < server.command("PTTL", LOCK) <= 10_000
     work.go.set()
     assert await caller.result() == 1
 
 
 @forking
-def test_s13_a_forked_child_waits_for_nobody_of_its_parent_and_stores_nothing_of_its(
+def test_s13_a_forked_child_neither_waits_for_its_parent_nor_stores_its_value(
     server: Server,
 ) -> None:
     with holdfast.Client(server.url) as client:
@@ -984,9 +1000,9 @@ def test_s13_a_forked_child_waits_for_nobody_of_its_parent_and_stores_nothing_of
         assert begun.wait(20)
 
         def child() -> None:
-            assert not client._caching._cache._aside.__self__._threads  # type: ignore[attr-defined]
+            assert not client._caching._cache._run_in_background.__self__._threads  # type: ignore[attr-defined]
             with pytest.raises(holdfast.AcquireTimeout, match="held by"):
-                function()  # it asked the server, and did not join a thread that is not here
+                function()  # it sends a request, and does not wait for a parent's thread
 
         in_child(child)
         go.set()
@@ -1008,7 +1024,7 @@ def test_s13_a_forked_child_waits_for_nobody_of_its_parent_and_stores_nothing_of
         if pid == 0:
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        assert forks() == pid, "what the parent computed, and not the child, was kept"
+        assert forks() == pid, "the value of the parent was stored, not that of the child"
 
 
 # Names and codecs
@@ -1031,15 +1047,17 @@ class Thing:
 
 
 def named(**settings: Any) -> Callable[..., str]:
-    """Return what says how a value of a function with many arguments is named."""
+    """Return a function that names a value of a function with many arguments."""
 
     def function(a: Any, b: Any = 2, *rest: Any, c: Any = 3, **more: Any) -> None: ...
 
-    recipe = Recipe(function, _spec(), settings.get("key"), settings.get("codec", holdfast.JSON))
-    return lambda *args, **kwargs: recipe.wanted(_nothing, args, kwargs).name
+    cache_key = CacheKey(
+        function, _spec(), settings.get("key"), settings.get("codec", holdfast.JSON)
+    )
+    return lambda *args, **kwargs: cache_key.entry_for(_nothing, args, kwargs).name
 
 
-def test_equal_arguments_and_no_others_name_the_same_value() -> None:
+def test_only_equal_arguments_name_the_same_value() -> None:
     name = named()
     assert name(1).endswith("named.<locals>.function(a=1, b=2, rest=tuple(), c=3, more=dict())")
     assert name(1) == name(a=1) == name(1, 2) == name(1, b=2, c=3)
@@ -1057,11 +1075,11 @@ def test_a_key_is_a_format_string_or_a_function() -> None:
     assert named(key="{a.id:04d}-{b}")(Thing(), Colour.RED) == "0007-RED"
     assert named(key=lambda a, **_: f"k{a.id}")(Thing()) == "k7"
     pair = named(key="{a}:{b}")
-    assert pair("x:y", "z") != pair("x", "y:z"), "what is in a field ends no field"
+    assert pair("x:y", "z") != pair("x", "y:z"), "a field's content cannot end the field"
     assert pair("ü{}/", "-") == "%C3%BC%7B%7D%2F:%2D"
 
 
-def test_members_of_an_enumeration_are_told_apart_also_those_without_a_name() -> None:
+def test_enum_members_get_different_names_even_unnamed_ones() -> None:
     class Colour(enum.Enum):
         RED = 1
 
@@ -1071,7 +1089,7 @@ def test_members_of_an_enumeration_are_told_apart_also_those_without_a_name() ->
     assert named()(Colour.RED) != named()(globals()["Colour"].RED)
 
 
-def test_what_its_name_and_arguments_do_not_tell_apart_needs_a_key() -> None:
+def test_a_function_whose_name_is_ambiguous_needs_a_key() -> None:
     cached = holdfast.Client("redis://127.0.0.1:1").cached
 
     def made_for(tenant: str) -> Any:
@@ -1088,11 +1106,11 @@ def test_what_its_name_and_arguments_do_not_tell_apart_needs_a_key() -> None:
         return n and calls_itself(n - 1)
 
     for function, why in (
-        (made_for("one"), "tenant, from around it"),
+        (made_for("one"), "depends on tenant of the enclosing function"),
         (functools.wraps(made_for("one"))(lambda a: a), "tenant"),
-        (lambda a: a, "no name"),
-        (functools.partial(pow, 2), "no name"),
-        (Thing().own, "whose method"),
+        (lambda a: a, "no unique name"),
+        (functools.partial(pow, 2), "no unique name"),
+        (Thing().own, "does not identify the instance"),
     ):
         with pytest.raises(holdfast.ConfigurationError, match=f"{why}.*give a key"):
             cached(60)(function)
@@ -1101,14 +1119,14 @@ def test_what_its_name_and_arguments_do_not_tell_apart_needs_a_key() -> None:
         cached(60)(fine)
     odds: list[Any] = [classmethod(print), 5, max]
     for odd in odds:
-        with pytest.raises(holdfast.ConfigurationError, match="a function of your own"):
+        with pytest.raises(holdfast.ConfigurationError, match="wrap it in a function"):
             cached(60, key="a")(odd)
 
 
-def test_programs_that_are_run_do_not_share_a_name(tmp_path: Path) -> None:
+def test_functions_of_different_main_modules_get_different_names(tmp_path: Path) -> None:
     code = """
         import multiprocessing
-        from holdfast.faces.recipe import _name_of
+        from holdfast.api.cache_key import _name_of
         def load(): ...
         print(_name_of(load), flush=True)
         if __name__ == "__main__":
@@ -1120,19 +1138,19 @@ def test_programs_that_are_run_do_not_share_a_name(tmp_path: Path) -> None:
     for name, way in (("bill", ["bill.py"]), ("ship", ["-m", "ship"])):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
         command = [sys.executable, *way]
-        told = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-        assert told.split() == [f"{name}.load"] * 2, "also in its workers"
+        output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+        assert output.split() == [f"{name}.load"] * 2, "in its workers too"
 
 
-def test_what_does_not_name_a_value_is_refused_with_advice() -> None:
+def test_an_invalid_key_is_refused_with_advice() -> None:
     for settings, args, advice in (
         ({}, (object(),), r"give a key, such as 'thing:\{a\.id\}'"),
         ({}, ([Thing()],), "give a key"),
-        ({"key": "{a}"}, (Thing(),), "something plain"),
+        ({"key": "{a}"}, (Thing(),), "a simple attribute"),
         ({"key": "{rest[0]}"}, (1,), r"no argument 'rest': use \{a\} and \{b\} and \{c\}"),
-        ({"key": "{nobody}"}, (1,), "no argument 'nobody'"),
+        ({"key": "{unknown}"}, (1,), "no argument 'unknown'"),
         ({"key": "{}"}, (1,), "no argument ''"),
-        ({"key": "{a"}, (1,), "no format string"),
+        ({"key": "{a"}, (1,), "not a format string"),
         ({"key": lambda *_: ""}, (1,), "names the value"),
         ({"key": lambda *_: 5}, (1,), "names the value"),
         ({"key": 5}, (1,), "format string"),
@@ -1144,7 +1162,7 @@ def test_what_does_not_name_a_value_is_refused_with_advice() -> None:
         named()()
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     one = holdfast.Client("redis://127.0.0.1:1")
     for settings in (
         *({"ttl": 0}, {"ttl": -1}, {"ttl": None}, {"ttl": float("inf")}, {"ttl": "60"}),
@@ -1159,7 +1177,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
             client.cached(60)
 
 
-def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
+def test_the_error_for_decorating_the_wrong_kind_of_function_names_the_remedy() -> None:
     sync: Any = holdfast.Client("redis://127.0.0.1:1").cached(60)
     aio: Any = holdfast.AsyncClient("redis://127.0.0.1:1").cached(60)
 
@@ -1176,22 +1194,22 @@ def test_decorating_the_wrong_kind_of_function_says_what_to_do() -> None:
         aio(generator)
 
 
-def test_a_cached_function_looks_like_the_one_it_was() -> None:
+def test_a_cached_function_keeps_its_metadata() -> None:
     @holdfast.Client("redis://127.0.0.1:1").cached(60)
     def function(a: int, b: str = "x") -> bool:
-        """Say something."""
+        """Return a flag."""
         return bool(a and b)
 
     @holdfast.AsyncClient("redis://127.0.0.1:1").cached(60)
     async def coroutine(a: int) -> bool:
         return bool(a)
 
-    assert (function.__name__, function.__doc__) == ("function", "Say something.")  # type: ignore[attr-defined]
+    assert (function.__name__, function.__doc__) == ("function", "Return a flag.")  # type: ignore[attr-defined]
     assert list(inspect.signature(function).parameters) == ["a", "b"]
     assert inspect.iscoroutinefunction(coroutine)
 
 
-def test_a_method_is_cached_by_what_its_key_names(server: Server) -> None:
+def test_a_method_is_cached_by_its_key(server: Server) -> None:
     client = holdfast.Client(server.url)
 
     class Shop:
@@ -1211,12 +1229,14 @@ def test_a_method_is_cached_by_what_its_key_names(server: Server) -> None:
     client.close()
 
 
-async def test_a_method_is_not_invalidated_for_nobody(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_invalidating_a_method_without_an_instance_is_refused(
+    api: Api, server: Server
+) -> None:
+    client = api.connect(server.url)
     client = getattr(client, "inner", client)
 
-    async def asked(answer: Any) -> Any:
-        return await answer if inspect.isawaitable(answer) else answer
+    async def awaited(result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
 
     def price(self: Any, item: str = "a") -> str:
         return f"{self} {item}"
@@ -1224,16 +1244,16 @@ async def test_a_method_is_not_invalidated_for_nobody(face: Face, server: Server
     async def async_price(self: Any, item: str = "a") -> str:
         return price(self, item)
 
-    plain: Any = async_price if face.name == "asyncio" else price
+    plain: Any = async_price if api.name == "asyncio" else price
     plain.__qualname__ = "Shop.price"
     Shop: Any = type("Shop", (), {"price": client.cached(60, key="{item}")(plain)})  # noqa: N806 - a class
     Kiosk: Any = type("Kiosk", (Shop,), {})  # noqa: N806 - a class
     for wrong in (Shop().price.invalidate, Shop().price.refresh):
         with pytest.raises(holdfast.ConfigurationError, match=r"Shop\.price\.invalidate\(self,"):
-            await asked(wrong("b"))  # "b" would be the shop, and "a" what is forgotten
+            await awaited(wrong("b"))  # "b" would be `self`, and "a" the item
     for shop in (Shop(), Kiosk()):
-        await asked(Shop.price.invalidate(shop, "b"))
-        await asked(shop.price.invalidate(shop, item="b"))
+        await awaited(Shop.price.invalidate(shop, "b"))
+        await awaited(shop.price.invalidate(shop, item="b"))
 
 
 @pytest.mark.parametrize(
@@ -1254,7 +1274,7 @@ async def test_a_codec_writes_and_reads_the_value(  # noqa: PLR0913, PLR0917 - n
     assert written is None or kept(server) == written
 
 
-async def test_what_cannot_be_written_is_told_and_leaves_nothing_locked(
+async def test_a_value_that_cannot_be_encoded_raises_and_leaves_no_lock(
     client: Any, work: Work, server: Server
 ) -> None:
     work.outcomes = [Thing()]
@@ -1263,7 +1283,7 @@ async def test_what_cannot_be_written_is_told_and_leaves_nothing_locked(
     assert server.command("EXISTS", LOCK, VALUE) == 0
 
 
-async def test_a_codec_that_makes_no_bytes_is_told_and_one_that_makes_text_will_do(
+async def test_a_codec_may_return_bytes_or_str_but_nothing_else(
     client: Any, work: Work, server: Server
 ) -> None:
     assert await cached(client, work, codec=json)() == 1
@@ -1275,14 +1295,14 @@ async def test_a_codec_that_makes_no_bytes_is_told_and_one_that_makes_text_will_
         def dumps(_: object, /) -> Any:
             return [b"1"]
 
-    with pytest.raises(holdfast.ConfigurationError, match="wrote list instead of bytes"):
+    with pytest.raises(holdfast.ConfigurationError, match="returned list instead of bytes"):
         await cached(client, work, codec=Odd, key="c")()
-    with pytest.raises(TypeError, match="wrote list instead of bytes"):
+    with pytest.raises(TypeError, match="returned list instead of bytes"):
         await client.atomic.update("c", lambda _: 5, codec=Odd)
     assert server.command("EXISTS", "c", "holdfast:{c}:cache") == 0
 
 
-async def test_what_another_codec_wrote_is_computed_anew(
+async def test_a_value_written_by_another_codec_is_computed_again(
     client: Any, work: Work, server: Server
 ) -> None:
     assert await cached(client, work, codec=holdfast.PICKLE)() == 1
@@ -1292,7 +1312,7 @@ async def test_what_another_codec_wrote_is_computed_anew(
 
 @pytest.mark.parametrize("name", ["a", "}", "{}", "{a}b", "a}b", "%7D", "ü", "\udcff", "x" * 2000])
 def test_all_keys_of_a_value_are_in_one_slot(name: str) -> None:
-    wanted = Wanted(_spec(), name, _nothing, repr, len)  # type: ignore[arg-type]
+    wanted = CacheEntry(_spec(), name, _nothing, repr, len)  # type: ignore[arg-type]
     keys = wanted.lock().keys
     assert wanted.keys.names == (keys[3],)
     assert [lock_key_in(key) for key in keys] == [keys[0]] * 3 + [None]

@@ -1,4 +1,4 @@
-"""Callers of a cached function that come when its computation has ended, and its call has not."""
+"""Callers that arrive after a computation has ended but before its call has returned."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kit.waiting import PATIENCE
 from test_cached import Work, cached, until_waiting
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
 
 
-async def test_an_error_is_not_raised_to_those_who_call_after_it(face: Face, proxy: Proxy) -> None:
-    work, client = Work(face), face.connect(proxy.url, command_timeout=PATIENCE)
+async def test_an_error_is_not_raised_to_later_callers(api: Api, proxy: Proxy) -> None:
+    work, client = Work(api), api.connect(proxy.url, command_timeout=PATIENCE)
     function = cached(client, work)
     assert await function() == 1
     await function.invalidate()
-    held = proxy.hold_reply(3)  # after looking and claiming: that of the release
+    held = proxy.hold_reply(3)  # the release, after look and claim
     work.outcomes = [ZeroDivisionError("of the first")]
-    first = face.start(function())
+    first = api.start(function())
 
     async def released() -> bool:
         return held.arrived.is_set()
 
-    await face.eventually(released)
-    second = face.start(function())
-    await until_waiting(face, client, 1)
+    await api.eventually(released)
+    second = api.start(function())
+    await until_waiting(api, client, 1)
     held.release()
     with pytest.raises(ZeroDivisionError):
         await first.result()

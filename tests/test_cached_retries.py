@@ -1,7 +1,7 @@
-"""What a cached function does when a request fails: asks again, computes, or reports it.
+"""A cached function whose requests fail: it retries, computes without the server, or reports.
 
-The server is real. The port in front of it fails where a test says so, and has a clock that the
-test sets. What runs in the background runs at once, in the caller's thread.
+The server is real. The port in front of it fails as planned and has a manual clock. Background
+tasks run immediately, in the caller's thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import holdfast
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.core import cache as caching
 from holdfast.core.flight import Flight
 from kit.failing_port import LATE, LOST, UNSENT, install
@@ -33,9 +33,9 @@ class Setting:
         self.client, self.server, self.events = client, server, events
         self.port = install(client)
         self.cache = client._caching._cache
-        self.cache._aside = lambda operation: run(operation) is None
+        self.cache._run_in_background = lambda operation: run(operation) is None
         self.calls = 0
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.during_call: Callable[[], object] = lambda: None
 
     def cached(self, **given: Any) -> Any:
         return self.client.cached(**{"ttl": 60, "key": "a", **given})(self._work)
@@ -43,14 +43,14 @@ class Setting:
     def _work(self) -> int:
         self.calls += 1
         number = self.calls
-        self.meanwhile()
+        self.during_call()
         return number
 
     def kept(self) -> bytes | None:
         value = self.server.command("GET", VALUE)
         return None if value is None else bytes(value.partition(b"\n")[2])
 
-    def told(self) -> list[tuple[str, str, int]]:
+    def reported(self) -> list[tuple[str, str, int]]:
         return [(event.kind, event.lock, event.fence) for event in self.events]
 
 
@@ -63,7 +63,7 @@ def on(server: Server) -> Iterator[Setting]:
 
 
 @pytest.mark.parametrize(
-    ("fates", "lasts", "limits", "hit"),
+    ("outcomes", "lasts", "limits", "hit"),
     [
         ([], 0.0, [1.0], True),
         ([UNSENT], 0.0, [1.0, 1.0], True),
@@ -76,65 +76,65 @@ def on(server: Server) -> Iterator[Setting]:
         ([UNSENT, LATE], 0.5, [1.0, 0.5], False),
     ],
 )
-def test_a_value_is_asked_for_again_while_there_is_time(
-    on: Setting, fates: list[str], lasts: float, limits: list[float], hit: bool
+def test_a_lookup_is_retried_while_there_is_time(
+    on: Setting, outcomes: list[str], lasts: float, limits: list[float], hit: bool
 ) -> None:
     function = on.cached()
     assert function() == 1
-    on.port.sent("look")
+    on.port.sent("read_cached")
     on.port.time = 1000.0
-    on.port.plan["look"], on.port.lasts = [*fates], lasts
+    on.port.plan["read_cached"], on.port.duration = [*outcomes], lasts
     assert function() == (1 if hit else 2)
-    assert on.port.sent("look") == limits
+    assert on.port.sent("read_cached") == limits
     assert on.kept() == b"1"
-    assert on.told() == ([] if hit else [("uncached", "a", 0)])
+    assert on.reported() == ([] if hit else [("uncached", "a", 0)])
 
 
-def test_a_forked_child_does_not_ask_again_for_its_parent(on: Setting) -> None:
+def test_a_forked_child_does_not_retry_its_parents_lookup(on: Setting) -> None:
     function = on.cached()
     assert function() == 1
-    on.port.sent("look")
-    on.port.plan["look"] = [UNSENT, UNSENT]
-    on.port.before["look"] = lambda: setattr(on.port, "forked", 1)
+    on.port.sent("read_cached")
+    on.port.plan["read_cached"] = [UNSENT, UNSENT]
+    on.port.before["read_cached"] = lambda: setattr(on.port, "forked", 1)
     function()
-    assert len(on.port.sent("look")) == 1
+    assert len(on.port.sent("read_cached")) == 1
 
 
-def test_while_the_server_is_away_it_is_asked_every_two_seconds(on: Setting) -> None:
+def test_an_unreachable_server_is_retried_every_two_seconds(on: Setting) -> None:
     function, port = on.cached(), on.port
     assert function() == 1
-    port.sent("look")
+    port.sent("read_cached")
     port.time = 1000.0
-    port.plan["look"] = [UNSENT] * 6
-    assert (function(), len(port.sent("look"))) == (2, 3)
-    assert on.told() == [("uncached", "a", 0)]
-    assert on.events[0].detail == "values are computed, and not kept: it is unsent"
+    port.plan["read_cached"] = [UNSENT] * 6
+    assert (function(), len(port.sent("read_cached"))) == (2, 3)
+    assert on.reported() == [("uncached", "a", 0)]
+    assert on.events[0].detail == "values are computed and not stored: it is unsent"
     for seconds, computed in ((0.0, 3), (1.999, 4)):
         port.time = 1000.0 + seconds
-        assert (function(), port.sent("look")) == (computed, [])
+        assert (function(), port.sent("read_cached")) == (computed, [])
     port.time = 1002.0
-    assert (function(), len(port.sent("look"))) == (5, 3)
-    assert len(on.told()) == 1, "it is the same outage"
+    assert (function(), len(port.sent("read_cached"))) == (5, 3)
+    assert len(on.reported()) == 1, "the same outage is reported once"
     port.time = 1004.0
     assert function() == 1
-    port.plan["look"] = [UNSENT] * 3
+    port.plan["read_cached"] = [UNSENT] * 3
     assert function() == 6
-    assert len(on.told()) == 2
+    assert len(on.reported()) == 2
     on.client.close()
     with pytest.raises(holdfast.NodeUnavailable, match="closed"):
         function()
     assert on.calls == 6
 
 
-def test_an_answer_to_anything_ends_the_outage(on: Setting) -> None:
+def test_any_reply_makes_the_client_use_the_server_again(on: Setting) -> None:
     function, port = on.cached(), on.port
     assert function() == 1
-    port.plan["look"] = [UNSENT] * 3
+    port.plan["read_cached"] = [UNSENT] * 3
     assert function() == 2
     function.invalidate()
-    port.sent("look")
+    port.sent("read_cached")
     assert function() == 3
-    assert len(port.sent("look")) == 1
+    assert len(port.sent("read_cached")) == 1
     assert on.kept() == b"3"
 
 
@@ -143,11 +143,11 @@ def test_an_invalidation_is_sent_three_times(on: Setting) -> None:
     assert function() == 1
     port.time = 1000.0
     for lasts, limits in ((1.0, [1.0, 1.0, 1.0]), (1.25, [1.0, 1.0, 0.5])):
-        port.plan["invalidate"], port.lasts = [LATE, LOST, UNSENT], lasts
+        port.plan["invalidate"], port.duration = [LATE, LOST, UNSENT], lasts
         with pytest.raises(holdfast.NodeUnavailable, match="unsent"):
             function.invalidate()
         assert port.sent("invalidate") == pytest.approx(limits)
-    port.plan["invalidate"], port.lasts = [UNSENT, LATE], 0.0
+    port.plan["invalidate"], port.duration = [UNSENT, LATE], 0.0
     function.invalidate()
     assert len(port.sent("invalidate")) == 3
     assert on.kept() is None
@@ -160,7 +160,7 @@ def test_a_value_is_stored_with_its_time_and_its_cost(on: Setting) -> None:
     def takes_time() -> None:
         on.port.time += 1.5
 
-    on.meanwhile = takes_time
+    on.during_call = takes_time
     assert on.cached(ttl=20, stale=5)() == 1
     fence = on.server.command("GET", FENCE)
     head, _, payload = on.server.command("GET", VALUE).partition(b"\n")
@@ -171,13 +171,13 @@ def test_a_value_is_stored_with_its_time_and_its_cost(on: Setting) -> None:
     assert on.server.command("EXISTS", LOCK) == 0
 
 
-def test_a_value_is_stored_again_until_it_is_answered(on: Setting) -> None:
+def test_storing_is_retried_until_a_reply_arrives(on: Setting) -> None:
     function = on.cached()
-    for number, fates in enumerate(([UNSENT], [LOST, UNSENT], [LATE, LATE]), 1):
-        on.port.plan["store"] = [*fates]
+    for number, outcomes in enumerate(([UNSENT], [LOST, UNSENT], [LATE, LATE]), 1):
+        on.port.plan["store"] = [*outcomes]
         assert function.refresh() == number
         assert on.kept() == str(number).encode()
-        assert len(on.port.sent("store")) == len(fates) + 1
+        assert len(on.port.sent("store")) == len(outcomes) + 1
         assert on.server.command("EXISTS", LOCK) == 0
     assert not on.events
 
@@ -186,7 +186,7 @@ def test_a_value_that_could_not_be_stored_is_returned_and_reported(on: Setting) 
     on.port.plan["store"] = [UNSENT] * 3
     assert on.cached()() == 1
     assert on.kept() is None
-    assert on.told() == [("uncached", "a", 0)]
+    assert on.reported() == [("uncached", "a", 0)]
     assert on.events[0].detail.endswith("it is unsent")
     on.port.plan["store"] = [UNSENT] * 3
     with pytest.raises(holdfast.NodeUnavailable, match="it is unsent"):
@@ -197,21 +197,19 @@ def test_a_value_of_a_lost_lease_is_returned_and_not_stored(on: Setting) -> None
     def takes_too_long() -> None:
         on.port.time += 20.0
 
-    on.meanwhile = takes_too_long
+    on.during_call = takes_too_long
     assert on.cached(lock_ttl=30)() == 1
     assert not on.port.sent("store")
     assert on.kept() is None
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_computation_that_fails_gives_the_lock_back(
-    on: Setting, error: type[BaseException]
-) -> None:
+def test_a_failed_computation_releases_the_lock(on: Setting, error: type[BaseException]) -> None:
     def fails() -> None:
         assert on.server.command("EXISTS", LOCK) == 1
         raise error
 
-    on.meanwhile = fails
+    on.during_call = fails
     for call in (on.cached(), on.cached().refresh):
         with pytest.raises(error):
             call()
@@ -219,7 +217,7 @@ def test_a_computation_that_fails_gives_the_lock_back(
     assert not on.events
 
 
-def test_a_value_that_came_meanwhile_is_not_computed(on: Setting) -> None:
+def test_a_value_that_was_stored_by_another_client_is_not_computed(on: Setting) -> None:
     def other_stores(payload: str) -> Callable[[], object]:
         return lambda: on.server.command("SET", VALUE, f"7 0 1\n{payload}", "PX", 60_000)
 
@@ -229,12 +227,12 @@ def test_a_value_that_came_meanwhile_is_not_computed(on: Setting) -> None:
     on.port.before["claim"] = other_stores("{no JSON")
     assert (on.cached()(), on.calls) == (1, 1)
     assert on.kept() == b"{no JSON"
-    assert on.cached()() == 2, "what cannot be read is replaced"
+    assert on.cached()() == 2, "a value that cannot be decoded is replaced"
     assert on.kept() == b"2"
     assert on.server.command("EXISTS", LOCK) == 0
 
 
-def test_a_kept_value_that_cannot_be_read_is_replaced_by_a_newer_one(on: Setting) -> None:
+def test_a_stored_value_that_cannot_be_decoded_is_replaced(on: Setting) -> None:
     assert on.cached()() == 1
     fence = on.server.command("GET", FENCE).decode()
     on.server.command("SET", VALUE, f"{fence} 0 1\n{{no JSON", "PX", 60_000)
@@ -243,35 +241,37 @@ def test_a_kept_value_that_cannot_be_read_is_replaced_by_a_newer_one(on: Setting
 
 
 @pytest.mark.parametrize("changed", [LOCK, FENCE])
-def test_a_value_is_not_stored_if_its_lease_or_its_fence_is_not_the_last(
+def test_a_value_is_not_stored_without_the_current_lease_and_fence(
     on: Setting, changed: str
 ) -> None:
-    on.meanwhile = lambda: on.server.command("SET", changed, "7", "PX", 60_000)
+    on.during_call = lambda: on.server.command("SET", changed, "7", "PX", 60_000)
     assert on.cached()() == 1
     assert on.kept() is None
     assert len(on.port.sent("store")) == 1
     assert on.server.command("GET", changed) == b"7"
 
 
-def test_storing_empties_the_queue_but_for_tokens_that_were_given_up(on: Setting) -> None:
+def test_storing_empties_the_queue_except_for_tombstones(on: Setting) -> None:
     waiting = [part for ticket in range(2500) for part in (ticket + 1, f"hf1:gone:{ticket}:::")]
 
     def others_queue() -> None:
         on.server.command("ZADD", QUEUE, *waiting, 1.5e16, "given up")
 
-    on.meanwhile = others_queue
+    on.during_call = others_queue
     connection: Any = redis.Redis(unix_socket_path=on.server.unix_path)
     with connection, connection.pubsub() as listener:
         listener.subscribe("holdfast:push:gone")
         assert listener.get_message(timeout=30) is not None
         assert on.cached().refresh() == 1
         message = listener.get_message(timeout=30)
-    assert message["data"] == f"A:0:0:13:hf1:gone:0:::{LOCK}".encode(), "to ask again"
+    assert message["data"] == f"A:0:0:13:hf1:gone:0:::{LOCK}".encode(), (
+        "the message makes the waiter recheck"
+    )
     assert on.server.command("ZRANGE", QUEUE, 0, -1) == [b"given up"]
     assert on.kept() == b"1"
 
 
-def test_the_fences_of_a_value_grow_and_are_kept_for_a_minute(on: Setting) -> None:
+def test_the_fence_of_a_value_grows_and_expires_after_a_minute(on: Setting) -> None:
     function, fences = on.cached(), []
     for change in (function, function.invalidate, function.invalidate, function.refresh):
         change()
@@ -285,7 +285,7 @@ def test_the_fences_of_a_value_grow_and_are_kept_for_a_minute(on: Setting) -> No
     assert on.kept() is None
 
 
-def test_what_is_no_value_of_ours_is_replaced(on: Setting) -> None:
+def test_a_key_without_a_valid_value_is_replaced(on: Setting) -> None:
     for number, foreign in enumerate(("not ours", "7 0\n41", "x 0 1\n41"), 1):
         on.server.command("SET", VALUE, foreign)
         assert on.cached()() == number
@@ -293,17 +293,17 @@ def test_what_is_no_value_of_ours_is_replaced(on: Setting) -> None:
         assert 50_000 < on.server.command("PTTL", VALUE) <= 60_000
 
 
-def test_a_function_that_asks_for_its_own_value_is_refused(on: Setting) -> None:
+def test_a_function_that_calls_itself_for_the_same_value_is_refused(on: Setting) -> None:
     function = on.cached()
-    on.meanwhile = function
-    with pytest.raises(holdfast.WouldDeadlock, match=r"^'a' is asked for by its own") as caught:
+    on.during_call = function
+    with pytest.raises(holdfast.WouldDeadlock, match=r"^the computation of 'a' requests") as caught:
         function()
     assert caught.value.lock == "a"
 
 
-def test_a_free_lock_is_taken_even_if_the_look_took_all_the_time(on: Setting) -> None:
+def test_a_free_lock_is_acquired_even_if_the_lookup_used_all_the_time(on: Setting) -> None:
     late = on.port.time + 6.0
-    on.port.before["look"] = lambda: setattr(on.port, "time", late)
+    on.port.before["read_cached"] = lambda: setattr(on.port, "time", late)
     assert on.cached(timeout=5)() == 1
     assert on.kept() == b"1"
 
@@ -319,22 +319,22 @@ def stale(on: Setting) -> Any:
     return function
 
 
-def test_a_failed_refresh_is_tried_again_after_a_second(
+def test_a_failed_refresh_is_retried_after_a_second(
     on: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = stale(on)
     later: list[tuple[float, Callable[[], object]]] = []
-    monkeypatch.setattr(on.client._session.renewer, "later", lambda *each: later.append(each))
+    monkeypatch.setattr(on.client._session.renewer, "call_later", lambda *each: later.append(each))
 
     def fails() -> None:
         raise ZeroDivisionError("in vain")
 
-    on.meanwhile = fails
+    on.during_call = fails
     assert (function(), on.calls) == (1, 2)
-    assert on.told() == [("refresh_failed", "a", 0)]
+    assert on.reported() == [("refresh_failed", "a", 0)]
     assert on.events[0].detail.endswith(": ZeroDivisionError('in vain')")
-    on.meanwhile = lambda: None
-    assert (function(), on.calls) == (1, 2), "it is not tried at once"
+    on.during_call = lambda: None
+    assert (function(), on.calls) == (1, 2), "it is not retried immediately"
     ((seconds, again),) = later
     assert seconds == 1.0
     again()
@@ -342,21 +342,21 @@ def test_a_failed_refresh_is_tried_again_after_a_second(
     assert (len(on.events), len(later)) == (1, 1)
 
 
-def test_a_refresh_that_could_not_be_stored_is_tried_again(
+def test_a_refresh_that_could_not_be_stored_is_retried(
     on: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = stale(on)
     later: list[Any] = []
-    monkeypatch.setattr(on.client._session.renewer, "later", lambda *each: later.append(each))
+    monkeypatch.setattr(on.client._session.renewer, "call_later", lambda *each: later.append(each))
     on.port.plan["store"] = [UNSENT] * 3
     assert function() == 1
-    assert on.told() == [("refresh_failed", "a", 0)]
+    assert on.reported() == [("refresh_failed", "a", 0)]
     assert on.events[0].detail.endswith("NodeUnavailable('it is unsent')")
     assert [each for each in later if each[0] == 1.0]
     assert on.cache._refreshing
 
 
-def test_a_refresh_that_is_not_needed_is_no_failure(on: Setting) -> None:
+def test_a_refresh_that_is_not_needed_is_not_a_failure(on: Setting) -> None:
     function = stale(on)
 
     def other_stores() -> None:
@@ -369,14 +369,14 @@ def test_a_refresh_that_is_not_needed_is_no_failure(on: Setting) -> None:
     assert not on.cache._refreshing
 
 
-def test_a_refresh_that_fails_as_the_client_is_closed_is_not_reported(on: Setting) -> None:
+def test_a_refresh_that_fails_because_the_client_is_closed_is_not_reported(on: Setting) -> None:
     function = stale(on)
 
     def closes() -> None:
         on.client.close()
         raise ZeroDivisionError
 
-    on.meanwhile = closes
+    on.during_call = closes
     assert (function(), on.calls) == (1, 2)
     assert "refresh_failed" not in {event.kind for event in on.events}
     assert not on.cache._refreshing
@@ -390,45 +390,45 @@ def test_one_refresh_at_a_time_unless_its_thread_or_task_is_gone(
     assert (function(), on.calls) == (1, 1)
     assert on.cache._refreshing == {"a": other}
     monkeypatch.setattr(on.port, "is_gone", lambda actor: actor is other.actor)
-    begin, begun = on.cache._aside, []
+    begin, begun = on.cache._run_in_background, []
 
     def begin_later(operation: Any) -> bool:
         begun.append(operation)
         return True
 
-    on.cache._aside = begin_later
+    on.cache._run_in_background = begin_later
     assert (function(), len(begun)) == (1, 1)
-    assert (function(), len(begun)) == (1, 1), "the new one is not gone"
+    assert (function(), len(begun)) == (1, 1), "the thread or task of the new one still exists"
     assert begin(begun[0])
     assert on.calls == 2
     assert not on.cache._refreshing
 
 
-def test_a_refresh_that_the_background_does_not_take_is_tried_by_the_next_call(
+def test_a_refresh_that_the_background_rejects_is_retried_by_the_next_call(
     on: Setting,
 ) -> None:
     function = stale(on)
-    begin = on.cache._aside
-    on.cache._aside = lambda _: False
+    begin = on.cache._run_in_background
+    on.cache._run_in_background = lambda _: False
     assert (function(), on.calls) == (1, 1)
     assert not on.cache._refreshing
 
     def interrupted(_: object) -> bool:
         raise KeyboardInterrupt
 
-    on.cache._aside = interrupted
+    on.cache._run_in_background = interrupted
     with pytest.raises(KeyboardInterrupt):
         function()
     assert not on.cache._refreshing
-    on.cache._aside = begin
+    on.cache._run_in_background = begin
     assert (function(), on.calls) == (1, 2)
 
 
 # Waiting for another caller
 
 
-def joined(on: Setting, give_up: float) -> Flight:
-    """Wait for the flight of another caller."""
+def join_flight(on: Setting, give_up: float) -> Flight:
+    """Wait for the computation of another caller."""
     flight = on.cache.flights["a"] = Flight(object())
     wanted: Any = type("Wanted", (), {"name": "a", "spec": on.cached(timeout=5)})
     wanted.spec.lock = type("Lock", (), {"timeout": 5})
@@ -437,7 +437,7 @@ def joined(on: Setting, give_up: float) -> Flight:
 
 
 def waits(on: Setting, monkeypatch: pytest.MonkeyPatch, found: Callable[[], bool]) -> list[float]:
-    """Have waits end at once; return how long they were to be."""
+    """Make waits end immediately; return the list of their timeouts."""
     limits: list[float] = []
 
     async def wait(_: object, timeout: float) -> bool:
@@ -449,7 +449,7 @@ def waits(on: Setting, monkeypatch: pytest.MonkeyPatch, found: Callable[[], bool
     return limits
 
 
-def test_a_waiting_caller_looks_every_second_whether_the_other_is_gone(
+def test_a_waiting_caller_checks_every_second_whether_the_other_is_gone(
     on: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on.port.time = 1000.0
@@ -460,13 +460,13 @@ def test_a_waiting_caller_looks_every_second_whether_the_other_is_gone(
         return False
 
     limits = waits(on, monkeypatch, last)
-    flight = joined(on, 1010.0)
+    flight = join_flight(on, 1010.0)
     assert limits == [1.0, 1.0, 1.0]
     assert flight.done
     assert not on.cache.flights
 
 
-def test_a_forked_child_waits_no_longer_for_its_parent(
+def test_a_forked_child_stops_waiting_for_its_parent(
     on: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forks() -> bool:
@@ -474,12 +474,12 @@ def test_a_forked_child_waits_no_longer_for_its_parent(
         return False
 
     limits = waits(on, monkeypatch, forks)
-    assert joined(on, float("inf")).done
+    assert join_flight(on, float("inf")).done
     assert limits == [1.0]
     assert not on.cache.flights
 
 
-def test_a_caller_that_is_woken_looks_at_the_flight_and_at_nothing_else(
+def test_a_woken_caller_checks_only_the_flight(
     on: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on.port.gone = True
@@ -491,7 +491,7 @@ def test_a_caller_that_is_woken_looks_at_the_flight_and_at_nothing_else(
         return True
 
     waits(on, monkeypatch, woken)
-    assert joined(on, float("inf")).done
+    assert join_flight(on, float("inf")).done
     assert on.cache.flights
 
 
@@ -501,7 +501,7 @@ def test_a_caller_waits_for_another_until_its_timeout(
     on.port.time = 1000.0
     limits = waits(on, monkeypatch, lambda: False)
     with pytest.raises(holdfast.AcquireTimeout) as caught:
-        joined(on, 1002.5)
+        join_flight(on, 1002.5)
     assert limits == [1.0, 1.0, 0.5]
     assert str(caught.value) == "'a' was not computed within 5 s"
     assert caught.value.lock == "a"

@@ -1,4 +1,4 @@
-"""The settings of a cached function, the names of its values, and what the server keeps of them."""
+"""The settings of a cached function, the names of its values, and their format on the server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 import holdfast
 from holdfast.core.value import (
+    CacheEntry,
     CacheSpec,
-    Kept,
-    Wanted,
+    StoredValue,
     describe_cache,
     is_due,
-    read_kept,
+    read_stored,
 )
 from holdfast.scripts import ACQUIRE, CLAIM
 
@@ -34,10 +34,10 @@ def spec_of(**given: Any) -> CacheSpec:
     return describe_cache(**{**PLAIN, **given})
 
 
-def wanted(name: str = "a", **given: Any) -> Wanted:
+def wanted(name: str = "a", **given: Any) -> CacheEntry:
     async def compute() -> None: ...
 
-    made = Wanted(spec_of(**given), name, compute, repr_of, bytes)
+    made = CacheEntry(spec_of(**given), name, compute, repr_of, bytes)
     assert (made.compute, made.dumps, made.loads) == (compute, repr_of, bytes)
     return made
 
@@ -49,7 +49,7 @@ def repr_of(value: object) -> bytes:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quorum": True}, "values are kept by one server"),
+        ({"quorum": True}, "a cache needs one server"),
         ({"ttl": 0}, "ttl=0: give seconds from 0.01 to "),
         ({"ttl": "5"}, "ttl='5': give seconds"),
         ({"lock_ttl": 0.4}, "lock_ttl=0.4: give seconds from 0.5 to "),
@@ -67,7 +67,7 @@ def repr_of(value: object) -> bytes:
         ({"early": math.inf}, "early=inf: give a number, 0 or above"),
     ],
 )
-def test_a_wrong_setting_of_a_cached_function_is_refused(
+def test_an_invalid_setting_of_a_cached_function_is_refused(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(holdfast.ConfigurationError) as caught:
@@ -76,7 +76,7 @@ def test_a_wrong_setting_of_a_cached_function_is_refused(
     assert caught.value.lock == ""
 
 
-def test_what_follows_from_the_settings_of_a_cached_function() -> None:
+def test_values_derived_from_the_settings_of_a_cached_function() -> None:
     minutes, second = timedelta(minutes=2), timedelta(seconds=1)
     for given, expected in (
         ({}, (10, 0.0, 0.0, "10000", "0", b"holdfast:value:")),
@@ -103,7 +103,7 @@ def test_the_lock_of_a_value_is_held_for_half_of_lock_ttl() -> None:
     assert spec_of().lock.timeout is None
 
 
-def test_a_value_and_its_lock_have_keys_of_the_same_tag() -> None:
+def test_a_value_and_its_lock_have_keys_with_the_same_hash_tag() -> None:
     for namespace, prefix, value in (
         ("", b"holdfast:", b"holdfast:value:"),
         ("shop", b"holdfast:in:shop:", b"holdfast:value:shop:"),
@@ -113,12 +113,12 @@ def test_a_value_and_its_lock_have_keys_of_the_same_tag() -> None:
         assert one.keys.names == (value + tag,)
         begin = prefix + tag + b":cache"
         assert lock.keys.names == (begin, begin + b":fence", begin + b":queue", value + tag)
-        assert (lock.name, lock.taking, lock.asked) == ("a%{b}", ACQUIRE, ())
+        assert (lock.name, lock.acquire_script, lock.extra_args) == ("a%{b}", ACQUIRE, ())
         claim = one.lock(CLAIM, "7")
-        assert (claim.keys, claim.taking, claim.asked) == (lock.keys, CLAIM, ("7",))
+        assert (claim.keys, claim.acquire_script, claim.extra_args) == (lock.keys, CLAIM, ("7",))
 
 
-def test_a_long_name_is_its_beginning_and_a_digest() -> None:
+def test_a_long_name_is_shortened_to_its_beginning_and_a_digest() -> None:
     fits, longer = (
         wanted(name).keys[0][len("holdfast:value:") :] for name in ("x" * 300, "x" * 301)
     )
@@ -130,12 +130,12 @@ def test_a_long_name_is_its_beginning_and_a_digest() -> None:
     assert wanted("\udcff").keys[0] == b"holdfast:value:{\xff}"
 
 
-def test_what_the_server_keeps_of_a_value_is_read() -> None:
-    assert read_kept([]) is None
-    assert read_kept([b"7 1500 250\na\nb", 4000]) == Kept(7, 2.5, 0.25, b"a\nb")
-    assert read_kept([b"7 1500 250\n", 500]) == Kept(7, -1.0, 0.25, b"")
+def test_a_stored_value_is_read_with_its_fence_and_time() -> None:
+    assert read_stored([]) is None
+    assert read_stored([b"7 1500 250\na\nb", 4000]) == StoredValue(7, 2.5, 0.25, b"a\nb")
+    assert read_stored([b"7 1500 250\n", 500]) == StoredValue(7, -1.0, 0.25, b"")
     for foreign in (b"", b"7", b"7 1500\na", b"7 1500 250 1\na", b"a b c\nd"):
-        assert read_kept([foreign, 4000]) is None
+        assert read_stored([foreign, 4000]) is None
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,19 @@ def test_what_the_server_keeps_of_a_value_is_read() -> None:
         (0.0, 1.0, 0.0, 0.5, True),
         (-1.0, 1.0, 1.0, 0.5, True),
         (0.001, 1.0, 0.0, 0.999, False),
-        (1.0, 1.0, 1.0, 0.0, True),  # from its cost before the end on, it always is
+        (1.0, 1.0, 1.0, 0.0, True),  # always refreshed once less than its cost is left
         (1.001, 1.0, 1.0, 0.0, False),
         (1 + math.log(2), 1.0, 1.0, 0.5001, True),
         (1 + math.log(2), 1.0, 1.0, 0.4999, False),
         (1 + 2 * math.log(2), 1.0, 2.0, 0.5001, True),
         (1 + 2 * math.log(2), 1.0, 2.0, 0.4999, False),
-        (5.0, 1.0, 1.0, 1 - 1e-9, True),  # not in the first half of its ttl
+        (5.0, 1.0, 1.0, 1 - 1e-9, True),  # never in the first half of its ttl
         (5.001, 1.0, 1.0, 1 - 1e-9, False),
-        (7.0, 7.0, 1.0, 0.9, True),  # unless its cost is more than the other half
+        (7.0, 7.0, 1.0, 0.9, True),  # unless its cost exceeds half of its ttl
         (7.001, 7.0, 1.0, 0.9, False),
     ],
 )
-def test_a_value_is_refreshed_early_the_sooner_the_dearer_it_is(
+def test_costlier_values_are_refreshed_earlier(
     left: float, cost: float, early: float, jitter: float, due: bool
 ) -> None:
-    assert is_due(Kept(1, left, cost, b""), spec_of(early=early), jitter) is due
+    assert is_due(StoredValue(1, left, cost, b""), spec_of(early=early), jitter) is due

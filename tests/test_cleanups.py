@@ -1,7 +1,7 @@
-"""Clean-ups: one for a token on a node, however often it is asked for, and none that is forgotten.
+"""Cleanups: at most one per token and node, and none is lost.
 
-Whoever asks for one does it while the renewer sends it, hears that it was done, or gives it up.
-Stories of two are told once for every line of asking, with the whole of the other happening there.
+A caller requests a cleanup while the renewer sends it, handles its reply, or gives it up. Tests of
+such races run once per line of the request. At that line, the complete other operation runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.core.renewer import Renewer
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import NodeUnavailable
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 REQUEST: Request = RELEASE, keys_of(b"holdfast:{a}"), ("a token", "1", TOMBSTONE_MS, "")
 GIVEN_UP_AFTER = int(TOMBSTONE_MS) / 1000
-AWAY = NodeUnavailable("it is away")
+UNREACHABLE = NodeUnavailable("it is unreachable")
 LINES = (f"core{os.sep}renewer", f"core{os.sep}cleanup")
 
 
-class Story:
-    """A renewer that is led step by step; it is its own background."""
+class Scenario:
+    """A renewer that a test drives step by step; this object is also its background."""
 
     def __init__(self) -> None:
         self.time = 0.0
         self.sent = 0
-        self.answer: Reply | HoldfastError = 1
-        self.meanwhile: Callable[[], None] = lambda: None
-        """What happens while the answer is outstanding."""
+        self.reply: Reply | HoldfastError = 1
+        self.while_outstanding: Callable[[], None] = lambda: None
+        """Called while the reply is outstanding."""
         self.events: list[Event] = []
         self.forgotten = 0
         self.renewer = Renewer(self, self.events.append, lambda _: False)
@@ -47,82 +47,84 @@ class Story:
     def now(self) -> float:
         return self.time
 
-    def rouse(self, job: Job) -> bool:  # noqa: ARG002 - there is only one
+    def wake(self, job: Job) -> bool:  # noqa: ARG002 - there is only one
         return True
 
-    async def rest(self, until: float) -> None:
+    async def sleep_until(self, until: float) -> None:
         self.time = until
 
     async def call_many(
         self, requests: Sequence[Request], *_: object
     ) -> list[Reply | HoldfastError]:
         self.sent += len(requests)
-        self.meanwhile()
-        return [self.answer] * len(requests)
+        self.while_outstanding()
+        return [self.reply] * len(requests)
 
     def forget(self) -> None:
         self.forgotten += 1
 
-    def ask(self, ttl: float = 0.0) -> None:
+    def request(self, ttl: float = 0.0) -> None:
         self.renewer.clean_up("a", REQUEST, fence=7, ttl=ttl, forget=self.forget)
 
-    def go_on(self) -> None:
+    def run_step(self) -> None:
         self.renewer._advance()
-        run(self.renewer._work())
+        run(self.renewer._send_batch())
 
 
-def test_what_is_asked_for_while_it_is_given_up_is_sent() -> None:
+def test_a_cleanup_requested_while_it_is_given_up_is_sent() -> None:
     for at in itertools.count(1):
-        story = Story()
-        story.answer = AWAY
-        story.ask()
-        story.go_on()
-        story.time, story.answer, story.sent = GIVEN_UP_AFTER, 1, 0
-        with AtLine(at, LINES, story.go_on) as line:
-            story.ask()
-        story.go_on()
-        assert story.sent, line.struck
-        assert not story.renewer._cleanups
-        if line.struck is None:
+        scenario = Scenario()
+        scenario.reply = UNREACHABLE
+        scenario.request()
+        scenario.run_step()
+        scenario.time, scenario.reply, scenario.sent = GIVEN_UP_AFTER, 1, 0
+        with AtLine(at, LINES, scenario.run_step) as line:
+            scenario.request()
+        scenario.run_step()
+        assert scenario.sent, line.position
+        assert not scenario.renewer._cleanups
+        if line.position is None:
             assert at > 1
             return
 
 
-def test_what_is_asked_for_longer_while_it_is_done_is_seen_to_for_longer() -> None:
+def test_a_cleanup_requested_with_a_longer_ttl_while_it_completes_is_kept_longer() -> None:
     longer = 10 * GIVEN_UP_AFTER
     for at in itertools.count(1):
-        story = Story()
-        story.ask()
+        scenario = Scenario()
+        scenario.request()
         lines: list[AtLine] = []
 
-        def ask_amid(at: int = at, story: Story = story, lines: list[AtLine] = lines) -> None:
-            # The answer is taken in at some line of asking.
-            item = next(iter(story.renewer._cleanups.values()))
-            with AtLine(at, LINES, lambda: story.renewer._answered(item, 0.0, 1)) as line:
-                story.ask(longer)
+        def request_during_reply(
+            at: int = at, scenario: Scenario = scenario, lines: list[AtLine] = lines
+        ) -> None:
+            # The reply is handled at line number `at` of the request.
+            item = next(iter(scenario.renewer._cleanups.values()))
+            with AtLine(at, LINES, lambda: scenario.renewer._handle_reply(item, 0.0, 1)) as line:
+                scenario.request(longer)
             lines.append(line)
 
-        story.meanwhile = ask_amid
-        story.go_on()
-        if lines[0].struck is None:
+        scenario.while_outstanding = request_during_reply
+        scenario.run_step()
+        if lines[0].position is None:
             assert at > 1
             return
-        story.meanwhile, story.answer = lambda: None, AWAY
-        story.time = 2 * GIVEN_UP_AFTER
-        story.go_on()
-        assert story.sent > 1, lines[0].struck
-        assert [each.deadline for each in story.renewer._cleanups.values()] == [longer]
+        scenario.while_outstanding, scenario.reply = lambda: None, UNREACHABLE
+        scenario.time = 2 * GIVEN_UP_AFTER
+        scenario.run_step()
+        assert scenario.sent > 1, lines[0].position
+        assert [each.deadline for each in scenario.renewer._cleanups.values()] == [longer]
 
 
-def test_what_is_asked_for_after_it_was_sent_is_sent_again_by_a_closed_client_too() -> None:
-    story = Story()
-    story.ask()
-    story.renewer.close()
-    story.answer, story.meanwhile = AWAY, story.ask
-    story.go_on()
-    assert (story.sent, story.forgotten) == (1, 0)
-    story.meanwhile, story.time = lambda: None, 1.0
-    story.go_on()
-    assert (story.sent, story.forgotten) == (2, 1)
-    assert [(event.kind, event.fence) for event in story.events] == [("cleanup_failed", 7)]
-    assert not story.renewer._cleanups
+def test_a_cleanup_requested_after_it_was_sent_is_sent_again_even_by_a_closed_client() -> None:
+    scenario = Scenario()
+    scenario.request()
+    scenario.renewer.close()
+    scenario.reply, scenario.while_outstanding = UNREACHABLE, scenario.request
+    scenario.run_step()
+    assert (scenario.sent, scenario.forgotten) == (1, 0)
+    scenario.while_outstanding, scenario.time = lambda: None, 1.0
+    scenario.run_step()
+    assert (scenario.sent, scenario.forgotten) == (2, 1)
+    assert [(event.kind, event.fence) for event in scenario.events] == [("cleanup_failed", 7)]
+    assert not scenario.renewer._cleanups

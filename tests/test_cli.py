@@ -1,4 +1,4 @@
-"""The command line as a whole: its version, its help, and the demo."""
+"""The command line: version, help, completion, and the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from holdfast.cli import UNWRITTEN
+from holdfast.cli import OUTPUT_FAILED
 from holdfast.cli.app import COMMANDS, Commands, app
 from kit.terminal import HOLDFAST, SOURCE, environment
 
@@ -31,7 +31,7 @@ def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_version_is_told_without_any_command_being_imported() -> None:
+def test_version_imports_no_command() -> None:
     code = (
         "import sys; sys.argv[1:] = ['--version']\n"
         "from holdfast.cli import main\n"
@@ -46,13 +46,52 @@ def test_the_version_is_told_without_any_command_being_imported() -> None:
     assert set(modules.split()) <= {"holdfast", "holdfast.cli", "holdfast.cli.app"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches_by_an_example(command: str) -> None:
-    told = CliRunner().invoke(app, [command, "--help"], terminal_width=100)
-    assert told.exit_code == 0
-    _, example, told_then = told.output.lower().partition("example")
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_of_each_command_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=100)
+    assert result.exit_code == 0
+    _, example, after_example = result.output.lower().partition("example")
     assert example
-    assert f"holdfast {command}" in told_then
+    assert f"holdfast {command}" in after_example
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), *((name,) for name in COMMANDS), ("sim", "run"), ("quorum", "init"), ("server", "stop")],
+    ids=" ".join,
+)
+def test_help_shows_values_only_after_options_that_take_one(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*words, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert not re.search(r"<(bool|int|float|str|list)\b", result.output)
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_the_usage_of_run_is_that_of_the_reference_page() -> None:
+    result = CliRunner().invoke(app, ["run", "--help"], terminal_width=100)
+    assert "holdfast run [OPTIONS] NAME [--] COMMAND..." in result.output
+    page = (SOURCE.parent / "docs" / "cli.md").read_text()
+    assert "`holdfast run [OPTIONS] NAME [--] COMMAND…`" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (("show",), "holdfast show [OPTIONS] NAME "),
+        (("break",), "holdfast break [OPTIONS] NAME "),
+        (("ls",), "holdfast ls [OPTIONS] [PATTERN] "),
+        (("sim", "replay"), "holdfast sim replay [OPTIONS] FILE "),
+    ],
+)
+def test_a_usage_line_has_no_braces(words: tuple[str, ...], usage: str) -> None:
+    assert f"Usage: {usage}" in CliRunner().invoke(app, [*words, "--help"]).output
+
+
+def test_a_missing_command_is_reported_with_an_example() -> None:
+    result = run("run", "nightly", COLUMNS="100")
+    assert result.returncode == 2
+    assert "Usage: holdfast run [OPTIONS] NAME [--] COMMAND..." in result.stderr
+    assert "Missing argument 'COMMAND'. Write: holdfast run NAME -- COMMAND" in result.stderr
 
 
 def test_the_reference_page_names_every_option() -> None:
@@ -100,21 +139,21 @@ def test_ctrl_c_ends_the_program_even_where_python_discards_exceptions(stalls: s
     assert not done.stderr
 
 
-def test_a_command_that_does_not_exist_is_refused() -> None:
-    told = run("acquire")
-    assert told.returncode == 2
-    assert "acquire" in told.stderr
+def test_an_unknown_command_is_refused() -> None:
+    result = run("acquire")
+    assert result.returncode == 2
+    assert "acquire" in result.stderr
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "both"])
-def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own(
+def test_a_full_disk_is_reported_in_one_line_with_its_own_status(
     *, both: bool, buffered: bool
 ) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with FULL.open("w") as full:
-        told = subprocess.run(
+        result = subprocess.run(
             [*HOLDFAST, "--version"],
             stdout=full,
             stderr=full if both else subprocess.PIPE,
@@ -122,23 +161,25 @@ def test_a_full_disk_is_told_in_one_line_and_by_a_status_of_its_own(
             timeout=60,
             env=env if buffered else {**env, "PYTHONUNBUFFERED": "1"},
         )
-    assert told.returncode == UNWRITTEN
-    assert both or re.fullmatch(rb"holdfast: .*: No space left on device\n", told.stderr)
+    assert result.returncode == OUTPUT_FAILED
+    assert both or re.fullmatch(rb"holdfast: .*: No space left on device\n", result.stderr)
 
 
-def test_completion_knows_the_commands() -> None:
-    told = run(_HOLDFAST_COMPLETE="complete_bash", COMP_WORDS="holdfast d", COMP_CWORD="1")
-    assert told.stdout.split() == [name for name in COMMANDS if name.startswith("d")]
+def test_shell_completion_lists_the_commands() -> None:
+    result = run(_HOLDFAST_COMPLETE="complete_bash", COMP_WORDS="holdfast d", COMP_CWORD="1")
+    assert result.stdout.split() == [name for name in COMMANDS if name.startswith("d")]
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_demo_plays_its_four_scenes() -> None:
-    told = run("demo")
-    assert told.returncode == 0, told.stderr
-    assert not ESCAPE.search(told.stdout)
-    titles = [line for line in told.stdout.splitlines() if re.match(r"\d ", line)]
+def test_the_demo_runs_its_four_scenes() -> None:
+    result = run("demo")
+    assert result.returncode == 0, result.stderr
+    assert not ESCAPE.search(result.stdout)
+    titles = [line for line in result.stdout.splitlines() if re.match(r"\d ", line)]
     assert len(titles) == 4
-    assert re.search(r"without a lock +[1-9]\d* left in stock", told.stdout)
-    assert re.search(r"with holdfast +0 left in stock, no sales lost", told.stdout)
-    assert "The database refuses" in told.stdout
-    assert "What to read next" in told.stdout
+    assert re.search(r"without a lock +[1-9]\d* left in stock", result.stdout)
+    assert re.search(r"with holdfast +0 left in stock, no sales lost", result.stdout)
+    assert "The database refuses" in result.stdout
+    assert "LeaseLost, reason 'expired'" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 78  # pids may have two more digits
+    assert "What to read next" in result.stdout

@@ -1,4 +1,4 @@
-"""`holdfast doctor` as a command: which servers, which checks, and what it counts."""
+"""`holdfast doctor` as a command: choice of servers and checks, and its counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 
 from holdfast import embedded
 from holdfast.cli.app import app
-from holdfast.doctor import gathering
+from holdfast.cli.console import open_console
+from holdfast.cli.doctor import _print_finding
+from holdfast.doctor import collect
 from holdfast.doctor.checks import NAMES
+from holdfast.doctor.findings import Finding
 from holdfast.doctor.report import examine
 from kit.matrix import PROGRAMS
 from kit.servers import Server
@@ -23,12 +26,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "APART", 0.0)
+    monkeypatch.setattr(collect, "SAMPLE_INTERVAL", 0.0)
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def sound(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server with nothing wrong."""
+    """A server without any finding."""
     durable = ("--appendonly", "yes", "--appendfsync", "always")
     with Server.start(PROGRAMS[request.param], *durable) as server:
         yield server
@@ -42,9 +45,7 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str,
     return (status, *capsys.readouterr())
 
 
-def test_the_server_may_be_given_by_url_as_to_every_other_command(
-    capsys: pytest.CaptureFixture[str], sound: Server
-) -> None:
+def test_doctor_accepts_the_url_option(capsys: pytest.CaptureFixture[str], sound: Server) -> None:
     for words in (("-u", sound.url), ("--url", sound.url), (sound.url,)):
         status, out, _ = run_here(capsys, *words)
         assert status == 0
@@ -53,17 +54,49 @@ def test_the_server_may_be_given_by_url_as_to_every_other_command(
     assert json.loads(run_here(capsys, *three, "--json")[1])["deployment"] == "quorum"
 
 
-def test_the_embedded_server_is_examined_if_it_is_chosen(
+def test_doctor_local_examines_the_embedded_server(
     capsys: pytest.CaptureFixture[str], runtime: Path
 ) -> None:
     status, _, err = run_here(capsys, "--local")
     assert status == 3
-    assert "no embedded server runs" in err
+    assert "no embedded server is running" in err
     assert run_here(capsys)[0] == 2
     embedded.ensure()
     for words in (("--local",), ("-u", "local")):
-        _, out, _ = run_here(capsys, *words)
-        assert f"unix://{runtime}/holdfast/server.sock" in " ".join(out.split())
+        status, out, _ = run_here(capsys, *words)
+        assert status == 0
+        assert "the embedded server keeps nothing on disk" in out
+        assert "CONFIG SET" not in out
+    found = json.loads(run_here(capsys, "--local", "--json")[1])
+    name = f"the embedded server (unix://{runtime}/holdfast/server.sock)"
+    assert [each["node"] for each in found["servers"]] == [name]
+    assert [(each["level"], each["check"]) for each in found["findings"]] == [
+        ("hint", "persistence")
+    ]
+    assert found["findings"][0]["node"] == name
+
+
+def test_a_fix_in_words_is_wrapped_and_a_command_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    words = Finding("error", "what", "why", "check this, that, " * 5, check="words")
+    command = Finding("error", "what", "why", "ACL SETUSER ann " + "+rule " * 9, check="command")
+    for finding, lines in (words, 3), (command, 1):
+        _print_finding(open_console(), finding, (), alone=True)
+        fix = capsys.readouterr().out.partition("fix ")[2]
+        assert len(fix.strip().splitlines()) == lines
+
+
+def test_an_unreachable_server_is_reported_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run_here(capsys, "redis://127.0.0.1:1")
+    assert "cannot reach redis://127.0.0.1:1/0: connection refused\n" in out
+    assert "fix      start the server, or correct the address\n" in out
+    assert out.count("address") == 1
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_only_checks_that_ran_are_counted(
@@ -73,18 +106,23 @@ def test_only_checks_that_ran_are_counted(
     assert {"eviction", "reachable"} < {*ran}
     assert not [name for name in ran if name.startswith(("quorum", "sentinel", "cluster"))]
     skipped = ("--skip", "eviction", "--skip", "quorum-size")
-    assert f"{len(ran) - 1} checks (left out: eviction)" in run_here(capsys, sound.url, *skipped)[1]
+    assert f"{len(ran) - 1} checks (skipped: eviction)" in run_here(capsys, sound.url, *skipped)[1]
     three = (sound.url, "redis://127.0.0.1:1", "redis://127.0.0.1:2")
     several = json.loads(run_here(capsys, *three, "--json")[1])["checks"]
-    assert {*several} - {*ran} == {"quorum-size", "quorum-independence", "one-host", "clocks-apart"}
-    nobody = run_here(capsys, "redis://127.0.0.1:1")[1]
-    assert "1 check, 1 error: not all servers could be examined" in nobody
+    assert {*several} - {*ran} == {
+        "quorum-size",
+        "quorum-independence",
+        "separate-hosts",
+        "clock-skew",
+    }
+    unreachable = run_here(capsys, "redis://127.0.0.1:1")[1]
+    assert "1 check, 1 error: not all servers could be examined" in unreachable
 
 
-def test_the_rule_for_a_user_with_all_channels_is_one_that_the_server_takes(
+def test_the_acl_rule_for_a_user_with_all_channels_is_valid(
     sound: Server,
 ) -> None:
-    """On Redis 6.2 every new user has all channels; newer servers can be set to do the same."""
+    """On Redis 6.2 a new user has all channels; newer servers can be configured like that."""
     look = ("+info", "+config|get", "+slowlog|get")
     sound.command("CONFIG", "SET", "acl-pubsub-default", "allchannels")
     try:
@@ -99,7 +137,7 @@ def test_the_rule_for_a_user_with_all_channels_is_one_that_the_server_takes(
         sound.command("ACL", "DELUSER", "ann")
 
 
-def test_the_checks_are_listed_with_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_checks_describes_each(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run_here(capsys, "--list")
     assert status == 0
     listed = dict(re.findall(r"^  (\S+) +([A-Z].*)$", out, re.MULTILINE))

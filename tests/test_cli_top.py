@@ -1,4 +1,4 @@
-"""`holdfast top`, by somebody in front of a terminal."""
+"""`holdfast top` on a terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
-from holdfast.cli.top import SORTS, Board
-from holdfast.overview.looking import Overview
+from holdfast.cli.top import SORTS, TopState
+from holdfast.overview.scan import Overview
 from kit.servers import ONE_KIND, Server, programs
 from kit.terminal import HOLDFAST, PATIENCE, Terminal, environment
 from kit.waiting import eventually
@@ -27,7 +28,7 @@ TOP = (*HOLDFAST, "top", "--interval", "0.1")
 
 @contextmanager
 def held(server: Server, *names: str, **settings: Any) -> Iterator[list[holdfast.Lease]]:
-    """Somebody holds these locks."""
+    """Hold these locks."""
     with holdfast.Client(server.url) as client:
         leases = [client.lock(name, **settings).acquire() for name in names]
         yield leases
@@ -42,7 +43,7 @@ def top(server: Server) -> Iterator[Terminal]:
         yield terminal
 
 
-def test_it_shows_who_holds_and_who_waits_and_what_changes(server: Server, top: Terminal) -> None:
+def test_top_shows_holders_waiters_and_changes(server: Server, top: Terminal) -> None:
     before = top.settings
     top.shows("0 held, 0 waiting", "q quit")
     with held(server, "invoice:42", label="nightly") as leases, holdfast.Client(server.url) as late:
@@ -52,16 +53,39 @@ def test_it_shows_who_holds_and_who_waits_and_what_changes(server: Server, top: 
             top.shows("1 held, 1 waiting")
             leases[0].release()
             top.shows("1 held, 0 waiting")
-            eventually(lambda: " 1\n" in top.screen, within=PATIENCE, what="a hand-over is counted")
+            eventually(lambda: " 1\n" in top.screen, within=PATIENCE, what="a grant is counted")
             thread.submit(lease.result(PATIENCE).release).result(PATIENCE)
     top.shows("0 held, 0 waiting")
     top.types("q")
     assert top.ends() == 0
-    assert top.gave_back
+    assert top.was_restored
     assert top.settings == before
 
 
-def test_a_filter_is_typed_in_place_and_keys_sort(server: Server, top: Terminal) -> None:
+def test_top_prints_no_counts_before_the_first_update(server: Server) -> None:
+    from holdfast.cli.console import open_console  # noqa: PLC0415 - with rich
+    from holdfast.cli.top import _render  # noqa: PLC0415 - the same
+
+    def shown(state: TopState) -> list[str]:
+        console = open_console()
+        console.width = 60
+        with console.capture() as captured:
+            console.print(_render(state, 60, 12, 1.0))
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        assert len(lines) == 12
+        assert lines[-1].startswith("q quit")
+        return lines
+
+    state = TopState(server.url)
+    assert shown(state)[1:3] == ["", "scanning …"]
+    state.fail("n1 did not reply within 2 s; " * 2 + "n3 did not reply within 2 s")
+    first, second = shown(state)[2:4]
+    assert f"{first} {second}" == state.error
+    state.fail("word " * 50)
+    assert shown(state)[3].endswith("…")
+
+
+def test_top_filters_and_sorts_by_keys(server: Server, top: Terminal) -> None:
     with held(server, "apple", "plum", "pear"):
         top.shows("apple", "plum", "pear")
         top.types("/pL")
@@ -71,14 +95,47 @@ def test_a_filter_is_typed_in_place_and_keys_sort(server: Server, top: Terminal)
         )
         top.types("\x7f\x7fap\r")
         eventually(lambda: "plum" not in top.screen, within=PATIENCE, what="another filter")
-        top.shows("apple", "filter 'ap'")
+        top.shows("apple", "filter 'ap' (Esc removes it); updated every")
         top.types("\x1b")
         top.shows("plum")
         top.types("n")
-        top.shows("sorted by name")
         eventually(lambda: in_order(top, "apple", "pear", "plum"), within=PATIENCE, what="by name")
         top.types("n")
         eventually(lambda: in_order(top, "plum", "pear", "apple"), within=PATIENCE, what="reversed")
+
+
+def test_top_fits_80_columns_with_hand_overs_keys_and_the_sorting(server: Server) -> None:
+    keys = "q quit  / filter  sort: n name  a age  l left  w waiting  t wait  h hand-overs"
+    with Terminal(*TOP, width=80, HOLDFAST_URL=server.url) as top:
+        with held(server, "nightly-backup"):
+            top.shows("nightly-backup", keys)
+            header = next(line for line in top.screen.splitlines() if line.startswith("lock "))
+            assert header.split() == [
+                "lock",
+                "holder",
+                "age",
+                "left",
+                "waiting",
+                "longest",
+                "wait",
+                "hand-overs",
+            ]
+            for key, name in ("t", "wait"), ("h", "hand-overs"):
+                top.types(key)
+                eventually(
+                    partial(is_highlighted, top, f"{key} {name}"),
+                    within=PATIENCE,
+                    what="the sorting is highlighted",
+                )
+        top.types("q")
+        assert top.ends() == 0
+
+
+def is_highlighted(terminal: Terminal, text: str) -> bool:
+    """Whether this part of the last line, and no other, is shown in reverse."""
+    picture = terminal._picture
+    cells = picture.buffer[picture.lines - 1]
+    return "".join(cells[column].data for column in range(80) if cells[column].reverse) == text
 
 
 def in_order(terminal: Terminal, *texts: str) -> bool:
@@ -92,22 +149,20 @@ def in_order(terminal: Terminal, *texts: str) -> bool:
     [("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=["ctrl-c", "sigterm", "sighup"],
 )
-def test_it_leaves_the_terminal_as_it_was(
-    kind: str, how: str | signal.Signals, status: int
-) -> None:
+def test_top_restores_the_terminal(kind: str, how: str | signal.Signals, status: int) -> None:
     with Server.start(programs()[kind]) as server, Terminal(*TOP, HOLDFAST_URL=server.url) as top:
         before = top.settings
         top.shows("0 held")
         assert top.settings != before
         top.types(how) if isinstance(how, str) else top.send(how)
         assert top.ends() == status
-        eventually(lambda: top.gave_back, what="the screen is given back")
+        eventually(lambda: top.was_restored, what="the screen is restored")
         assert top.settings == before
         assert b"Traceback" not in top.written
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
-def test_it_leaves_the_terminal_to_the_shell_while_it_is_stopped(kind: str) -> None:
+def test_top_restores_the_terminal_while_it_is_stopped(kind: str) -> None:
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("needs a shell with jobs")
@@ -119,48 +174,48 @@ def test_it_leaves_the_terminal_to_the_shell_while_it_is_stopped(kind: str) -> N
         terminal.shows("0 held")
         terminal.types("\x1a")
         terminal.shows("Stopped")
-        assert terminal.gave_back
+        assert terminal.was_restored
         terminal.types("stty -a; echo $((6 * 7))\n")
         terminal.shows("42", " icanon", " echo ")
         terminal.types("clear; fg\n")
         terminal.shows("0 held", "q quit")
         terminal.types("q")
-        eventually(lambda: terminal.gave_back, within=PATIENCE, what="the screen is given back")
+        eventually(lambda: terminal.was_restored, within=PATIENCE, what="the screen is restored")
         terminal.types("echo left with $?\n")
         terminal.shows("left with 0")
-        assert terminal.gave_back
+        assert terminal.was_restored
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["goes on", "was stopped"])
-def test_however_often_it_hears_that_it_goes_on_it_gives_the_terminal_back(
-    top: Terminal, *, stopped: bool
-) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["continues", "was stopped"])
+def test_top_restores_the_terminal_after_repeated_sigcont(top: Terminal, *, stopped: bool) -> None:
     top.shows("0 held")
     if stopped:
         top.send(signal.SIGSTOP)
     before = top.taken
     top.send(signal.SIGCONT)
-    eventually(lambda: top.taken > before, within=PATIENCE, what="it is taken again")
+    eventually(
+        lambda: top.taken > before, within=PATIENCE, what="the alternate screen is entered again"
+    )
     top.shows("0 held")
     top.types("q")
     assert top.ends() == 0
-    eventually(lambda: top.gave_back, within=PATIENCE, what="the screen is given back")
+    eventually(lambda: top.was_restored, within=PATIENCE, what="the screen is restored")
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
-def test_it_says_that_the_server_is_away_and_goes_on_when_it_is_back(kind: str) -> None:
+def test_top_reports_an_unreachable_server_and_continues_when_it_returns(kind: str) -> None:
     with Server.start(programs()[kind]) as server, Terminal(*TOP, HOLDFAST_URL=server.url) as top:
-        server.command("SET", "holdfast:{kept}", "somebody")
+        server.command("SET", "holdfast:{kept}", "another")
         top.shows("kept", "1 held")
         server.kill()
-        top.shows("as seen", "cannot reach", "kept")
+        top.shows("updated", "ago", "cannot reach", "kept")
         server.restart()
-        top.shows("0 held", "one look every 0.1 s")
+        top.shows("0 held", "updated every 0.1 s")
         top.types("q")
         assert top.ends() == 0
 
 
-def test_odd_names_and_labels_stay_in_their_lines(server: Server, top: Terminal) -> None:
+def test_top_escapes_unusual_names_and_labels(server: Server, top: Terminal) -> None:
     names = "two\nlines", "\x1b[2J\x1b[31mred", "caf\udce9", "x" * 1000, "日本語" * 30
     with held(server, *names, label="\x1b]0;title\x07\u202eabc"):
         top.shows("5 held", "two\\nlines", "\\e[2J\\e[31mred", "caf\\xe9", "xxx…", "日本語")
@@ -169,16 +224,16 @@ def test_odd_names_and_labels_stay_in_their_lines(server: Server, top: Terminal)
         assert fits(top)
         top.resize(40, 8)
         top.send(signal.SIGWINCH)
-        eventually(lambda: fits(top), within=PATIENCE, what="a picture of the new size")
+        eventually(lambda: fits(top), within=PATIENCE, what="the screen has the new size")
 
 
 def fits(terminal: Terminal) -> bool:
-    """Whether the first line is on top, and the last at the bottom."""
+    """Whether the first line is at the top and the last one at the bottom."""
     first, second, *_, last = terminal.screen.split("\n")
     return "locks on" in first and "5 held" in second and "q quit" in last
 
 
-def test_without_a_terminal_it_says_what_to_use_instead() -> None:
+def test_top_without_a_terminal_names_the_alternative() -> None:
     done = subprocess.run(
         TOP,
         env=environment(),
@@ -188,16 +243,14 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert (
-        done.stderr == "holdfast: top needs a terminal; for programs there is holdfast ls --json\n"
-    )
+    assert done.stderr == "holdfast: top needs a terminal; programs can use holdfast ls --json\n"
 
 
-def test_hand_overs_are_counted_as_they_are_seen(server: Server) -> None:
-    board, overview = Board("redis://localhost:6379/0"), Overview(server.url)
+def test_top_counts_grants(server: Server) -> None:
+    board, overview = TopState("redis://localhost:6379/0"), Overview(server.url)
 
     def look(now: float) -> None:
-        board.take(overview.survey(lambda _: True), now, 0.1)
+        board.update(overview.survey(lambda _: True), now, 0.1)
 
     for second, token in enumerate(["a", "a", "b", "c"]):
         server.command("SET", "holdfast:{n}", token)
@@ -205,13 +258,13 @@ def test_hand_overs_are_counted_as_they_are_seen(server: Server) -> None:
     overview.close()
     assert board.changes == {b"holdfast:{n}": 2}
     assert board.rate(4.0) == pytest.approx(0.5)
-    assert [lock.shown for lock in board.rows(10)] == ["n"]
+    assert [lock.display_name for lock in board.rows(10)] == ["n"]
 
 
-def test_every_sort_sorts(server: Server) -> None:
-    board, overview = Board("redis://localhost:6379/0"), Overview(server.url)
+def test_top_sorts_by_every_column(server: Server) -> None:
+    board, overview = TopState("redis://localhost:6379/0"), Overview(server.url)
     with held(server, "a", "b"):
-        board.take(overview.survey(lambda _: True), 0.0, 0.1)
+        board.update(overview.survey(lambda _: True), 0.0, 0.1)
     overview.close()
     for key in SORTS:
         board.press(key)
@@ -221,10 +274,10 @@ def test_every_sort_sorts(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
-def test_it_scrolls_and_says_what_part_is_seen(kind: str) -> None:
+def test_top_scrolls_and_shows_the_visible_rows(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
         for number in range(10, 30):
-            server.command("SET", f"holdfast:{{lock{number}}}", "somebody")
+            server.command("SET", f"holdfast:{{lock{number}}}", "another")
         with Terminal(*TOP, height=10, HOLDFAST_URL=server.url) as top:
             top.shows("rows 1 to 5 of 20", "lock10")
             for key, shown in (("\x1b[F", "lock29"), ("k", "lock24"), ("\x1b[H", "lock10")):

@@ -1,7 +1,7 @@
-"""An event loop that is closed amid an operation leaves no lock held and no place in the queue.
+"""An event loop that is closed during an operation leaves no lock and no waiter.
 
-Nothing can be awaited any more in such an operation: the background cleans up after it. Each test
-has a process for it, because asyncio complains about what a loop leaves behind.
+Such an operation cannot await any more, so the background cleans up. Each test uses a separate
+process, because asyncio warns about tasks that a closed loop leaves behind.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 
 import holdfast
 from kit.contention import waiters
-from kit.homes import settle_in
 from kit.processes import Process
 from kit.proxy import Proxy
+from kit.quorum_servers import init_for_quorum
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 20.0
 TTL = 60
-"""Seconds. What is free within `PATIENCE` was released: it has not expired."""
+"""Longer than `PATIENCE`: a lock that is free within `PATIENCE` was released and did not expire."""
 
 KEY = "holdfast:{a}"
 PROGRAM = next(iter(programs().values()))
@@ -38,14 +38,14 @@ PROGRAM = next(iter(programs().values()))
 SETTING = f"""
 import asyncio, gc, threading
 target, loop = client._client_target, asyncio.new_event_loop()
-client = holdfast.AsyncClient(target)
+client = holdfast.AsyncClient(target, command_timeout={PATIENCE})  # on a busy machine, too
 lock = client.lock("a", ttl={TTL})
 
 def interrupt():
     sys.stdin.readline()
     loop.call_soon_threadsafe(loop.stop)
 
-def close_amid(operation):
+def close_during(operation):
     task = loop.create_task(operation)
     threading.Thread(target=interrupt).start()
     loop.run_forever()
@@ -56,27 +56,27 @@ async def connect():
 
 loop.run_until_complete(connect())
 """
-AMID_ACQUIRE = """
+DURING_ACQUIRE = """
 print("ready", flush=True)
 sys.stdin.readline()
-close_amid(lock.acquire())
+close_during(lock.acquire())
 """
-AMID_RELEASE = """
+DURING_RELEASE = """
 lease = loop.run_until_complete(lock.acquire())
 print("ready", flush=True)
 sys.stdin.readline()
-close_amid(lease.release())
+close_during(lease.release())
 """
 END = """
-asyncio.run(connect())  # now the client lets go of the old loop, and of its operation
+asyncio.run(connect())  # now the client drops the old loop and its operation
 gc.collect()
 print("closed", flush=True)
 sys.stdin.readline()
 """
 
 
-def on_a_loop(target: Any, text: str) -> Process:
-    """Start a process whose loop is closed amid an operation, on command."""
+def start_process(target: Any, text: str) -> Process:
+    """Start a process that closes its loop during an operation, on command."""
     text = SETTING.replace("client._client_target", repr(target)) + text + END
     return Process(SimpleNamespace(url=target), text)  # type: ignore[arg-type]  # has what it needs
 
@@ -89,30 +89,33 @@ def is_free(*servers: Server) -> bool:
     return not any(server.command("EXISTS", KEY) for server in servers)
 
 
-@pytest.mark.parametrize("text", [AMID_ACQUIRE, AMID_RELEASE], ids=["acquire", "release"])
-def test_an_operation_whose_loop_was_closed_leaves_the_lock_free(
+@pytest.mark.parametrize("text", [DURING_ACQUIRE, DURING_RELEASE], ids=["acquire", "release"])
+def test_an_operation_whose_loop_was_closed_leaves_no_lock(
     server: Server, proxy: Proxy, text: str
 ) -> None:
-    with on_a_loop(proxy.url, text) as process:
-        assert process.says() == "ready"
-        amid = proxy.hold_reply(1) if text is AMID_ACQUIRE else proxy.hold_request(1)
-        process.tell()
+    with start_process(proxy.url, text) as process:
+        assert process.read_line() == "ready"
+        amid = proxy.hold_reply(1) if text is DURING_ACQUIRE else proxy.hold_request(1)
+        process.send_line()
         assert amid.arrived.wait(PATIENCE)
         assert server.command("EXISTS", KEY) == 1
-        process.tell()
-        assert process.says() == "closed"
+        process.send_line()
+        assert process.read_line() == "closed"
         eventually(lambda: is_free(server), within=PATIENCE, what="the lock is free")
 
 
 def test_a_waiter_whose_loop_was_closed_leaves_the_queue(server: Server) -> None:
-    with holdfast.Client(server.url) as client, on_a_loop(server.url, AMID_ACQUIRE) as process:
+    with (
+        holdfast.Client(server.url) as client,
+        start_process(server.url, DURING_ACQUIRE) as process,
+    ):
         lease = client.lock("a", ttl=TTL).acquire()
-        assert process.says() == "ready"
-        process.tell()
-        eventually(lambda: waiters(server) == 1, within=PATIENCE, what="it waits")
-        process.tell()
-        assert process.says() == "closed"
-        eventually(lambda: waiters(server) == 0, within=PATIENCE, what="it left")
+        assert process.read_line() == "ready"
+        process.send_line()
+        eventually(lambda: waiters(server) == 1, within=PATIENCE, what="the waiter is queued")
+        process.send_line()
+        assert process.read_line() == "closed"
+        eventually(lambda: waiters(server) == 0, within=PATIENCE, what="the waiter left the queue")
         lease.release()
         assert is_free(server)
 
@@ -122,28 +125,28 @@ def three() -> Iterator[list[Server]]:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(PROGRAM)) for _ in range(3)]
         for server in servers:
-            settle_in(server)
+            init_for_quorum(server)
         yield servers
 
 
 def test_an_acquire_whose_loop_was_closed_leaves_no_vote_on_a_quorum(three: list[Server]) -> None:
     with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in three]
-        process = stack.enter_context(on_a_loop([each.url for each in proxies], AMID_ACQUIRE))
-        assert process.says() == "ready"
-        # On a busy machine one of them may not be connected yet: a majority has voted.
+        process = stack.enter_context(start_process([each.url for each in proxies], DURING_ACQUIRE))
+        assert process.read_line() == "ready"
+        # On a busy machine one node may not be connected yet, but a majority has voted.
         votes = [
             proxy.hold_reply(1, matching=lambda args: KEY.encode() in args) for proxy in proxies
         ]
-        process.tell()
+        process.send_line()
         eventually(lambda: sum(vote.arrived.is_set() for vote in votes) >= 2, what="the votes")
         assert sum(server.command("EXISTS", KEY) for server in three) >= 2
-        process.tell()
-        assert process.says() == "closed"
-        eventually(lambda: is_free(*three), within=PATIENCE, what="every vote is taken back")
+        process.send_line()
+        assert process.read_line() == "closed"
+        eventually(lambda: is_free(*three), within=PATIENCE, what="every vote is released")
 
 
-def test_a_program_that_ends_amid_an_acquire_ends_quietly(server: Server) -> None:
+def test_a_program_that_ends_during_an_acquire_ends_without_warnings(server: Server) -> None:
     text = f"""
         import asyncio, holdfast
         holder, client = holdfast.Client({server.url!r}), holdfast.AsyncClient({server.url!r})

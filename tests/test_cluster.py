@@ -1,11 +1,14 @@
-"""Locks in a cluster: found in their slots, followed when these move, waited for where they are."""
+"""Locks in a cluster: hash slots, moving slots, failovers, and waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
+import socket
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,13 +20,13 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.core import subscribe
-from holdfast.overview.looking import Overview
-from holdfast.wire import cluster_ears, cluster_loop_ears, exchange
+from holdfast.overview.scan import Overview
+from holdfast.wire import cluster_pubsub_asyncio, cluster_pubsub_thread, node_subscriptions
 from holdfast.wire.cluster import Cluster as TheirCluster
-from holdfast.wire.cluster import Redirected, cluster_of
+from holdfast.wire.cluster import Redirected, parse_cluster
+from kit.apis import Threads, fails_because
 from kit.clusters import Cluster, slot_of
-from kit.contention import waited, waiters
-from kit.faces import Threads, fails_because
+from kit.contention import acquire_and_release, waiters
 from kit.history import (
     COUNTER,
     KEY,
@@ -34,13 +37,14 @@ from kit.history import (
     check_updates,
 )
 from kit.processes import Process
-from kit.servers import Server, commands_processed, programs
+from kit.servers import HOST, Server, commands_processed, programs
 from kit.waiting import PATIENCE, eventually
+from test_waiting_signal_handlers import CHANNELS, check_every_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kit.faces import Face, Started
+    from kit.apis import Api, BackgroundScenario
 
 pytestmark = pytest.mark.only_client("asyncio")
 
@@ -51,23 +55,26 @@ OTHERS = {kind: program for kind, program in programs().items() if kind != KIND}
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[Cluster]:
-    """A cluster for all stories."""
+    """A cluster shared by all tests of this module."""
     with Cluster(PROGRAM) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Cluster:
-    """A cluster with nothing on it, whose nodes agree, and that nobody listens to."""
-    shared_cluster.settle()
-    eventually(lambda: not ears(shared_cluster), what="those of the last story hang up")
+    """The shared cluster, empty, with nodes that agree and without subscribers."""
+    shared_cluster.wait_until_stable()
+    eventually(
+        lambda: not push_connections(shared_cluster),
+        what="the push connections of the last test are closed",
+    )
     shared_cluster.flush()
     return shared_cluster
 
 
 @pytest.fixture(scope="module")
 def counts() -> Iterator[Server]:
-    """A server that is not part of it."""
+    """A server that is not part of the cluster."""
     with Server.start(PROGRAM) as server:
         yield server
 
@@ -81,27 +88,29 @@ def channels(node: Server) -> list[bytes]:
     return found
 
 
-def ears(cluster: Cluster) -> int:
-    """How many push connections there are."""
+def push_connections(cluster: Cluster) -> int:
+    """Return the number of push connections."""
     listed = [node.command("CLIENT", "LIST", "TYPE", "PUBSUB") for node in cluster.nodes]
     return sum(len(clients.splitlines()) for clients in listed)
 
 
-async def in_line(
-    face: Face, node: Server, name: str, count: int, *, key: str | None = None
+async def wait_until_queued(
+    api: Api, node: Server, name: str, count: int, *, key: str | None = None
 ) -> None:
-    async def stand() -> bool:
+    async def queued() -> bool:
         return waiters(node, key or queue(name)) == count
 
-    await face.eventually(stand)
+    await api.eventually(queued)
 
 
-async def joined(face: Face, cluster: Cluster, name: str, *stories: Any) -> list[Started]:
-    """Have them stand in line for the lock, one after the other."""
+async def enqueue(
+    api: Api, cluster: Cluster, name: str, *scenarios: Any
+) -> list[BackgroundScenario]:
+    """Start the scenarios one after the other, each once its predecessor is queued."""
     started = []
-    for number, story in enumerate(stories, 1):
-        started.append(face.start(story))
-        await in_line(face, cluster.primary_of(name), name, number)
+    for number, scenario in enumerate(scenarios, 1):
+        started.append(api.start(scenario))
+        await wait_until_queued(api, cluster.primary_of(name), name, number)
     return started
 
 
@@ -109,9 +118,9 @@ async def joined(face: Face, cluster: Cluster, name: str, *stories: Any) -> list
 
 
 async def test_locks_are_kept_by_the_nodes_that_serve_their_slots(
-    cluster: Cluster, face: Face
+    cluster: Cluster, api: Api
 ) -> None:
-    client = face.connect(cluster.url)
+    client = api.connect(cluster.url)
     names = ["lock", "{", "}", "a}b", "{a}b", "a{b}c", *(f"lock {number}" for number in range(9))]
     used = set()
     for name in names:
@@ -126,21 +135,23 @@ async def test_locks_are_kept_by_the_nodes_that_serve_their_slots(
     assert len(used) == 3
 
 
-async def test_who_waits_is_served_in_order_by_two_scripts_a_turn(
-    cluster: Cluster, face: Face
+async def test_waiters_are_granted_in_fifo_order_with_two_scripts_per_turn(
+    cluster: Cluster, api: Api
 ) -> None:
     name, order = "lock", list[object]()
     primary = cluster.primary_of(name)
-    clients = [face.connect(cluster.url) for _ in range(3)]
-    for client in clients:  # so that each of them has been listening
+    clients = [api.connect(cluster.url) for _ in range(3)]
+    for client in clients:  # so that each of them is subscribed
         async with clients[0].lock(name) if client is not clients[0] else clients[1].lock(name):
-            waiting = face.start(waited(client.lock(name), [], 0))
-            await in_line(face, primary, name, 1)
+            waiting = api.start(acquire_and_release(client.lock(name), [], 0))
+            await wait_until_queued(api, primary, name, 1)
         await waiting.result()
     lease = await clients[0].lock(name).acquire()
     primary.reset_stats()
-    stories = [waited(clients[number % 3].lock(name), order, number) for number in range(9)]
-    waiting_ones = await joined(face, cluster, name, *stories)
+    scenarios = [
+        acquire_and_release(clients[number % 3].lock(name), order, number) for number in range(9)
+    ]
+    waiting_ones = await enqueue(api, cluster, name, *scenarios)
     await lease.release()
     fences = [await each.result() for each in waiting_ones]
     assert order == list(range(9))
@@ -151,18 +162,47 @@ async def test_who_waits_is_served_in_order_by_two_scripts_a_turn(
     assert commands["spublish"] <= 2 * 9
 
 
-async def test_a_client_listens_on_one_connection_a_node_and_to_what_is_waited_for(
-    cluster: Cluster, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_semaphores_and_rwlocks_are_granted_to_waiters_of_a_cluster(
+    cluster: Cluster, api: Api
 ) -> None:
-    monkeypatch.setattr(exchange, "LINGER", 0.2)
-    holder, client = face.connect(cluster.url), face.connect(cluster.url)
+    client, other = api.connect(cluster.url), api.connect(cluster.url)
+    for name in ("lock", "a}b", "another"):
+        key_of = f"holdfast:{{{name}}}:rwlock"
+        primary = cluster.primary_of_slot(key_slot(key_of.encode()))
+        writer = await client.rwlock(name).write().acquire()
+        readers = [api.start(_enter(other.rwlock(name).read())) for _ in range(2)]
+        await wait_until_queued(api, primary, name, 2, key=f"{key_of}:queue")
+        await writer.downgrade()
+        for reader in readers:
+            await reader.result()
+        assert [each.token for each in await other.rwlock(name).holders()] == [writer.token]
+        await writer.release()
+        permit = await client.semaphore(name, limit=1).acquire()
+        waiting = api.start(_enter(other.semaphore(name, limit=1)))
+        queue_of = f"holdfast:{{{name}}}:semaphore:queue"
+        await wait_until_queued(api, primary, name, 1, key=queue_of)
+        await permit.release()
+        await waiting.result()
+        assert not primary.command("EXISTS", key_of, f"holdfast:{{{name}}}:semaphore")
+
+
+async def _enter(lock: Any) -> None:
+    async with lock:
+        pass
+
+
+async def test_a_client_subscribes_on_one_connection_per_node_only_to_awaited_locks(
+    cluster: Cluster, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_subscriptions, "IDLE_TIMEOUT", 0.2)
+    holder, client = api.connect(cluster.url), api.connect(cluster.url)
     names = [f"lock {number}" for number in range(12)]
     leases = [await holder.lock(name).acquire() for name in names]
-    waiting = [face.start(waited(client.lock(name), [], name)) for name in names]
+    waiting = [api.start(acquire_and_release(client.lock(name), [], name)) for name in names]
     for name in names:
-        await in_line(face, cluster.primary_of(name), name, 1)
+        await wait_until_queued(api, cluster.primary_of(name), name, 1)
     assert sum(len(channels(node)) for node in cluster.nodes) == 12
-    assert ears(cluster) == 3
+    assert push_connections(cluster) == 3
     for lease in leases:
         await lease.release()
     for each in waiting:
@@ -171,40 +211,51 @@ async def test_a_client_listens_on_one_connection_a_node_and_to_what_is_waited_f
     async def forgotten() -> bool:
         return not any(channels(node) for node in cluster.nodes)
 
-    await face.eventually(forgotten)
+    await api.eventually(forgotten)
     await client.close()
 
     async def hung_up() -> bool:
-        return not ears(cluster)
+        return not push_connections(cluster)
 
-    await face.eventually(hung_up)
+    await api.eventually(hung_up)
 
 
-async def test_l3_a_waiter_that_is_dead_is_passed_over_at_once(
-    cluster: Cluster, face: Face
-) -> None:
-    client = face.connect(cluster.url)
+async def test_l3_a_dead_waiter_is_skipped_immediately(cluster: Cluster, api: Api) -> None:
+    client = api.connect(cluster.url)
     lease = await client.lock("lock", ttl=60).acquire()
     primary = cluster.primary_of("lock")
     with Process(cluster, "client.lock('lock', ttl=60).acquire()") as dead:
-        await in_line(face, primary, "lock", 1)
-        waiting = face.start(waited(client.lock("lock", ttl=60), [], "alive"))
-        await in_line(face, primary, "lock", 2)
+        await wait_until_queued(api, primary, "lock", 1)
+        waiting = api.start(acquire_and_release(client.lock("lock", ttl=60), [], "alive"))
+        await wait_until_queued(api, primary, "lock", 2)
         dead.kill()
 
         async def gone() -> bool:
             return len(channels(primary)) == 1
 
-        await face.eventually(gone)
+        await api.eventually(gone)
         await lease.release()
         await waiting.result()
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        pytest.param((*CHANNELS, weakref.__file__), id="channels"),
+        pytest.param((f"wire{os.sep}cluster_pubsub_thread.py",), id="subscribing"),
+    ],
+)
+def test_a_signal_handler_may_wait_at_any_line_of_a_first_wait(
+    cluster: Cluster, within: tuple[str, ...]
+) -> None:
+    check_every_line(cluster.url, cluster.primary_of("tag"), within)
 
 
 # Moving slots
 
 
-async def test_a_lease_goes_on_where_its_slot_has_moved(cluster: Cluster, face: Face) -> None:
-    client = face.connect(cluster.url)
+async def test_a_lease_survives_the_move_of_its_slot(cluster: Cluster, api: Api) -> None:
+    client = api.connect(cluster.url)
     lock = client.lock("lock")
     lease = await lock.acquire()
     source = cluster.primary_of("lock")
@@ -220,36 +271,36 @@ async def test_a_lease_goes_on_where_its_slot_has_moved(cluster: Cluster, face: 
     await again.release()
 
 
-async def test_while_a_slot_moves_leases_are_kept_and_the_rest_waits(
-    cluster: Cluster, face: Face
+async def test_while_a_slot_moves_leases_are_renewed_and_other_requests_wait(
+    cluster: Cluster, api: Api
 ) -> None:
-    client = face.connect(cluster.url)
+    client = api.connect(cluster.url)
     lease = await client.lock("lock", ttl=1).acquire()
     target = cluster.other_primary(cluster.primary_of("lock"))
     with cluster.moving("lock", target) as move:
-        await lease.extend(2)  # all that exists of it is here
+        await lease.extend(2)  # all its keys are on this node
         move.take("holdfast:{lock}")
 
         async def moved_too() -> None:
-            await face.eventually(trying_again)
+            await api.eventually(trying_again)
             move.take_all()
 
         async def trying_again() -> bool:
             return sum(map(refused, cluster.nodes)) > before
 
         before = sum(map(refused, cluster.nodes))
-        taking = face.start(moved_too())
-        await lease.extend(2)  # some of it was there: it was tried again
+        taking = api.start(moved_too())
+        await lease.extend(2)  # some keys have moved: the request is retried
         await taking.result()
-        await lease.extend(2)  # all of it is there: its slot is not
-        deadline = lease._held.deadline
+        await lease.extend(2)  # all keys have moved, but the slot has not
+        deadline = lease._state.deadline
 
         async def renewed() -> bool:
-            return bool(lease._held.deadline > deadline)
+            return bool(lease._state.deadline > deadline)
 
-        await face.eventually(renewed)
-        leaving = face.start(lease.release())  # needs the queue, which is nowhere
-        await face.eventually(trying_again)
+        await api.eventually(renewed)
+        leaving = api.start(lease.release())  # needs the queue's key, which does not exist
+        await api.eventually(trying_again)
         assert not leaving.done
     await leaving.result()
     async with client.lock("lock") as later:
@@ -257,29 +308,33 @@ async def test_while_a_slot_moves_leases_are_kept_and_the_rest_waits(
 
 
 def refused(node: Server) -> int:
-    """How often a node has sent somebody elsewhere."""
+    """Return how often a node has redirected a client."""
     errors = node.command("INFO", "errorstats").decode()
     kinds = ("TRYAGAIN", "ASK", "MOVED")
     lines = [line for line in errors.splitlines() if any(f"_{kind}:" in line for kind in kinds)]
     return sum(int(line.partition("count=")[2]) for line in lines)
 
 
-async def test_who_waits_is_told_where_the_slot_has_moved_to(cluster: Cluster, face: Face) -> None:
-    near, far = face.connect(cluster.url), face.connect(cluster.url)
+async def test_a_waiter_is_notified_by_the_node_to_which_the_slot_moved(
+    cluster: Cluster, api: Api
+) -> None:
+    near, far = api.connect(cluster.url), api.connect(cluster.url)
     order = list[object]()
     lease = await near.lock("lock", ttl=60).acquire()
-    stories = [waited(far.lock("lock", ttl=60), order, number) for number in range(3)]
-    waiting = await joined(face, cluster, "lock", *stories)
+    scenarios = [
+        acquire_and_release(far.lock("lock", ttl=60), order, number) for number in range(3)
+    ]
+    waiting = await enqueue(api, cluster, "lock", *scenarios)
     source = cluster.primary_of("lock")
     target = cluster.other_primary(source)
     with cluster.moving("lock", target):
         pass
 
-    async def listening_there() -> bool:
+    async def subscribed_there() -> bool:
         return bool(channels(target)) and not channels(source)
 
-    await face.eventually(listening_there)
-    await in_line(face, target, "lock", 3)
+    await api.eventually(subscribed_there)
+    await wait_until_queued(api, target, "lock", 3)
     await lease.release()
     for each in waiting:
         await each.result()
@@ -287,25 +342,25 @@ async def test_who_waits_is_told_where_the_slot_has_moved_to(cluster: Cluster, f
 
 
 @pytest.mark.long
-def test_a_slot_that_moves_again_and_again_under_load_costs_nobody_a_turn(
-    cluster: Cluster, counts: Server, face: Face
+def test_a_repeatedly_moving_slot_under_load_loses_no_turn(
+    cluster: Cluster, counts: Server, api: Api
 ) -> None:
     def move() -> None:
         with cluster.moving(LOCK, cluster.other_primary(cluster.primary_of(LOCK))):
             pass
 
-    holds = turmoil(cluster, counts, face, move, turns=40)
+    holds = contend_with_faults(cluster, counts, api, move, turns=40)
     check_exclusion(holds)
     check_fences(holds)
     check_updates(holds, left=int(counts.command("GET", COUNTER)))
 
 
-def turmoil(
-    cluster: Cluster, counts: Server, face: Face, act: Callable[[], None], *, turns: int
+def contend_with_faults(
+    cluster: Cluster, counts: Server, api: Api, act: Callable[[], None], *, turns: int
 ) -> Any:
-    """Let three processes contend, and do something to the cluster all the while."""
+    """Let three processes contend while another thread repeatedly disturbs the cluster."""
     counts.command("FLUSHALL")
-    many = Contenders(cluster, type(face), counts=counts, processes=3, workers=4, turns=turns)
+    many = Contenders(cluster, type(api), counts=counts, processes=3, workers=4, turns=turns)
     with many as contenders:
         done, acted = threading.Event(), list[None]()
 
@@ -324,50 +379,52 @@ def turmoil(
             acting.join()
     assert len(holds) == 3 * 4 * turns
     assert acted, "nothing happened to the cluster"
-    cluster.settle()
+    cluster.wait_until_stable()
     primary = cluster.primary_of(LOCK)
-    eventually(lambda: not primary.command("EXISTS", KEY), what="nobody holds it")
+    eventually(lambda: not primary.command("EXISTS", KEY), what="the lock is free")
     assert not waiters(primary, f"{KEY}:queue")
     return holds
 
 
-# Primaries that change
+# Failovers
 
 
 @pytest.mark.long
 def test_a_planned_failover_under_load_loses_nothing(
-    cluster: Cluster, counts: Server, face: Face
+    cluster: Cluster, counts: Server, api: Api
 ) -> None:
     def act() -> None:
         cluster.fail_over(cluster.primary_of(LOCK))
-        cluster.settle()
+        cluster.wait_until_stable()
 
-    holds = turmoil(cluster, counts, face, act, turns=40)
+    holds = contend_with_faults(cluster, counts, api, act, turns=40)
     check_exclusion(holds)
     check_fences(holds)
     check_updates(holds, left=int(counts.command("GET", COUNTER)))
 
 
-def test_s6_fences_grow_also_when_a_replica_takes_over_without_asking(
-    cluster: Cluster, counts: Server, face: Face
+def test_s6_fences_grow_even_after_a_forced_failover(
+    cluster: Cluster, counts: Server, api: Api
 ) -> None:
-    left = [None] * 2  # each may bring back a lock that was given back
+    left = [None] * 2  # each failover may restore a lock that was released
 
     def act() -> None:
         if left:
             left.pop()
             cluster.fail_over(cluster.primary_of(LOCK), "TAKEOVER")
-            cluster.settle()
+            cluster.wait_until_stable()
 
-    check_fences(turmoil(cluster, counts, face, act, turns=40))
+    check_fences(contend_with_faults(cluster, counts, api, act, turns=40))
 
 
-async def test_who_waits_goes_on_when_the_primary_was_killed(cluster: Cluster, face: Face) -> None:
-    near, far = face.connect(cluster.url), face.connect(cluster.url)
+async def test_a_waiter_continues_after_the_primary_was_killed(cluster: Cluster, api: Api) -> None:
+    near, far = api.connect(cluster.url), api.connect(cluster.url)
     order = list[object]()
     lease = await near.lock("lock", ttl=10).acquire()
-    stories = [waited(far.lock("lock", ttl=10), order, number) for number in range(2)]
-    waiting = await joined(face, cluster, "lock", *stories)
+    scenarios = [
+        acquire_and_release(far.lock("lock", ttl=10), order, number) for number in range(2)
+    ]
+    waiting = await enqueue(api, cluster, "lock", *scenarios)
     primary = cluster.primary_of("lock")
     replica = cluster.replica_of(primary)
     cluster.catch_up(replica)
@@ -377,8 +434,8 @@ async def test_who_waits_goes_on_when_the_primary_was_killed(cluster: Cluster, f
         async def promoted() -> bool:
             return bool(replica.command("ROLE")[0] == b"master") and bool(channels(replica))
 
-        await face.eventually(promoted)
-        await in_line(face, replica, "lock", 2)
+        await api.eventually(promoted)
+        await wait_until_queued(api, replica, "lock", 2)
         assert lease.held
         await lease.release()
         fences = [await each.result() for each in waiting]
@@ -388,30 +445,32 @@ async def test_who_waits_goes_on_when_the_primary_was_killed(cluster: Cluster, f
         primary.restart()
 
 
-async def test_a_node_that_hangs_delays_no_renewals_of_others(cluster: Cluster, face: Face) -> None:
-    for node in cluster.nodes:  # nobody is to replace it
+async def test_a_hanging_node_does_not_delay_renewals_on_other_nodes(
+    cluster: Cluster, api: Api
+) -> None:
+    for node in cluster.nodes:  # no replica may take over
         node.command("CONFIG", "SET", "cluster-node-timeout", 60_000)
     hung = cluster.primary_of("lock")
     healthy = cluster.other_primary(hung)
-    client = face.connect(cluster.url, command_timeout=30)
+    client = api.connect(cluster.url, command_timeout=30)
     theirs = [
         await client.lock(cluster.name_on(healthy, f"lock {number}"), ttl=3).acquire()
         for number in range(3)
     ]
-    first = theirs[-1]._held.deadline
+    first = theirs[-1]._state.deadline
     lost = await client.lock("lock", ttl=1.6).acquire()
 
     async def are_renewed() -> bool:
-        return all(lease._held.deadline > first + 3 for lease in theirs)
+        return all(lease._state.deadline > first + 3 for lease in theirs)
 
     hung.freeze()
     try:
-        assert await face.wait(lost.lost, PATIENCE)
+        assert await api.wait(lost.lost, PATIENCE)
         assert not lost.held
         with pytest.raises(holdfast.LeaseLost) as raised:
             lost.check()
         assert raised.value.reason == "unreachable"
-        await face.eventually(are_renewed)
+        await api.eventually(are_renewed)
         for lease in theirs:
             lease.check()
             await lease.release()
@@ -421,68 +480,68 @@ async def test_a_node_that_hangs_delays_no_renewals_of_others(cluster: Cluster, 
             node.command("CONFIG", "SET", "cluster-node-timeout", 1000)
 
 
-async def test_s11_replicas_are_waited_for_by_grants_renewals_and_through_asks(
-    cluster: Cluster, face: Face
+async def test_s11_grants_and_renewals_wait_for_replicas_even_after_an_ask_redirection(
+    cluster: Cluster, api: Api
 ) -> None:
-    client = face.connect(cluster.url)
+    client = api.connect(cluster.url)
     primary = cluster.primary_of("lock")
     replica = cluster.replica_of(primary)
     lease = await client.lock("lock", ttl=1.5, replicas=1).acquire()
-    deadline = lease._held.deadline
+    deadline = lease._state.deadline
 
     async def renewed() -> bool:
-        return bool(lease._held.deadline > deadline)
+        return bool(lease._state.deadline > deadline)
 
-    await face.eventually(renewed)
+    await api.eventually(renewed)
     with cluster.moving("lock", cluster.other_primary(primary)) as move:
         move.take_all()
-        deadline = lease._held.deadline
+        deadline = lease._state.deadline
         await lease.extend(3)
-        deadline = lease._held.deadline
-        await face.eventually(renewed)
+        deadline = lease._state.deadline
+        await api.eventually(renewed)
     await lease.release()
     another = cluster.name_on(primary, "another")
     replica.freeze()
     try:
         lock = client.lock(another, ttl=1, replicas=1)
-        await fails_because(face, lambda: lock.acquire(timeout=0), "0 of 1 replicas")
+        await fails_because(api, lambda: lock.acquire(timeout=0), "0 of 1 replicas")
 
-        async def is_free() -> bool:  # taken back at once, or in the background
+        async def is_free() -> bool:  # released immediately or in the background
             return not await client.lock(another).locked()
 
-        await face.eventually(is_free)
+        await api.eventually(is_free)
     finally:
         replica.thaw()
 
 
 def map_of(client: Any) -> TheirCluster:
-    """What a client knows of its cluster."""
+    """Return the slot map of a client."""
     port = client._session.port
-    wire = getattr(port, "_wire", None) or port._here().wire
+    wire = getattr(port, "_wire", None) or port._current().wire
     known: TheirCluster = wire.cluster
     return known
 
 
-async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
-    cluster: Cluster, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_a_subscription_on_a_replica_is_moved_to_the_primary(
+    cluster: Cluster, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near, far = face.connect(cluster.url), face.connect(cluster.url)
+    near, far = api.connect(cluster.url), api.connect(cluster.url)
     lease = await near.lock("lock", ttl=60).acquire()
     primary = cluster.primary_of("lock")
     replica, misled = cluster.replica_of(primary), list[bytes]()
 
     def mislead(channel: bytes) -> int:
-        """Have the map be wrong just when somebody begins to listen."""
+        """Return a wrong node at the moment of the subscription."""
         if not misled:
             misled.append(channel)
-            map_of(far).moved(slot_of("lock"), (replica.host, replica.port))
+            map_of(far).set_owner(slot_of("lock"), (replica.host, replica.port))
         return int(key_slot(channel))
 
     monkeypatch.setattr(subscribe, "RETRY_AFTER", 0.1)
-    for module in (cluster_ears, cluster_loop_ears):
+    for module in (cluster_pubsub_thread, cluster_pubsub_asyncio):
         monkeypatch.setattr(module, "slot_of", mislead)
-    waiting = face.start(far.lock("lock", ttl=60).acquire())
-    await in_line(face, primary, "lock", 1)
+    waiting = api.start(far.lock("lock", ttl=60).acquire())
+    await wait_until_queued(api, primary, "lock", 1)
     assert misled
     assert channels(primary) == misled
     assert not channels(replica)
@@ -490,25 +549,25 @@ async def test_who_begins_to_listen_on_a_replica_is_moved_to_the_primary(
     await (await waiting.result()).release()
 
 
-async def test_a_grant_that_came_by_way_of_another_node_is_not_believed(
-    cluster: Cluster, face: Face
+async def test_a_grant_from_another_node_is_confirmed_before_use(
+    cluster: Cluster, api: Api
 ) -> None:
-    near, far = face.connect(cluster.url), face.connect(cluster.url)
+    near, far = api.connect(cluster.url), api.connect(cluster.url)
     lease = await near.lock("lock", ttl=60).acquire()
-    (waiting,) = await joined(face, cluster, "lock", far.lock("lock", ttl=60).acquire())
+    (waiting,) = await enqueue(api, cluster, "lock", far.lock("lock", ttl=60).acquire())
     primary = cluster.primary_of("lock")
     successor = cluster.replica_of(primary).command("CLUSTER", "MYID")
     (token,) = primary.command("ZRANGE", queue("lock"), 0, 0)
     (channel,) = channels(primary)
     primary.reset_stats()
-    # As a successor does that finds nobody listening on itself, and goes on to the next.
+    # As a new primary does that finds no subscriber on itself and skips this waiter.
     grant = successor + b"G:%d:3000:%d:%b%b" % (lease.fence + 1, len(token), token, KEY_OF_LOCK)
     assert primary.command("SPUBLISH", channel, grant) == 1
 
-    async def asked_again() -> bool:
+    async def rechecked() -> bool:
         return "evalsha" in commands_processed(primary) and bool(channels(primary))
 
-    await face.eventually(asked_again)
+    await api.eventually(rechecked)
     assert not waiting.done
     lease.check()
     await lease.release()
@@ -517,7 +576,7 @@ async def test_a_grant_that_came_by_way_of_another_node_is_not_believed(
     await handed.release()
 
 
-# What is given, and what is wrong with it
+# Targets, and errors in them
 
 
 def sync_clients(host: str, port: int) -> list[Any]:
@@ -528,22 +587,22 @@ def async_clients(host: str, port: int) -> list[Any]:
     return [redis.asyncio.RedisCluster(host, port), valkey.asyncio.ValkeyCluster(host, port)]
 
 
-async def test_clients_of_redis_py_and_valkey_py_say_where_the_cluster_is(
-    cluster: Cluster, face: Face
+async def test_cluster_clients_of_redis_py_and_valkey_py_are_accepted(
+    cluster: Cluster, api: Api
 ) -> None:
     host, port = cluster.addresses[0]
-    for given in (async_clients, sync_clients)[isinstance(face, Threads)](host, port):
-        client = face.connect(given)
+    for given in (async_clients, sync_clients)[isinstance(api, Threads)](host, port):
+        client = api.connect(given)
         for number in range(4):
             async with client.lock(f"lock {number}") as lease:
                 assert lease.held
-        closed = given.close() if isinstance(face, Threads) else given.aclose()
-        if not isinstance(face, Threads):
+        closed = given.close() if isinstance(api, Threads) else given.aclose()
+        if not isinstance(api, Threads):
             await closed
 
 
 @pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
-def test_how_a_client_connects_to_its_nodes_is_taken_over(library: Any) -> None:
+def test_connection_settings_of_a_cluster_client_are_used(library: Any) -> None:
     kind = getattr(library.asyncio, "RedisCluster", None) or library.asyncio.ValkeyCluster
 
     login = {"username": "me", "password": "pw", "ssl_ca_certs": "x.pem"}
@@ -551,7 +610,7 @@ def test_how_a_client_connects_to_its_nodes_is_taken_over(library: Any) -> None:
     async def given() -> Any:
         return kind("a", 7, ssl=True, **login)
 
-    found = cluster_of(asyncio.run(given()))
+    found = parse_cluster(asyncio.run(given()))
     assert found is not None
     assert found.seeds == (("a", 7),)
     node = found.node(("b", 8))
@@ -560,27 +619,41 @@ def test_how_a_client_connects_to_its_nodes_is_taken_over(library: Any) -> None:
     assert {"host": "b", "port": 8, **login}.items() <= node.settings.items()
 
 
-def test_nodes_without_a_name_are_those_that_were_asked_and_others_may_be_renamed() -> None:
-    found = cluster_of("redis+cluster://a:1")
+def test_a_node_without_an_address_is_the_node_that_replied_and_addresses_can_be_remapped() -> None:
+    found = parse_cluster("redis+cluster://a:1")
     assert found is not None
     asked = found.node(("a", 1))
-    found.learn([[0, 5, [None, 7, b"id"]], [6, 9, [b"", 8, b"id"], [b"c", 9, b"id"]]], asked)
+    found.update_map([[0, 5, [None, 7, b"id"]], [6, 9, [b"", 8, b"id"], [b"c", 9, b"id"]]], asked)
     assert (found.owner(5), found.owner(6), found.owner(10)) == (("a", 7), ("a", 8), None)
-    moved = asked.refusal("MOVED 5 :9")
+    moved = asked.error_for_reply("MOVED 5 :9")
     assert isinstance(moved, Redirected)
     assert moved.address == ("a", 9)
-    six = asked.refusal("ASK 5 ::1:9")
+    six = asked.error_for_reply("ASK 5 ::1:9")
     assert isinstance(six, Redirected)
     assert six.address == ("::1", 9)
     renamed = TheirCluster(asked, [("a", 1)], lambda address: ("front", address[1]))
-    renamed.learn([[0, 5, [b"10.0.0.1", 7, b"id"]]], asked)
+    renamed.update_map([[0, 5, [b"10.0.0.1", 7, b"id"]]], asked)
     assert renamed.owner(0) == ("front", 7)
-    renamed.moved(3, ("10.0.0.2", 8))
+    renamed.set_owner(3, ("10.0.0.2", 8))
     assert renamed.owner(3) == ("front", 8)
 
 
-async def test_the_lock_class_of_redis_py_works_on_a_cluster(cluster: Cluster, face: Face) -> None:
-    blocking = isinstance(face, Threads)
+def test_closing_a_client_while_it_queries_the_slot_map_cancels_no_task_of_the_caller() -> None:
+    async def scenario() -> None:
+        with socket.create_server((HOST, 0)) as hung:  # accepts connections, and never replies
+            hung.settimeout(0)
+            client = holdfast.AsyncClient(f"redis+cluster://{HOST}:{hung.getsockname()[1]}")
+            waiting = asyncio.create_task(client.lock("lock").acquire())
+            accepted, _ = await asyncio.get_running_loop().sock_accept(hung)
+            await client.aclose()
+            with accepted, pytest.raises(holdfast.NodeUnavailable, match="closed"):
+                await waiting
+
+    asyncio.run(scenario())
+
+
+async def test_the_lock_class_of_redis_py_works_on_a_cluster(cluster: Cluster, api: Api) -> None:
+    blocking = isinstance(api, Threads)
     given = (async_clients, sync_clients)[blocking](*cluster.addresses[0])[0]
     kind = holdfast.RedisLock if blocking else holdfast.AsyncRedisLock
     holder, waiter = (
@@ -596,8 +669,10 @@ async def test_the_lock_class_of_redis_py_works_on_a_cluster(cluster: Cluster, f
 
     assert await done(holder.acquire())
     assert not await done(waiter.acquire(blocking=False))
-    waiting = face.start(takes_its_turn())
-    await in_line(face, cluster.primary_of("lock"), "lock", 1, key="holdfast:key:{lock}:queue")
+    waiting = api.start(takes_its_turn())
+    await wait_until_queued(
+        api, cluster.primary_of("lock"), "lock", 1, key="holdfast:key:{lock}:queue"
+    )
     await done(holder.release())
     await waiting.result()
     await done(given.close() if blocking else given.aclose())
@@ -607,60 +682,62 @@ async def test_the_lock_class_of_redis_py_works_on_a_cluster(cluster: Cluster, f
     ("url", "advice"),
     [
         ("redis+cluster://127.0.0.1:1/1", r"write redis\+cluster://"),
-        ("redis+cluster://127.0.0.1:1?db=1", r"database 0 only.*write redis\+cluster://"),
+        ("redis+cluster://127.0.0.1:1?db=1", r"only database 0.*write redis\+cluster://"),
     ],
 )
-async def test_what_is_no_cluster_is_refused_at_once(face: Face, url: str, advice: str) -> None:
+async def test_a_server_that_is_not_a_cluster_is_refused_immediately(
+    api: Api, url: str, advice: str
+) -> None:
     with pytest.raises(holdfast.ConfigurationError, match=advice):
-        face.connect(url)
+        api.connect(url)
 
 
-async def test_a_cluster_of_which_no_node_answers_is_unavailable(face: Face) -> None:
-    client = face.connect("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+async def test_a_cluster_without_a_reachable_node_is_unavailable(api: Api) -> None:
+    client = api.connect("redis+cluster://127.0.0.1:1,127.0.0.1:2")
     with pytest.raises(holdfast.NodeUnavailable, match=r"127.0.0.1:1: .*127.0.0.1:2: "):
         await client.lock("lock").acquire(timeout=1)
 
 
-async def test_a_server_alone_is_no_cluster_and_a_node_of_one_is_not_alone(
-    cluster: Cluster, counts: Server, face: Face
+async def test_single_servers_and_cluster_nodes_need_their_own_url_scheme(
+    cluster: Cluster, counts: Server, api: Api
 ) -> None:
-    mistaken = face.connect(f"redis+cluster://{counts.host}:{counts.port}")
+    mistaken = api.connect(f"redis+cluster://{counts.host}:{counts.port}")
     with pytest.raises(holdfast.ConfigurationError, match="write redis://host:port"):
         await mistaken.lock("lock").acquire()
-    mistaken = face.connect(cluster.nodes[0].url)
+    mistaken = api.connect(cluster.nodes[0].url)
     with pytest.raises(holdfast.ConfigurationError, match=r"write redis\+cluster://"):
         await mistaken.lock("lock").acquire()
 
 
-async def test_access_rules_that_are_missing_are_named(cluster: Cluster, face: Face) -> None:
+async def test_missing_acl_rules_are_named(cluster: Cluster, api: Api) -> None:
     rules = ["on", ">pw", "~*", "&*", "+@all"]
     for node in cluster.nodes:
         node.command("ACL", "SETUSER", "blind", *rules, "-cluster|slots")
-        node.command("ACL", "SETUSER", "deaf", *rules, "-ssubscribe")
+        node.command("ACL", "SETUSER", "denied", *rules, "-ssubscribe")
     try:
         hosts = cluster.url.partition("//")[2]
-        blind = face.connect(f"redis+cluster://blind:pw@{hosts}")
+        blind = api.connect(f"redis+cluster://blind:pw@{hosts}")
         with pytest.raises(holdfast.ConfigurationError, match=r"SETUSER blind \+cluster\|slots"):
             await blind.lock("lock").acquire()
-        told = list[Any]()
-        deaf = face.connect(f"redis+cluster://deaf:pw@{hosts}", on_event=told.append)
-        lease = await face.connect(cluster.url).lock("lock").acquire()
-        waiting = face.start(deaf.lock("lock").acquire(timeout=10))
+        events = list[Any]()
+        denied = api.connect(f"redis+cluster://denied:pw@{hosts}", on_event=events.append)
+        lease = await api.connect(cluster.url).lock("lock").acquire()
+        waiting = api.start(denied.lock("lock").acquire(timeout=10))
 
         async def polls() -> bool:
-            return bool(told)
+            return bool(events)
 
-        await face.eventually(polls)
-        assert "SETUSER deaf +ssubscribe" in told[0].detail
+        await api.eventually(polls)
+        assert "SETUSER denied +ssubscribe" in events[0].detail
         await lease.release()
         await (await waiting.result()).release()
     finally:
         for node in cluster.nodes:
-            node.command("ACL", "DELUSER", "blind", "deaf")
+            node.command("ACL", "DELUSER", "blind", "denied")
 
 
-async def test_who_gives_up_waiting_leaves_nothing_behind(cluster: Cluster, face: Face) -> None:
-    near, far = face.connect(cluster.url), face.connect(cluster.url)
+async def test_a_waiter_that_times_out_leaves_nothing_behind(cluster: Cluster, api: Api) -> None:
+    near, far = api.connect(cluster.url), api.connect(cluster.url)
     lease = await near.lock("lock").acquire()
     primary = cluster.primary_of("lock")
     with pytest.raises(holdfast.AcquireTimeout):
@@ -673,26 +750,28 @@ async def test_who_gives_up_waiting_leaves_nothing_behind(cluster: Cluster, face
 # Cached values
 
 
-async def test_a_value_is_computed_once_and_found_also_while_its_slot_moves(
-    cluster: Cluster, face: Face
+async def test_a_cached_value_is_computed_once_and_found_while_its_slot_moves(
+    cluster: Cluster, api: Api
 ) -> None:
-    clients = [face.connect(cluster.url, command_timeout=0.5) for _ in range(2)]
-    go, calls = face.event(), list[str]()
+    clients = [api.connect(cluster.url, command_timeout=0.5) for _ in range(2)]
+    go, calls = api.event(), list[str]()
 
     async def compute(name: str) -> str:
         calls.append(name)
-        assert await face.wait(go, 20)
+        assert await api.wait(go, 20)
         return f"value of {name}"
 
     functions = [client.cached(60, key="{name}")(compute) for client in clients]
-    callers = [face.start(functions[0]("lock"))]
+    callers = [api.start(functions[0]("lock"))]
 
     async def computing() -> bool:
         return bool(calls)
 
-    await face.eventually(computing)
-    callers.append(face.start(functions[1]("lock")))
-    await in_line(face, cluster.primary_of("lock"), "", 1, key="holdfast:{lock}:cache:queue")
+    await api.eventually(computing)
+    callers.append(api.start(functions[1]("lock")))
+    await wait_until_queued(
+        api, cluster.primary_of("lock"), "", 1, key="holdfast:{lock}:cache:queue"
+    )
     go.set()
     assert [await caller.result() for caller in callers] == ["value of lock"] * 2
     primary = cluster.primary_of("lock")
@@ -706,13 +785,51 @@ async def test_a_value_is_computed_once_and_found_also_while_its_slot_moves(
     assert calls == ["lock", "{", "}", "a}b", "other"]
 
 
-# The other program
+# Work that is done once
+
+
+async def test_work_is_done_once_and_its_waiters_are_notified_in_a_cluster(
+    cluster: Cluster, api: Api
+) -> None:
+    clients = [api.connect(cluster.url, command_timeout=0.5) for _ in range(2)]
+
+    async def run_once(client: Any, name: str) -> tuple[bool, Any]:
+        async with client.once(name) as run:
+            if run.first:
+                run.result = f"result of {name}"
+        return run.first, run.result
+
+    async with clients[0].once("lock") as run:
+        caller = api.start(run_once(clients[1], "lock"))
+        await wait_until_queued(
+            api, cluster.primary_of("lock"), "", 1, key="holdfast:{lock}:once:queue"
+        )
+        run.result = 1
+    assert await caller.result() == (False, 1)
+    for name in ("{", "}", "a}b", "other"):
+        assert await run_once(clients[0], name) == (True, f"result of {name}")
+        assert await run_once(clients[1], name) == (False, f"result of {name}")
+
+
+async def test_a_periodic_job_runs_once_per_period_in_a_cluster(cluster: Cluster, api: Api) -> None:
+    async def function(run: Any) -> int:
+        return int(run.fence)
+
+    for name in ("lock", "{", "a}b"):
+        jobs = [
+            api.connect(cluster.url).periodic(name, every=365 * 86_400)(function) for _ in range(2)
+        ]
+        assert await jobs[0]() > 0
+        assert (await jobs[1]()).why == "done"
+
+
+# The other server program
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.long
-def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
-    """All that matters, in one go: a cluster takes its time to begin."""
+def test_clusters_of_the_other_server_program_keep_locks(kind: str, counts: Server) -> None:
+    """Test everything in one cluster, because starting a cluster is slow."""
     with Cluster(OTHERS[kind]) as cluster:
 
         def move() -> None:
@@ -725,7 +842,7 @@ def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
 
         for act in (move, fail_over):
             before = [cluster.primary_of(LOCK)]
-            holds = turmoil(cluster, counts, Threads(), act, turns=40)
+            holds = contend_with_faults(cluster, counts, Threads(), act, turns=40)
             check_exclusion(holds)
             check_fences(holds)
             check_updates(holds, left=int(counts.command("GET", COUNTER)))
@@ -734,10 +851,10 @@ def test_another_program_keeps_locks_just_so(kind: str, counts: Server) -> None:
 # Atomic operations
 
 
-async def test_atomic_steps_are_taken_by_the_nodes_that_serve_their_keys(
-    cluster: Cluster, face: Face
+async def test_atomic_operations_run_on_the_nodes_that_serve_their_keys(
+    cluster: Cluster, api: Api
 ) -> None:
-    atomic = face.connect(cluster.url).atomic
+    atomic = api.connect(cluster.url).atomic
     used = set()
     for key in ("{", "a}b", "{a}b", *(f"stock:{number}" for number in range(9))):
         node = cluster.primary_of(key)
@@ -753,10 +870,10 @@ async def test_atomic_steps_are_taken_by_the_nodes_that_serve_their_keys(
     assert len(used) == 3
 
 
-async def test_keys_of_a_script_that_have_no_common_node_are_refused_before_it_is_sent(
-    cluster: Cluster, face: Face
+async def test_script_keys_in_different_slots_are_refused_before_a_request(
+    cluster: Cluster, api: Api
 ) -> None:
-    atomic = face.connect(cluster.url).atomic
+    atomic = api.connect(cluster.url).atomic
     script = atomic.script("return #KEYS")
     assert await script(keys=["{cart}:a", "{cart}:b"]) == 2
     for node in cluster.nodes:
@@ -771,8 +888,8 @@ async def test_keys_of_a_script_that_have_no_common_node_are_refused_before_it_i
         assert not {"eval", "evalsha"} & set(commands_processed(node))
 
 
-async def test_atomic_steps_go_on_while_their_slot_moves(cluster: Cluster, face: Face) -> None:
-    atomic = face.connect(cluster.url).atomic
+async def test_atomic_operations_work_while_their_slot_moves(cluster: Cluster, api: Api) -> None:
+    atomic = api.connect(cluster.url).atomic
     source = cluster.primary_of("lock")
     target = cluster.other_primary(source)
     count = atomic.script("return redis.call('INCR', KEYS[1])")
@@ -796,10 +913,10 @@ async def test_atomic_steps_go_on_while_their_slot_moves(cluster: Cluster, face:
         assert target.command("GET", key) == b"8"
 
 
-async def test_an_atomic_step_with_an_id_counts_once_across_a_failover(
-    cluster: Cluster, face: Face
+async def test_an_atomic_operation_with_an_id_counts_once_across_a_failover(
+    cluster: Cluster, api: Api
 ) -> None:
-    atomic = face.connect(cluster.url).atomic
+    atomic = api.connect(cluster.url).atomic
     assert await atomic.put("lock", 9) == (True, 9)
     assert await atomic.take("lock", once="a") == (True, 8)
     old = cluster.primary_of("lock")
@@ -810,11 +927,11 @@ async def test_an_atomic_step_with_an_id_counts_once_across_a_failover(
     assert new.command("GET", "lock") == b"7"
 
 
-# For operators
+# Inspection
 
 
-async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster: Cluster) -> None:
-    client = face.connect(cluster.url)
+async def test_locks_of_all_nodes_are_listed_and_can_be_evicted(api: Api, cluster: Cluster) -> None:
+    client = api.connect(cluster.url)
     names = [
         cluster.name_on(node) for node in cluster.nodes if node.command("ROLE")[0] == b"master"
     ]
@@ -823,7 +940,7 @@ async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster:
     try:
         assert {lock.name for lock in overview.survey(lambda _: True).locks} == set(names)
         for name, lease in zip(names, leases, strict=True):
-            seen = overview.look(b"holdfast:{%b}" % name.encode())
+            seen = overview.read_lock(b"holdfast:{%b}" % name.encode())
             assert (seen.token, seen.fence) == (lease.token, lease.fence)
             assert await client.lock(name).evict(await client.lock(name).holder())
             with pytest.raises(holdfast.LeaseLost):
@@ -833,20 +950,53 @@ async def test_locks_of_all_nodes_are_seen_and_can_be_taken(face: Face, cluster:
         overview.close()
 
 
-def test_a_waiter_that_was_killed_is_gone_in_a_cluster_too(cluster: Cluster) -> None:
+def test_a_killed_waiter_is_shown_as_gone_in_a_cluster(cluster: Cluster) -> None:
     wait = "with client.lock('a', ttl=60): pass"
     overview = Overview(cluster.url)
     with (
         contextlib.closing(overview),
         holdfast.Client(cluster.url) as client,
         client.lock("a", ttl=60),
-        Process(cluster, wait) as ghost,
+        Process(cluster, wait) as killed,
         Process(cluster, wait),
     ):
-        look = functools.partial(overview.look, b"holdfast:{a}")
+        look = functools.partial(overview.read_lock, b"holdfast:{a}")
         eventually(lambda: look().waiting == 2, within=30, what="both wait")
-        ghost.kill()
+        killed.kill()
         eventually(lambda: look().gone == 1, within=30, what="one is gone")
         assert [look().waiting, len(look().waiters)] == [1, 2]
         (lock,) = overview.survey(lambda _: True).locks
         assert (lock.waiting, lock.gone) == (1, 1)
+
+
+# Rates
+
+
+async def test_rates_are_counted_on_the_nodes_that_serve_their_keys(
+    cluster: Cluster, api: Api
+) -> None:
+    client = api.connect(cluster.url)
+    used = set()
+    for number in range(9):
+        rate = client.rate(f"rate:{number}", limit=3, per=3600)
+        node = cluster.primary_of(rate.key)
+        used.add(node.port)
+        assert [(await rate.try_acquire()).remaining for _ in range(3)] == [2, 1, 0]
+        assert not await rate.try_acquire()
+        assert node.command("EXISTS", rate.key) == 1
+        await rate.reset()
+        assert (await rate.peek()).remaining == 3
+    assert len(used) == 3
+
+
+async def test_a_rate_is_counted_while_its_slot_moves(cluster: Cluster, api: Api) -> None:
+    rate = api.connect(cluster.url).rate("lock", limit=9, per=3600)
+    source = cluster.primary_of("lock")
+    target = cluster.other_primary(source)
+    assert (await rate.try_acquire()).remaining == 8
+    with cluster.moving("lock", target) as move:
+        assert (await rate.try_acquire()).remaining == 7
+        move.take(rate.key)
+        assert (await rate.try_acquire()).remaining == 6
+    assert cluster.primary_of("lock") is target
+    assert (await rate.acquire()).remaining == 5

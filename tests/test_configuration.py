@@ -1,4 +1,4 @@
-"""What cannot work is refused at once, with words that say what to write instead."""
+"""Invalid settings and targets are refused immediately, with what to write instead."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import holdfast
 from holdfast.wire.clock import now
 from kit.matrix import PROGRAMS
 from kit.servers import Server, StartError
-from kit.tls_front import CERTIFICATE, TlsFront
+from kit.tls_proxy import CERTIFICATE, TlsProxy
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 
 @pytest.mark.parametrize(
@@ -46,27 +46,27 @@ if TYPE_CHECKING:
         ({"ttl": True}, "seconds from"),
         ({"timeout": -1}, "0 not to wait"),
         ({"timeout": float("nan")}, "0 not to wait"),
-        ({"timeout": float("inf")}, "None for ever"),
+        ({"timeout": float("inf")}, "None for no limit"),
         ({"timeout": "5"}, "seconds"),
         ({"max_hold": 0}, "above 0"),
-        ({"max_hold": float("inf")}, "None for no cap"),
-        ({"max_hold": 5, "renew": False}, "renew=False"),
+        ({"max_hold": float("inf")}, "None for no limit"),
+        ({"max_hold": 5, "renew": False}, "renew=True"),
         ({"key": ""}, "empty"),
         ({"key": b"k"}, "string"),
         ({"label": 5}, "string"),
         ({"label": "x" * 201}, "200"),
     ],
 )
-def test_a_lock_that_cannot_work_is_refused_when_it_is_described(
-    face: Face, settings: dict[str, Any], advice: str
+def test_invalid_lock_settings_are_refused_by_client_lock(
+    api: Api, settings: dict[str, Any], advice: str
 ) -> None:
-    client = face._make("redis://127.0.0.1:1")
+    client = api._make("redis://127.0.0.1:1")
     with pytest.raises(holdfast.ConfigurationError, match=advice) as caught:
         client.lock(**{"name": "a", **settings})
     assert isinstance(caught.value, ValueError)
 
 
-async def test_a_wrong_timeout_is_refused_when_acquiring(client: Any) -> None:
+async def test_an_invalid_timeout_is_refused_by_acquire(client: Any) -> None:
     lock = client.lock("a")
     for timeout in (-1, float("nan"), "5"):
         with pytest.raises(holdfast.ConfigurationError, match="timeout"):
@@ -88,49 +88,105 @@ async def test_a_wrong_timeout_is_refused_when_acquiring(client: Any) -> None:
         ["redis://a", "redis://b"],
     ],
 )
-def test_what_is_no_server_is_refused_when_the_client_is_made(face: Face, target: object) -> None:
+def test_an_invalid_target_is_refused_by_the_client_constructor(api: Api, target: object) -> None:
     with pytest.raises(holdfast.ConfigurationError, match="redis://"):
-        face._make(target)
+        api._make(target)
 
 
-def test_a_wrong_command_timeout_is_refused(face: Face) -> None:
+SCHEMES = 'rediss://, unix://, redis+sentinel://, redis+cluster://, or "local"'
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "place"),
+    [
+        ("127.0.0.1:6379", "'127.0.0.1:6379' has no", "127.0.0.1:6379"),
+        ("localhost", "'localhost' has no", "localhost:6379"),
+        ("", "'' has no", "host:port"),
+        ("redis//a", "'redis//a' has no", "host:port"),
+        ("http://localhost:80", "'http://localhost:80' has an unknown", "host:port"),
+        ("ann:pw-1@a:6379", "'…@a:6379' has no", "host:port"),
+        ("ann:pw-1@pw-2@a:6379?password=pw-3", "'…@a:6379?…' has no", "host:port"),
+        ("a:6379?password=pw-1@pw-2", "'…@' has no", "host:port"),
+    ],
+)
+def test_a_url_without_a_scheme_is_refused_with_what_to_write(
+    api: Api, url: str, shown: str, place: str
+) -> None:
+    with pytest.raises(holdfast.ConfigurationError) as caught:
+        api._make(url)
+    assert str(caught.value) == f"{shown} scheme: write redis://{place}/0, {SCHEMES}"
+
+
+@pytest.mark.parametrize("url", ["a:6379", "redis+sentinel://a", "redis+cluster://a:port"])
+def test_an_error_in_the_environment_variable_names_it(
+    api: Api, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(holdfast.ConfigurationError) as given:
+        api._make(url)
+    monkeypatch.setenv("HOLDFAST_URL", url)
+    with pytest.raises(holdfast.ConfigurationError) as found:
+        api._make(None)
+    assert str(found.value) == f"HOLDFAST_URL: {given.value}"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster"])
+@pytest.mark.parametrize(
+    "rest", ["u:pw-1/pw-2@a:1/s", "u:1/pw-1@a/s", "u:pw-1?pw-2@a:1", "u:x#pw-1@a"]
+)
+def test_a_password_that_is_not_encoded_is_not_shown(api: Api, scheme: str, rest: str) -> None:
+    with pytest.raises(holdfast.ConfigurationError) as caught:
+        api._make(f"{scheme}://{rest}")
+    assert "pw-" not in str(caught.value)
+    assert "write / ? # as %2F %3F %23" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", [42, {"host": "a", "password": "pw-1"}, b"redis://:pw-1@a"])
+def test_a_target_of_another_type_is_refused_with_its_type(api: Api, target: object) -> None:
+    with pytest.raises(holdfast.ConfigurationError) as caught:
+        api._make(target)
+    assert str(caught.value).startswith("expected a URL (redis://")
+    assert str(caught.value).endswith(f"servers; got {type(target).__name__}")
+    assert "pw-1" not in str(caught.value)
+
+
+def test_an_invalid_command_timeout_is_refused(api: Api) -> None:
     for seconds in (0, -1, float("inf"), float("nan"), "1", None):
         with pytest.raises(holdfast.ConfigurationError, match="command_timeout"):
-            face._make("redis://localhost", command_timeout=seconds)
+            api._make("redis://localhost", command_timeout=seconds)
 
 
-async def test_a_host_that_does_not_exist_is_unavailable_at_once(face: Face) -> None:
-    client = face.connect("redis://no-such-host.invalid:6379")
+async def test_an_unknown_host_is_unavailable_immediately(api: Api) -> None:
+    client = api.connect("redis://no-such-host.invalid:6379")
     with pytest.raises(holdfast.NodeUnavailable, match=r"no-such-host\.invalid"):
         await client.lock("a").acquire()
 
 
-async def test_nobody_listening_is_unavailable_at_once(face: Face) -> None:
+async def test_a_closed_port_is_unavailable_immediately(api: Api) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        client = face.connect(f"redis://127.0.0.1:{port}")
+        client = api.connect(f"redis://127.0.0.1:{port}")
         with pytest.raises(holdfast.NodeUnavailable, match=str(port)) as caught:
             await client.lock("a").acquire()
     assert caught.value.lock == "a"
 
 
-async def test_a_wrong_password_is_told_and_never_shown(face: Face, own_server: Server) -> None:
+async def test_a_wrong_password_is_reported_but_not_shown(api: Api, own_server: Server) -> None:
     own_server.command("ACL", "SETUSER", "ann", "on", ">right", "~*", "&*", "+@all")
     address = f"{own_server.host}:{own_server.port}"
-    client = face.connect(f"redis://ann:wrong-secret@{address}")
+    client = api.connect(f"redis://ann:wrong-secret@{address}")
     with pytest.raises(holdfast.ConfigurationError, match="redis://user:password@") as caught:
         await client.lock("a").acquire()
     assert "wrong-secret" not in str(caught.value)
-    right = face.connect(f"redis://ann:right@{address}")
+    right = api.connect(f"redis://ann:right@{address}")
     async with right.lock("a"):
         pass
 
 
-async def test_a_missing_password_is_told(face: Face, own_server: Server) -> None:
+async def test_a_missing_password_is_reported(api: Api, own_server: Server) -> None:
     own_server.command("ACL", "SETUSER", "ann", "on", ">right", "~*", "&*", "+@all")
     own_server.command("ACL", "SETUSER", "default", "resetpass", ">secret")
-    client = face.connect(own_server.url)
+    client = api.connect(own_server.url)
     with pytest.raises(holdfast.ConfigurationError, match="password"):
         await client.lock("a").acquire()
 
@@ -139,15 +195,15 @@ RULES = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+
 WAITING = ["+zadd", "+zrem", "+zrange", "+publish", "+subscribe", "+ping", "&holdfast:*"]
 
 
-async def test_a_user_with_just_the_documented_rights_can_do_everything(
-    face: Face, own_server: Server
+async def test_a_user_with_the_documented_acl_rule_can_use_locks(
+    api: Api, own_server: Server
 ) -> None:
     own_server.command(
         "ACL", "SETUSER", "ann", "on", ">pw", "resetchannels", "~holdfast:*", *RULES, *WAITING
     )
     events: list[holdfast.Event] = []
     url = f"redis://ann:pw@{own_server.host}:{own_server.port}"
-    client = face.connect(url, on_event=events.append)
+    client = api.connect(url, on_event=events.append)
     async with client.lock("a", ttl=5) as lease:
         await lease.extend(10)
         assert await client.lock("a").holder() is not None
@@ -157,17 +213,17 @@ async def test_a_user_with_just_the_documented_rights_can_do_everything(
             async with client.lock("a", ttl=5, lock_delay=0.1):
                 pass
 
-    await face.together(*(cycle() for _ in range(4)))
+    await api.gather(*(cycle() for _ in range(4)))
     assert events == []
 
 
 @pytest.mark.parametrize("missing", RULES)
-async def test_a_missing_right_is_named_as_the_rule_to_add(
-    face: Face, own_server: Server, missing: str
+async def test_a_missing_permission_is_named_as_the_acl_rule_to_add(
+    api: Api, own_server: Server, missing: str
 ) -> None:
     rights = [rule for rule in RULES + WAITING if rule != missing]
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *rights)
-    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    client = api.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     own_server.command("SCRIPT", "FLUSH")
     with pytest.raises(holdfast.ConfigurationError) as caught:
         async with client.lock("a") as lease:
@@ -175,13 +231,17 @@ async def test_a_missing_right_is_named_as_the_rule_to_add(
             await client.lock("a").holder()
     assert f"ACL SETUSER ann {missing} (" in str(caught.value)
     own_server.command("ACL", "SETUSER", "ann", missing)
-    eventually(lambda: own_server.command("EXISTS", "holdfast:{a}") == 0, what="a is given back")
+    eventually(
+        lambda: own_server.command("EXISTS", "holdfast:{a}") == 0, what="the lock is released"
+    )
     async with client.lock("b"):
         pass
     assert own_server.command("EXISTS", "holdfast:{b}") == 0
 
 
-async def test_a_right_missing_halfway_leaves_nothing_held(face: Face, own_server: Server) -> None:
+async def test_a_permission_missing_after_the_grant_leaves_no_lock(
+    api: Api, own_server: Server
+) -> None:
     own_server.command(
         "ACL",
         "SETUSER",
@@ -191,22 +251,24 @@ async def test_a_right_missing_halfway_leaves_nothing_held(face: Face, own_serve
         "~holdfast:*",
         *[r for r in RULES + WAITING if r != "+set"],
     )
-    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    client = api.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     with pytest.raises(holdfast.ConfigurationError):
         await client.lock("a").acquire()
     assert own_server.command("EXISTS", "holdfast:{a}") == 0
 
 
-async def test_keys_out_of_reach_are_named_as_the_pattern_to_add(
-    face: Face, own_server: Server
+async def test_keys_without_permission_are_named_as_the_acl_pattern_to_add(
+    api: Api, own_server: Server
 ) -> None:
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~mine:*", *RULES, *WAITING)
-    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    client = api.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     with pytest.raises(holdfast.ConfigurationError, match=r"ACL SETUSER \w+ ~holdfast:\*"):
         await client.lock("a").acquire()
 
 
-async def test_a_key_of_another_type_is_refused_and_left_alone(client: Any, server: Server) -> None:
+async def test_a_key_of_another_type_is_refused_and_not_changed(
+    client: Any, server: Server
+) -> None:
     server.command("RPUSH", "holdfast:{a}", "x")
     for verb in ("acquire", "try_acquire", "locked", "holder"):
         with pytest.raises(holdfast.ConfigurationError, match="another name or key="):
@@ -218,16 +280,16 @@ async def test_a_key_of_another_type_is_refused_and_left_alone(client: Any, serv
     assert server.command("EXISTS", "holdfast:{b}") == 0
 
 
-async def test_a_replica_is_refused(face: Face, own_server: Server) -> None:
+async def test_a_replica_is_refused(api: Api, own_server: Server) -> None:
     own_server.command("REPLICAOF", "127.0.0.1", "1")
-    client = face.connect(own_server.url)
+    client = api.connect(own_server.url)
     for verb in ("acquire", "holder"):
         with pytest.raises(holdfast.ConfigurationError, match="address of its primary"):
             await getattr(client.lock("a"), verb)()
 
 
-async def test_a_server_that_becomes_a_replica_is_refused(face: Face, own_server: Server) -> None:
-    client = face.connect(own_server.url)
+async def test_a_server_that_becomes_a_replica_is_refused(api: Api, own_server: Server) -> None:
+    client = api.connect(own_server.url)
     async with client.lock("a"):
         pass
     own_server.command("CONFIG", "SET", "replica-serve-stale-data", "yes")
@@ -237,7 +299,7 @@ async def test_a_server_that_becomes_a_replica_is_refused(face: Face, own_server
 
 
 def cluster_node(program: str) -> Server:
-    """Start one; its second port may be taken by somebody else before it gets there."""
+    """Start a cluster node. Retry if another process takes its bus port."""
     for _ in range(3):
         with contextlib.suppress(StartError):
             return Server.start(
@@ -247,22 +309,22 @@ def cluster_node(program: str) -> Server:
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-async def test_a_node_of_a_cluster_is_refused(face: Face, program: str) -> None:
+async def test_a_node_of_a_cluster_is_refused(api: Api, program: str) -> None:
     with cluster_node(program) as server:
-        client = face.connect(server.url)
+        client = api.connect(server.url)
         with pytest.raises(holdfast.ConfigurationError, match="node of a cluster"):
             await client.lock("a").acquire()
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-async def test_a_sentinel_is_refused(face: Face, program: str, tmp_path: Path) -> None:
+async def test_a_sentinel_is_refused(api: Api, program: str, tmp_path: Path) -> None:
     port = free_port()
     settings = tmp_path / "sentinel.conf"
     settings.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")
     sentinel = subprocess.Popen([program, settings, "--sentinel"], stdout=subprocess.DEVNULL)
     try:
         eventually(lambda: listening(port), what="the Sentinel listens")
-        client = face.connect(f"redis://127.0.0.1:{port}")
+        client = api.connect(f"redis://127.0.0.1:{port}")
         with pytest.raises(holdfast.ConfigurationError, match="is a Sentinel"):
             await client.lock("a").acquire()
     finally:
@@ -282,8 +344,8 @@ def listening(port: int) -> bool:
 
 
 @pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
-async def test_a_users_client_gives_its_connection_settings(
-    library: Any, face: Face, own_server: Server
+async def test_the_connection_settings_of_a_redis_py_client_are_used(
+    library: Any, api: Api, own_server: Server
 ) -> None:
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
     maker = library.Redis if library is redis else library.Valkey
@@ -296,7 +358,7 @@ async def test_a_users_client_gives_its_connection_settings(
         decode_responses=True,
         socket_timeout=0.001,
     )
-    client = face.connect(theirs)
+    client = api.connect(theirs)
     async with client.lock("a") as lease:
         assert theirs.connection_pool is not None
         stored = _in_db(own_server, 3, "holdfast:{a}")
@@ -309,9 +371,7 @@ def _in_db(server: Server, db: int, key: str) -> object:
         return reader.get(key)
 
 
-async def test_unix_sockets_and_async_clients_and_pools_are_taken(
-    face: Face, server: Server
-) -> None:
+async def test_unix_sockets_async_clients_and_pools_are_accepted(api: Api, server: Server) -> None:
     for target in (
         f"unix://{server.unix_path}",
         f"unix://{server.unix_path}?db=2",
@@ -321,68 +381,68 @@ async def test_unix_sockets_and_async_clients_and_pools_are_taken(
         valkey.Valkey(unix_socket_path=server.unix_path),
         redis.ConnectionPool.from_url(server.url),
     ):
-        client = face.connect(target)
+        client = api.connect(target)
         async with client.lock("a") as lease:
             assert lease.held
 
 
-def test_a_client_of_a_cluster_or_a_stand_in_is_refused(face: Face) -> None:
+def test_a_cluster_client_or_a_fake_client_is_refused(api: Api) -> None:
     class Pretended(redis.Connection):
-        """A connection that goes nowhere."""
+        """A connection without a server."""
 
     for target in (
         redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Pretended)),
         redis.RedisCluster,
     ):
         with pytest.raises(holdfast.ConfigurationError, match="URL"):
-            face._make(target)
+            api._make(target)
 
 
-async def test_rediss_is_spoken_over_tls_and_trust_is_checked(face: Face, server: Server) -> None:
-    # A handshake takes a busy machine longer than a client usually waits for a reply.
-    with TlsFront(server.host, server.port) as front:
+async def test_rediss_urls_use_tls_and_verify_certificates(api: Api, server: Server) -> None:
+    # On a busy machine a handshake takes longer than the default command timeout.
+    with TlsProxy(server.host, server.port) as front:
         url = f"rediss://127.0.0.1:{front.port}"
-        client = face.connect(f"{url}?ssl_ca_certs={CERTIFICATE}", command_timeout=PATIENCE)
+        client = api.connect(f"{url}?ssl_ca_certs={CERTIFICATE}", command_timeout=PATIENCE)
         async with client.lock("a", ttl=60) as lease:
-            first = lease._held.deadline
-            lease._hold.renew_at = now()  # instead of in 20 s
-            client._session.renewer.watch(lease._hold)
+            first = lease._state.deadline
+            lease._lease.renew_at = now()  # instead of in 20 s
+            client._session.renewer.schedule(lease._lease)
 
             async def renewed() -> bool:
-                return bool(lease._held.deadline > first)
+                return bool(lease._state.deadline > first)
 
-            await face.eventually(renewed)
+            await api.eventually(renewed)
         await client.close()
-        distrusting = face.connect(url, command_timeout=PATIENCE)
+        distrusting = api.connect(url, command_timeout=PATIENCE)
         with pytest.raises(holdfast.NodeUnavailable, match=r"(?i)certificate"):
             await distrusting.lock("a").acquire()
 
 
 def untrusting(library: Any, port: int) -> list[object]:
-    """Clients of both faces that do not check certificates, in each way to write that."""
+    """Return clients of both APIs that do not verify certificates, in each way to configure it."""
     name = "Redis" if library is redis else "Valkey"
     settings: dict[str, Any] = {"host": "127.0.0.1", "port": port, "ssl": True}
     return [
-        getattr(face, name)(**settings, ssl_cert_reqs=given, ssl_check_hostname=False)
-        for face in (library, library.asyncio)
+        getattr(api, name)(**settings, ssl_cert_reqs=given, ssl_check_hostname=False)
+        for api in (library, library.asyncio)
         for given in (None, "none")
     ]
 
 
 @pytest.mark.only_client("threads")
 @pytest.mark.parametrize("library", [redis, valkey], ids=["redis-py", "valkey-py"])
-async def test_a_client_that_checks_no_certificates_is_taken_over_as_it_is(
-    library: Any, face: Face, server: Server
+async def test_a_client_that_does_not_verify_certificates_is_accepted(
+    library: Any, api: Api, server: Server
 ) -> None:
-    with TlsFront(server.host, server.port) as front:
+    with TlsProxy(server.host, server.port) as front:
         address = f"rediss://127.0.0.1:{front.port}?ssl_cert_reqs=none"
         for theirs in [*untrusting(library, front.port), address]:
-            client = face.connect(theirs, command_timeout=PATIENCE)
+            client = api.connect(theirs, command_timeout=PATIENCE)
             async with client.lock("a") as lease:
                 assert lease.held
             await client.close()
-        # The control: nothing is taken on trust unless the client says so.
+        # Control: without that setting the certificate is verified.
         theirs = redis.Redis(host="127.0.0.1", port=front.port, ssl=True)
-        trusting = face.connect(theirs, command_timeout=PATIENCE)
+        trusting = api.connect(theirs, command_timeout=PATIENCE)
         with pytest.raises(holdfast.HoldfastError, match=r"(?i)certificate"):
             await trusting.lock("a").acquire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +13,27 @@ import pytest
 import holdfast
 from holdfast import embedded
 from holdfast.wire.clock import now
-from kit.homes import settle_in
 from kit.matrix import with_one_client_each
 from kit.proxy import HOST, Proxy
+from kit.quorum_servers import init_for_quorum
 from kit.sentinels import SERVICE, Sentinel
 from kit.servers import Server, claim_port, programs
-from kit.tls_front import CERTIFICATE, TlsFront
+from kit.tls_proxy import CERTIFICATE, TlsProxy
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 PROGRAM = next(iter(programs().values()))
 COMMAND_TIMEOUT = 1.0
 DELAY = 0.9
-"""Of each reply: one step takes less than the command timeout, two steps take more."""
+"""The delay of each reply: one step takes less than the command timeout, two take more."""
 
 STEPS = 5
-"""Replies, at least, that it takes to connect and acquire: far more than one timeout's worth."""
+"""The minimum number of replies for connecting and acquiring: far longer than one timeout."""
 
 
 class Slow:
@@ -61,7 +62,7 @@ def one_server() -> Iterator[Slow]:
 
 @contextlib.contextmanager
 def over_tls() -> Iterator[Slow]:
-    with one_server() as plain, TlsFront(HOST, plain._proxies[0].port) as front:
+    with one_server() as plain, TlsProxy(HOST, plain._proxies[0].port) as front:
         address = f"ann:pw@{HOST}:{front.port}/2?client_name=me&ssl_ca_certs={CERTIFICATE}"
         yield Slow(f"rediss://{address}", plain._proxies)
 
@@ -73,7 +74,7 @@ def behind_a_sentinel() -> Iterator[Slow]:
         Proxy(server.host, server.port) as proxy,
         Sentinel.start(PROGRAM) as sentinel,
     ):
-        settle_in(server)
+        init_for_quorum(server)
         sentinel.command("SENTINEL", "MONITOR", SERVICE, HOST, proxy.port, 1)
         sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", 60_000)
         # INFO, INFO, CONFIG GET, CONFIG GET, EVAL, EVALSHA, EVAL
@@ -101,7 +102,7 @@ def three_servers() -> Iterator[Slow]:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(PROGRAM)) for _ in range(3)]
         for server in servers:
-            settle_in(server)
+            init_for_quorum(server)
         proxies = [stack.enter_context(Proxy(each.host, each.port)) for each in servers]
         yield Slow([proxy.url for proxy in proxies], proxies)
 
@@ -112,25 +113,23 @@ def three_servers() -> Iterator[Slow]:
         [one_server, over_tls, behind_a_sentinel, one_node_cluster, three_servers]
     ),
 )
-async def test_all_steps_of_connecting_share_one_command_timeout(
-    face: Face, deployment: Any
-) -> None:
+async def test_all_steps_of_connecting_share_one_command_timeout(api: Api, deployment: Any) -> None:
     with deployment() as slow:
-        async with face.connect(slow.target).lock("a"):
+        async with api.connect(slow.target).lock("a"):
             assert slow.replies >= STEPS
         slow.slow_down()
-        client = face.connect(slow.target, command_timeout=COMMAND_TIMEOUT)
+        client = api.connect(slow.target, command_timeout=COMMAND_TIMEOUT)
         began = now()
         with pytest.raises(holdfast.NodeUnavailable):
             await client.lock("b", ttl=30).acquire(timeout=0)
-        # One command timeout, on a busy machine: far from that of every step.
+        # About one command timeout on a busy machine, and far less than one per step.
         assert now() - began < STEPS * DELAY / 2
 
 
 @pytest.mark.only_client("threads")
 @pytest.mark.parametrize("timeout", [0, 0.001])
-async def test_starting_the_embedded_server_takes_nothing_of_the_timeout(
-    face: Face,
+async def test_starting_the_embedded_server_does_not_count_against_the_timeout(
+    api: Api,
     runtime: Path,  # noqa: ARG001 - where the server is
     monkeypatch: pytest.MonkeyPatch,
     timeout: float,
@@ -142,7 +141,7 @@ async def test_starting_the_embedded_server_takes_nothing_of_the_timeout(
         return start()
 
     monkeypatch.setattr(embedded, "ensure", start_slowly)
-    client = face.connect("local", command_timeout=COMMAND_TIMEOUT)
+    client = api.connect("local", command_timeout=COMMAND_TIMEOUT)
     async with client.lock("a", timeout=timeout) as lease:
         assert lease.held
 
@@ -152,18 +151,20 @@ NO_SOCKET, NO_CERTIFICATE = "unix://{folder}/none", "rediss://{address}?ssl_ca_c
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["fails", "interrupted"])
 @pytest.mark.parametrize("url", [NO_SOCKET, NO_CERTIFICATE], ids=["unix", "tls"])
-def test_an_attempt_to_connect_that_fails_leaves_no_socket_open(
+def test_a_failed_connection_attempt_leaves_no_socket_open(
     url: str, interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[socket.socket] = []
+    tester = threading.current_thread()  # other threads may still connect for an earlier test
 
     class Noted(socket.socket):
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
-            made.append(self)
+            if threading.current_thread() is tester:
+                made.append(self)
 
         def connect(self, address: Any) -> None:
-            if interrupted:
+            if interrupted and threading.current_thread() is tester:
                 raise KeyboardInterrupt
             super().connect(address)
 
@@ -178,12 +179,16 @@ def test_an_attempt_to_connect_that_fails_leaves_no_socket_open(
     assert [sock for sock in made if sock.fileno() != -1] == []
 
 
-def test_an_interrupted_attempt_to_connect_leaves_the_sockets_of_a_signal_handler_open(
+def test_an_interrupted_connection_attempt_keeps_sockets_of_a_signal_handler_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = socket.socketpair()
+    connect, tester = socket.socket.connect, threading.current_thread()
 
-    def handler(*_: object) -> None:
+    def handler(sock: socket.socket, address: Any) -> None:
+        if threading.current_thread() is not tester:  # it connects for an earlier test
+            connect(sock, address)
+            return
         used = theirs
         used.send(b"!")
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What a lock promises, on both faces and every server."""
+"""The contract of a lock, with both APIs and on every server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kit.waiting import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
     from kit.waiting import Busyness
 
 pytestmark = pytest.mark.every_pair
 
 
-async def test_a_free_lock_is_taken_and_its_key_holds_the_token(
+async def test_a_free_lock_is_acquired_and_its_key_holds_the_token(
     client: Any, server: Server, key_of: Callable[[str], str]
 ) -> None:
     lease = await client.lock("invoice:42", ttl=10).acquire()
@@ -38,8 +38,8 @@ async def test_a_free_lock_is_taken_and_its_key_holds_the_token(
     assert not lease.held
 
 
-async def test_nobody_else_gets_a_lock_that_is_held(face: Face, server: Server) -> None:
-    holder, other = face.connect(server.url), face.connect(server.url)
+async def test_a_held_lock_is_not_granted_to_another_client(api: Api, server: Server) -> None:
+    holder, other = api.connect(server.url), api.connect(server.url)
     lease = await holder.lock("a").acquire()
     assert await other.lock("a").try_acquire() is None
     with pytest.raises(holdfast.AcquireTimeout) as caught:
@@ -54,8 +54,8 @@ async def test_nobody_else_gets_a_lock_that_is_held(face: Face, server: Server) 
     await taken.release()
 
 
-async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Server) -> None:
-    holder, waiter = face.connect(server.url), face.connect(server.url)
+async def test_a_waiter_gets_the_lock_when_it_is_released(api: Api, server: Server) -> None:
+    holder, waiter = api.connect(server.url), api.connect(server.url)
     first = await holder.lock("a").acquire()
     order: list[str] = []
 
@@ -64,15 +64,15 @@ async def test_a_waiter_gets_the_lock_when_it_is_released(face: Face, server: Se
             order.append("waiter has it")
             return int(lease.fence)
 
-    async def let_go() -> None:
-        async def asked() -> bool:
+    async def release_later() -> None:
+        async def requested() -> bool:
             return bool(waiters(server))
 
-        await face.eventually(asked)
+        await api.eventually(requested)
         order.append("holder lets go")
         await first.release()
 
-    fence, _ = await face.together(wait(), let_go())
+    fence, _ = await api.gather(wait(), release_later())
     assert order == ["holder lets go", "waiter has it"]
     assert fence > first.fence
 
@@ -93,8 +93,8 @@ async def test_an_error_in_the_body_is_passed_on_and_the_lock_released(client: A
     assert not await lock.locked()
 
 
-async def test_one_lock_object_serves_many_at_once_each_with_a_token_of_its_own(
-    face: Face, client: Any
+async def test_one_lock_object_gives_concurrent_callers_different_tokens(
+    api: Api, client: Any
 ) -> None:
     lock = client.lock("a", timeout=20)
     inside: list[str] = []
@@ -109,14 +109,14 @@ async def test_one_lock_object_serves_many_at_once_each_with_a_token_of_its_own(
                 lease.check()
                 inside.clear()
 
-    await face.together(*(work() for _ in range(8)))
+    await api.gather(*(work() for _ in range(8)))
     assert len(tokens) == 40
 
 
 async def test_a_failed_second_acquire_leaves_the_holder_its_lease(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
-    holder, other = face.connect(server.url), face.connect(server.url)
+    holder, other = api.connect(server.url), api.connect(server.url)
     lease = await holder.lock("a").acquire()
     assert await other.lock("a").try_acquire() is None
     await lease.extend(20)
@@ -126,7 +126,7 @@ async def test_a_failed_second_acquire_leaves_the_holder_its_lease(
 async def test_a_decorated_function_runs_under_the_lock(client: Any) -> None:
     lock = client.lock("a")
 
-    @lock  # type: ignore[untyped-decorator]  # of either face
+    @lock  # type: ignore[untyped-decorator]  # of either API
     async def guarded(value: int) -> tuple[int, bool]:
         return value, await lock.locked()
 
@@ -174,7 +174,7 @@ async def test_the_fence_counter_expires_by_itself(
     assert left == [f"{key_of('counted')}:fence".encode()]
 
 
-async def test_the_holder_can_be_seen(client: Any, server: Server) -> None:
+async def test_holder_describes_the_current_holder(client: Any, server: Server) -> None:
     lock = client.lock("a", ttl=5, label="nightly: 100 %\n")
     assert await lock.holder() is None
     before = int(server.command("TIME")[0])
@@ -190,19 +190,21 @@ async def test_the_holder_can_be_seen(client: Any, server: Server) -> None:
         assert 0 < holder.remaining <= 5
 
 
-async def test_a_foreign_holder_is_known_by_its_token_alone(
+async def test_a_holder_of_another_library_is_described_by_its_token(
     client: Any, server: Server, key_of: Callable[[str], str]
 ) -> None:
-    server.command("SET", key_of("a"), b"somebody\xff")
+    server.command("SET", key_of("a"), b"another\xff")
     holder = await client.lock("a").holder()
     assert holder is not None
     assert (holder.pid, holder.host, holder.fence, holder.remaining) == (None, None, None, None)
-    assert holder.token.encode("utf-8", "surrogateescape") == b"somebody\xff"
+    assert holder.token.encode("utf-8", "surrogateescape") == b"another\xff"
     with pytest.raises(holdfast.AcquireTimeout, match="another client, without expiry"):
         await client.lock("a").acquire(timeout=0)
 
 
-async def test_extend_sets_what_is_left_and_never_adds(client: Any, server: Server) -> None:
+async def test_extend_sets_the_remaining_time_and_does_not_add_to_it(
+    client: Any, server: Server
+) -> None:
     lease = await client.lock("a", ttl=30, renew=False).acquire()
     await lease.extend(50)
     await lease.extend(50)
@@ -232,18 +234,18 @@ async def test_release_is_idempotent_after_success(client: Any) -> None:
         await lease.extend(5)
 
 
-async def test_release_never_frees_somebody_elses_lock(client: Any, server: Server) -> None:
+async def test_release_never_frees_another_clients_lock(client: Any, server: Server) -> None:
     lease = await client.lock("a").acquire()
-    server.command("SET", "holdfast:{a}", "somebody else")
+    server.command("SET", "holdfast:{a}", "another client")
     with pytest.raises(holdfast.LeaseLost) as caught:
         await lease.release()
     assert caught.value.reason == "taken"
     assert caught.value.fence == lease.fence
-    assert server.command("GET", "holdfast:{a}") == b"somebody else"
+    assert server.command("GET", "holdfast:{a}") == b"another client"
     assert lease.lost.is_set()
 
 
-async def test_extend_never_revives_a_lease_that_was_taken(client: Any, server: Server) -> None:
+async def test_extend_never_revives_an_evicted_lease(client: Any, server: Server) -> None:
     lease = await client.lock("a").acquire()
     server.command("DEL", "holdfast:{a}")
     with pytest.raises(holdfast.LeaseLost):
@@ -252,90 +254,92 @@ async def test_extend_never_revives_a_lease_that_was_taken(client: Any, server: 
     assert not lease.held
 
 
-async def test_a_lease_without_renewal_is_lost_at_its_deadline_not_later(
-    face: Face, client: Any, busy: Busyness
+async def test_a_lease_without_renewal_is_lost_at_its_deadline(
+    api: Api, client: Any, busy: Busyness
 ) -> None:
     lease = await client.lock("a", ttl=0.5, renew=False).acquire()
-    told: list[tuple[int, str, bool]] = []
-    told_at: list[float] = []
+    calls: list[tuple[int, str, bool]] = []
+    called_at: list[float] = []
 
     def on_lost(lost: Any, reason: str) -> None:
-        told_at.append(now())
-        told.append((lost.fence, reason, lost.held))
+        called_at.append(now())
+        calls.append((lost.fence, reason, lost.held))
 
     lease.on_lost(on_lost)
-    assert await face.wait(lease.lost, PATIENCE)
-    assert lease._held.deadline <= now() < lease._held.deadline + 0.3 + busy.allowance
+    assert await api.wait(lease.lost, PATIENCE)
+    assert lease._state.deadline <= now() < lease._state.deadline + 0.3 + busy.allowance
     assert not lease.held
     with pytest.raises(holdfast.LeaseLost) as caught:
         lease.check()
     assert caught.value.reason == "expired"
 
-    async def heard() -> bool:
-        return told == [(lease.fence, "expired", False)]
+    async def called() -> bool:
+        return calls == [(lease.fence, "expired", False)]
 
-    await face.eventually(heard)
-    assert lease._held.deadline <= told_at[0] < lease._held.deadline + 0.3 + busy.allowance
+    await api.eventually(called)
+    assert lease._state.deadline <= called_at[0] < lease._state.deadline + 0.3 + busy.allowance
     with pytest.raises(holdfast.LeaseLost):
         await lease.release()
 
 
-async def test_a_renewed_lease_outlives_its_ttl(face: Face, client: Any, server: Server) -> None:
+async def test_a_renewed_lease_outlives_its_ttl(api: Api, client: Any, server: Server) -> None:
     lease = await client.lock("a", ttl=1.5).acquire()
-    first = lease._held.deadline
+    first = lease._state.deadline
 
     async def renewed_for_a_ttl() -> bool:
-        return bool(lease._held.deadline > first + 1.6)
+        return bool(lease._state.deadline > first + 1.6)
 
-    await face.eventually(renewed_for_a_ttl)
+    await api.eventually(renewed_for_a_ttl)
     lease.check()
     assert server.command("GET", "holdfast:{a}").decode() == lease.token
     await lease.release()
 
 
-async def test_a_short_lease_is_renewed_now_and_then_and_not_all_the_time(
-    face: Face, client: Any, server: Server
+async def test_a_short_lease_is_renewed_a_few_times_per_ttl(
+    api: Api, client: Any, server: Server
 ) -> None:
     lease = await client.lock("a", ttl=0.14).acquire()
-    first = lease._held.deadline
+    first = lease._state.deadline
     server.reset_stats()
 
     async def renewed_for_long() -> bool:
-        return bool(lease._held.deadline > first + 0.6 or not lease.held)
+        return bool(lease._state.deadline > first + 0.6 or not lease.held)
 
-    await face.eventually(renewed_for_long)
+    await api.eventually(renewed_for_long)
     assert commands_processed(server).get("evalsha", 0) < 100
 
 
-async def test_losing_while_the_body_runs_is_never_silent(
-    face: Face, client: Any, server: Server
+async def test_a_loss_during_a_with_block_raises_lease_lost(
+    api: Api, client: Any, server: Server
 ) -> None:
     lock = client.lock("a", ttl=30)
     with pytest.raises(holdfast.LeaseLost):
         async with lock as lease:
             server.command("SET", "holdfast:{a}", "thief")
             renew_now(client, lease)
-            await face.wait(lease.lost, PATIENCE)
+            await api.wait(lease.lost, PATIENCE)
             lease.check()
 
 
-async def test_a_bodys_own_error_is_never_replaced_by_the_loss(client: Any, server: Server) -> None:
+async def test_an_error_in_the_body_is_not_replaced_by_lease_lost(
+    client: Any, server: Server
+) -> None:
     with pytest.raises(ZeroDivisionError):
         async with client.lock("a", ttl=0.3):
             server.command("SET", "holdfast:{a}", "thief")
             raise ZeroDivisionError
 
 
-async def test_max_hold_ends_renewal_with_an_event(face: Face, server: Server) -> None:
+async def test_max_hold_ends_renewal_with_an_event(api: Api, server: Server) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     lease = await client.lock("a", ttl=1.5, max_hold=0.5).acquire()
-    assert await face.wait(lease.lost, PATIENCE)
+    assert await api.wait(lease.lost, PATIENCE)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return [event.kind for event in events] == ["max_hold", "lost"]
 
-    await face.eventually(told)
+    await api.eventually(reported)
     assert events[0].lock == "a"
     assert events[0].fence == lease.fence
 
@@ -345,7 +349,7 @@ async def test_a_reentrant_lock_counts_its_levels_and_keeps_its_fence(client: An
     async with lock as outer:
         async with lock as inner:
             assert inner.fence == outer.fence
-            assert inner._held.deadline == outer._held.deadline
+            assert inner._state.deadline == outer._state.deadline
         assert not inner.held
         assert outer.held
         assert await lock.locked()
@@ -354,22 +358,22 @@ async def test_a_reentrant_lock_counts_its_levels_and_keeps_its_fence(client: An
     assert not await lock.locked()
 
 
-async def test_reentry_is_for_the_same_thread_or_task_alone(face: Face, client: Any) -> None:
+async def test_only_the_same_thread_or_task_can_reenter(api: Api, client: Any) -> None:
     lock = client.lock("a", reentrant=True)
 
     async def other() -> object:
         return await lock.try_acquire()
 
     async with lock:
-        (result,) = await face.together(other())
+        (result,) = await api.gather(other())
         assert result is None
 
 
-async def test_loss_is_seen_at_every_level(face: Face, client: Any) -> None:
+async def test_a_loss_is_seen_at_every_reentry_level(api: Api, client: Any) -> None:
     lock = client.lock("a", ttl=0.3, renew=False, reentrant=True)
     outer = await lock.acquire()
     inner = await lock.acquire()
-    assert await face.wait(inner.lost, 5)
+    assert await api.wait(inner.lost, 5)
     for lease in (inner, outer, inner, outer):
         assert not lease.held
         with pytest.raises(holdfast.LeaseLost):
@@ -382,7 +386,9 @@ async def test_loss_is_seen_at_every_level(face: Face, client: Any) -> None:
     await fresh.release()
 
 
-async def test_taking_a_lock_again_that_is_not_reentrant_fails_at_once(client: Any) -> None:
+async def test_acquiring_a_held_lock_again_that_is_not_reentrant_fails_immediately(
+    client: Any,
+) -> None:
     lock = client.lock("a")
     async with lock:
         with pytest.raises(holdfast.WouldDeadlock, match="reentrant=True"):
@@ -405,7 +411,7 @@ async def test_an_uncontended_cycle_is_two_commands(client: Any, server: Server)
     assert set(seen) <= sent_by_scripts
 
 
-async def test_a_flushed_script_cache_is_not_noticed(client: Any, server: Server) -> None:
+async def test_a_flushed_script_cache_does_not_affect_callers(client: Any, server: Server) -> None:
     lease = await client.lock("a", ttl=30).acquire()
     server.command("SCRIPT", "FLUSH")
     await lease.extend(31)
@@ -419,21 +425,21 @@ async def test_a_flushed_script_cache_is_not_noticed(client: Any, server: Server
 
 
 async def test_renewal_survives_a_flushed_script_cache(
-    face: Face, client: Any, server: Server
+    api: Api, client: Any, server: Server
 ) -> None:
     lease = await client.lock("a", ttl=30).acquire()
     server.command("SCRIPT", "FLUSH")
-    first = lease._held.deadline
+    first = lease._state.deadline
     renew_now(client, lease)
 
     async def renewed() -> bool:
-        return bool(lease._held.deadline > first)
+        return bool(lease._state.deadline > first)
 
-    await face.eventually(renewed)
+    await api.eventually(renewed)
     await lease.release()
 
 
-async def test_odd_names_lock_like_any_other(client: Any) -> None:
+async def test_unusual_names_can_be_locked(client: Any) -> None:
     for name in (
         "a b\r\n$6",
         "{",

@@ -17,11 +17,11 @@ from kit.matrix import with_one_client_each
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 LIMIT = 30.0
-"""Seconds after which something that should have happened counts as failed."""
+"""The timeout of these tests, in seconds."""
 
 KEY = "holdfast:{a}"
 TTL = 2.0
@@ -38,24 +38,24 @@ def of_kind(events: list[holdfast.Event], kind: str) -> Callable[[], Any]:
 
 @pytest.mark.only_client("threads")
 async def test_a_dropped_lease_warns_and_is_reported_and_stays_held(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     lease = await client.lock("a", ttl=1.5).acquire()
     fence, token = lease.fence, lease.token.encode()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         del lease
         gc.collect()
-        await face.eventually(of_kind(events, "not_released"), within=LIMIT)
-    said = [str(each.message) for each in seen if each.category is ResourceWarning]
-    assert len([text for text in said if f"'a' (fence {fence}) was not released" in text]) == 1
+        await api.eventually(of_kind(events, "not_released"), within=LIMIT)
+    messages = [str(each.message) for each in seen if each.category is ResourceWarning]
+    assert len([text for text in messages if f"'a' (fence {fence}) was not released" in text]) == 1
     reported = [(each.lock, each.fence) for each in events if each.kind == "not_released"]
     assert reported == [("a", fence)]
-    # It is renewed as before: after more than its ttl it is still there.
+    # It is still renewed: the lock exists after more than its ttl.
     control = await client.lock("control", ttl=1.5, renew=False).acquire()
-    assert await face.wait(control.lost, LIMIT)
+    assert await api.wait(control.lost, LIMIT)
     assert server.command("GET", KEY) == token
 
 
@@ -80,7 +80,7 @@ async def acquired_by_a_task_that_fails(lock: Any) -> None:
 @pytest.mark.parametrize(
     "dropped", [acquired_in_a_task, acquired_within_a_timeout, acquired_by_a_task_that_fails]
 )
-def test_a_lease_that_a_finished_task_left_behind_is_reported(
+def test_a_lease_left_by_a_finished_task_is_reported(
     server: Server, dropped: Callable[[Any], Any]
 ) -> None:
     events: list[holdfast.Event] = []
@@ -97,18 +97,18 @@ def test_a_lease_that_a_finished_task_left_behind_is_reported(
     assert [event.lock for event in events if event.kind == "not_released"] == ["a"]
 
 
-async def test_a_dropped_inner_lease_of_a_reentrant_lock_is_reported_too(
-    face: Face, server: Server
+async def test_a_dropped_inner_lease_of_a_reentrant_lock_is_reported(
+    api: Api, server: Server
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     lock = client.lock("a", ttl=TTL, reentrant=True)
     outer = await lock.acquire()
     inner = await lock.acquire()
     del inner
     gc.collect()
-    await face.eventually(of_kind(events, "not_released"), within=LIMIT)
-    # One level is left, which nobody can release.
+    await api.eventually(of_kind(events, "not_released"), within=LIMIT)
+    # One level is left, and no lease exists that could release it.
     await outer.release()
     assert await lock.locked()
 
@@ -149,22 +149,22 @@ async def never_acquired(client: Any, _: Server) -> None:
 @pytest.mark.parametrize(
     "end", with_one_client_each([released, left, lost, exported, closed, never_acquired])
 )
-async def test_a_lease_that_was_ended_in_another_way_is_not_reported(
-    face: Face, server: Server, end: Callable[[Any, Server], Any]
+async def test_an_ended_lease_is_not_reported_as_dropped(
+    api: Api, server: Server, end: Callable[[Any, Server], Any]
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     await end(client, server)
     gc.collect()
-    # A lease that is held meanwhile is renewed twice: the first one would have been, too.
-    other = face.connect(server.url)
+    # Another lease is renewed twice: in that time the first one would have been reported.
+    other = api.connect(server.url)
     lease = await other.lock("control", ttl=TTL).acquire()
-    deadline = lease._held.deadline
+    deadline = lease._state.deadline
 
     async def renewed_twice() -> bool:
-        return bool(lease._held.deadline > deadline + TTL / 2)
+        return bool(lease._state.deadline > deadline + TTL / 2)
 
-    await face.eventually(renewed_twice, within=LIMIT)
+    await api.eventually(renewed_twice, within=LIMIT)
     assert not [event for event in events if event.kind == "not_released"]
     await lease.release()
 
@@ -188,29 +188,29 @@ def test_a_forked_child_does_not_report_its_parent_s_leases(server: Server) -> N
 # Closing a client
 
 
-async def test_closing_a_client_reports_what_it_still_holds_in_one_event(
-    face: Face, server: Server
+async def test_closing_a_client_reports_its_held_leases_in_one_event(
+    api: Api, server: Server
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     one = await client.lock("one", ttl=60).acquire()
     two = await client.lock("two", ttl=60).acquire()
     await (await client.lock("three").acquire()).release()
     await client.close()
     await client.close()
-    await face.eventually(of_kind(events, "closed_while_held"), within=LIMIT)
+    await api.eventually(of_kind(events, "closed_while_held"), within=LIMIT)
     (event,) = events
     assert f"'one' (fence {one.fence}), 'two' (fence {two.fence})" in event.detail
     assert "three" not in event.detail
 
 
 async def test_closing_a_client_that_holds_nothing_reports_nothing(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     async with client.lock("a"):
         pass
     await client.close()
-    await face.connect(server.url, on_event=events.append).close()
+    await api.connect(server.url, on_event=events.append).close()
     assert not events

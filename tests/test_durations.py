@@ -1,4 +1,4 @@
-"""Lengths of time may be given as `datetime.timedelta`; ids of `once=` may be numbers."""
+"""Durations may be `datetime.timedelta`; ids of `once=` may be integers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 import holdfast
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 MINUTE = timedelta(minutes=1)
 
 
-async def test_every_length_of_time_may_be_a_timedelta(face: Face, server: Server) -> None:
-    client = face.connect(
+async def test_every_duration_may_be_a_timedelta(api: Api, server: Server) -> None:
+    client = api.connect(
         server.url,
         command_timeout=timedelta(seconds=2),
         min_validity=timedelta(milliseconds=1),
@@ -32,19 +32,19 @@ async def test_every_length_of_time_may_be_a_timedelta(face: Face, server: Serve
     await lease.extend(2 * MINUTE)
     assert 110 < lease.remaining() <= 120
     with pytest.raises(holdfast.AcquireTimeout, match=r"within 0\.01 s"):
-        await face.connect(server.url).lock("a").acquire(timeout=timedelta(milliseconds=10))
+        await api.connect(server.url).lock("a").acquire(timeout=timedelta(milliseconds=10))
     await lease.release()
 
 
-async def test_atomic_operations_take_a_timedelta(face: Face, server: Server) -> None:
-    atomic = face.connect(server.url).atomic
+async def test_atomic_operations_accept_a_timedelta(api: Api, server: Server) -> None:
+    atomic = api.connect(server.url).atomic
     await atomic.incr("count", expire=MINUTE)
     assert 50_000 < server.command("PTTL", "count") <= 60_000
     assert await atomic.compare_and_set("state", None, "new", ttl=MINUTE)
     assert 50_000 < server.command("PTTL", "state") <= 60_000
 
 
-def test_cached_values_take_a_timedelta(server: Server) -> None:
+def test_cached_functions_accept_a_timedelta(server: Server) -> None:
     with holdfast.Client(server.url) as client:
 
         @client.cached(MINUTE, key="v", stale=MINUTE, lock_ttl=MINUTE, timeout=MINUTE)
@@ -56,20 +56,18 @@ def test_cached_values_take_a_timedelta(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", [holdfast.Client, holdfast.AsyncClient])
-def test_a_timedelta_that_cannot_work_is_refused_as_a_number_is(kind: Any) -> None:
+def test_an_invalid_timedelta_is_refused(kind: Any) -> None:
     client = kind("redis://127.0.0.1:1")
     for bad in ({"ttl": timedelta(0)}, {"timeout": -MINUTE}, {"max_hold": timedelta(0)}):
         with pytest.raises(holdfast.ConfigurationError, match=next(iter(bad))):
             client.lock("a", **bad)
 
 
-async def test_an_id_may_be_a_number_and_is_the_same_as_its_digits(
-    face: Face, server: Server
-) -> None:
+async def test_an_integer_id_is_the_same_as_its_digits(api: Api, server: Server) -> None:
     class Order(IntEnum):
         FIRST = 7
 
-    atomic = face.connect(server.url).atomic
+    atomic = api.connect(server.url).atomic
     for once in (7, "7", Order.FIRST, 7):
         assert await atomic.incr("stock", once=once) == 1
     assert await atomic.incr("stock", once=8) == 2

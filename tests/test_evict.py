@@ -1,4 +1,4 @@
-"""Taking a lock from its holder: only from the one who was seen, and for the next in line."""
+"""Evicting the holder of a lock: only the holder that was seen, and the next waiter gets it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import pytest
 import holdfast
 from holdfast.core.token import read_holder
 from holdfast.scripts import EVICT
-from kit.contention import KEY, assert_clean, in_line, joined, tombstones
+from kit.contention import KEY, assert_clean, enqueue, tombstones, wait_until_queued
 from kit.renewals import renew_now
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
 
 
-async def test_the_next_in_line_has_it_at_once_and_the_holder_learns_of_it(
-    face: Face, server: Server
+async def test_the_next_waiter_gets_an_evicted_lock_and_the_holder_is_notified(
+    api: Api, server: Server
 ) -> None:
-    one, two = face.connect(server.url), face.connect(server.url)
+    one, two = api.connect(server.url), api.connect(server.url)
     lease = await one.lock("a", ttl=30).acquire()
-    # Of the holder's own client: the grant must reach it, and not the one who evicts.
-    (first, second) = await joined(
-        face, server, one.lock("a", ttl=30).acquire(), two.lock("a", ttl=30).acquire()
+    # A waiter of the evicting client: the grant must reach the waiter, not the evicting call.
+    (first, second) = await enqueue(
+        api, server, one.lock("a", ttl=30).acquire(), two.lock("a", ttl=30).acquire()
     )
-    lock = face.connect(server.url).lock("a")
+    lock = api.connect(server.url).lock("a")
     assert await lock.evict(await lock.holder())
     next_one = await first.result()
     assert next_one.fence > lease.fence
@@ -40,19 +40,28 @@ async def test_the_next_in_line_has_it_at_once_and_the_holder_learns_of_it(
     await (await second.result()).release()
 
 
-async def test_the_holder_hears_of_it_by_its_renewal(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_the_holder_detects_an_eviction_by_its_renewal(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     lease = await client.lock("a", ttl=30).acquire()
-    lock = face.connect(server.url).lock("a")
+    lock = api.connect(server.url).lock("a")
     assert await lock.evict(await lock.holder())
     renew_now(client, lease)
-    assert await face.wait(lease.lost, PATIENCE)
-    with pytest.raises(holdfast.LeaseLost, match="no longer ours"):
+    assert await api.wait(lease.lost, PATIENCE)
+    with pytest.raises(holdfast.LeaseLost, match="an operator evicted this holder"):
         lease.check()
     assert not server.command("EXISTS", KEY)
 
 
-async def test_who_got_it_since_is_left_alone(client: Any, server: Server) -> None:
+async def test_a_token_that_a_user_chose_can_be_used_again_after_an_eviction(
+    client: Any, server: Server
+) -> None:
+    server.command("SET", KEY, "host-1", "PX", 60_000)
+    lock = client.lock("a")
+    assert await lock.evict(await lock.holder())
+    assert tombstones(server) == 0
+
+
+async def test_a_newer_holder_is_not_evicted(client: Any, server: Server) -> None:
     lock = client.lock("a")
     before = await lock.acquire()
     seen = await lock.holder()
@@ -65,10 +74,10 @@ async def test_who_got_it_since_is_left_alone(client: Any, server: Server) -> No
     assert not server.command("EXISTS", KEY)
 
 
-async def test_all_holds_of_an_owner_end(face: Face, server: Server) -> None:
-    leases = [await face.connect(server.url).lock("a", owner="us").acquire() for _ in range(3)]
-    await leases[0].release()  # whose token stays in the key
-    lock = face.connect(server.url).lock("a")
+async def test_all_holds_of_an_owner_end(api: Api, server: Server) -> None:
+    leases = [await api.connect(server.url).lock("a", owner="us").acquire() for _ in range(3)]
+    await leases[0].release()  # its token stays in the key
+    lock = api.connect(server.url).lock("a")
     assert await lock.evict(await lock.holder())
     assert not await lock.locked()
     for lease in leases[1:]:
@@ -76,12 +85,12 @@ async def test_all_holds_of_an_owner_end(face: Face, server: Server) -> None:
             await lease.extend(30)
 
 
-@pytest.mark.parametrize("value", [b"somebody", b"\xff\x00\n", b"hf1:not really", b""])
-async def test_another_clients_lock_is_taken_byte_by_byte(
+@pytest.mark.parametrize("value", [b"another", b"\xff\x00\n", b"hf1:not really", b""])
+async def test_a_lock_of_another_library_is_evicted_by_its_exact_value(
     client: Any, server: Server, value: bytes
 ) -> None:
     lock = client.lock("a", key="their:lock")
-    server.command("SET", "their:lock", value)  # without an expiry: it would stay for ever
+    server.command("SET", "their:lock", value)  # without an expiry
     holder = await lock.holder()
     assert holder.remaining is None
     assert await lock.evict(holder)
@@ -90,15 +99,15 @@ async def test_another_clients_lock_is_taken_byte_by_byte(
         pass
 
 
-async def test_the_lock_delay_that_the_holder_gave_begins_and_is_ended_by_the_next_eviction(
-    face: Face, server: Server
+async def test_an_eviction_begins_the_holders_lock_delay_and_a_second_one_ends_it(
+    api: Api, server: Server
 ) -> None:
-    lease = await face.connect(server.url).lock("a", ttl=60, lock_delay=40).acquire()
-    other = face.connect(server.url)
-    lock = other.lock("a")  # which knows nothing of a delay
+    lease = await api.connect(server.url).lock("a", ttl=60, lock_delay=40).acquire()
+    other = api.connect(server.url)
+    lock = other.lock("a")  # does not know the delay
     holder = await lock.holder()
     assert 50 < holder.remaining <= 60  # without the delay
-    (waiting,) = await joined(face, server, other.lock("a", lock_delay=40).acquire())
+    (waiting,) = await enqueue(api, server, other.lock("a", lock_delay=40).acquire())
     assert await lock.evict(holder)
     assert await lock.holder() is None
     assert 30_000 < server.command("PTTL", KEY) <= 40_000
@@ -108,7 +117,7 @@ async def test_the_lock_delay_that_the_holder_gave_begins_and_is_ended_by_the_ne
     await (await waiting.result()).release()
 
 
-async def test_nothing_of_the_holder_that_arrives_late_takes_the_lock_again(
+async def test_a_late_request_of_an_evicted_holder_does_not_take_the_lock(
     client: Any, server: Server
 ) -> None:
     lock = client.lock("a")
@@ -117,14 +126,14 @@ async def test_nothing_of_the_holder_that_arrives_late_takes_the_lock_again(
     assert tombstones(server) == 1
 
 
-async def test_an_answer_that_is_lost_does_not_say_that_nothing_was_done(
-    face: Face, server: Server, proxy: Proxy
+async def test_an_eviction_whose_reply_was_lost_succeeds(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    lease = await face.connect(server.url).lock("a").acquire()
-    lock = face.connect(proxy.url).lock("a")
+    lease = await api.connect(server.url).lock("a").acquire()
+    lock = api.connect(proxy.url).lock("a")
     holder = await lock.holder()
     server.command("SCRIPT", "LOAD", EVICT.text)
-    proxy.swallow_reply(1, close=True)
+    proxy.drop_reply(1, close=True)
     assert await lock.evict(holder)
     assert proxy.rules_left == 0
     assert not await lock.locked()
@@ -132,16 +141,18 @@ async def test_an_answer_that_is_lost_does_not_say_that_nothing_was_done(
         await lease.extend(5)
 
 
-async def test_a_server_that_is_away_says_so(face: Face, own_server: Server) -> None:
-    lock = face.connect(own_server.url).lock("a")
+async def test_evicting_on_an_unreachable_server_raises_node_unavailable(
+    api: Api, own_server: Server
+) -> None:
+    lock = api.connect(own_server.url).lock("a")
     async with lock:
         holder = await lock.holder()
     own_server.kill()
-    with pytest.raises(holdfast.NodeUnavailable, match="was not taken from its holder"):
-        await face.connect(own_server.url).lock("a").evict(holder)
+    with pytest.raises(holdfast.NodeUnavailable, match="was not evicted"):
+        await api.connect(own_server.url).lock("a").evict(holder)
 
 
-async def test_the_holder_is_known_by_user_and_owner(client: Any) -> None:
+async def test_the_holder_includes_user_and_owner(client: Any) -> None:
     lock = client.lock("a", owner="the team", label="nightly")
     async with lock:
         holder = await lock.holder()
@@ -150,7 +161,7 @@ async def test_the_holder_is_known_by_user_and_owner(client: Any) -> None:
     assert str(holder).startswith(f"{holder.user}@{holder.host}, pid ")
 
 
-def test_tokens_that_name_no_user_are_read_as_before() -> None:
+def test_tokens_without_a_user_are_parsed() -> None:
     holder = read_holder(b"hf1:c:1:web%401:7:MainThread:nightly:&us", 1500, b"1700000000000000")
     assert (holder.host, holder.pid, holder.user) == ("web@1", 7, None)
     assert (holder.label, holder.owner, holder.remaining) == ("nightly", "us", 1.5)
@@ -158,15 +169,15 @@ def test_tokens_that_name_no_user_are_read_as_before() -> None:
         assert read_holder(token, -1).pid is None
 
 
-async def test_a_waiter_evicted_before_it_took_up_its_grant_waits_on_at_its_place(
-    face: Face, server: Server, proxy: Proxy
+async def test_a_waiter_evicted_before_it_uses_its_grant_keeps_its_place(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
     holder, far, near, last = (
-        face.connect(url) for url in (server.url, proxy.url, server.url, server.url)
+        api.connect(url) for url in (server.url, proxy.url, server.url, server.url)
     )
     lease = await holder.lock("a").acquire()
-    evicted, second, third = await joined(
-        face,
+    evicted, second, third = await enqueue(
+        api,
         server,
         far.lock("a", renew=False).acquire(),
         near.lock("a").acquire(),
@@ -179,7 +190,7 @@ async def test_a_waiter_evicted_before_it_took_up_its_grant_waits_on_at_its_plac
     between = await second.result()
     # Without renewal every grant is confirmed: the waiter detects the eviction.
     grant.release()
-    await in_line(face, server, 2)
+    await wait_until_queued(api, server, 2)
     await between.release()
     handed = await evicted.result()
     assert not third.done

@@ -1,4 +1,4 @@
-"""What a forked child keeps of its parent's clients: nothing, and the parent notices nothing."""
+"""A forked child shares nothing with its parent's clients and does not affect the parent."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import holdfast
-from holdfast.adapters import threads
+from holdfast.adapters import thread_port
 from holdfast.core import session
 from holdfast.wire.process import close_after_fork
 from kit.clusters import Cluster
 from kit.contention import waiters
-from kit.homes import settle_in
 from kit.matrix import with_one_client_each
 from kit.processes import Process
+from kit.quorum_servers import init_for_quorum
 from kit.servers import ONE_KIND, ReplyError, Server, programs
-from kit.tls_front import CERTIFICATE, TlsFront
+from kit.tls_proxy import CERTIFICATE, TlsProxy
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kit.faces import Face
+    from kit.apis import Api
 
-# Python warns of forking a process with threads; that a fork is harmless is what is shown here.
+# Python warns about forking a process with threads. These tests show that it is safe here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 PROGRAM = next(iter(programs().values()))
@@ -44,7 +44,7 @@ LIMIT = 30.0
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """Fork, run `work` in the child, and return what it returned there."""
+    """Fork, run `work` in the child, and return its result."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -64,13 +64,13 @@ def in_child(work: Callable[[], object]) -> str:
     return returned
 
 
-# What belongs to a process
+# State of a process
 
 
 def by_the_second_thread(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, do: Callable[[], object]
 ) -> str:
-    """Fork, and have a thread of the child do something while another one makes `module.name`."""
+    """Fork; in the child, one thread acts while another one is inside `module.name`."""
     making, done = threading.Event(), threading.Event()
     make = getattr(module, name)
 
@@ -106,10 +106,10 @@ def by_the_second_thread(
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_every_thread_of_a_forked_child_draws_tokens_of_its_own_process(
+def test_every_thread_of_a_forked_child_draws_tokens_of_the_child(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Siblings that draw from their parent's factory draw equal tokens, and both hold the lock.
+    # Two children that use their parent's factory would draw equal tokens and both hold the lock.
     with holdfast.Client(server.url) as client:
 
         def token() -> str:
@@ -117,12 +117,12 @@ def test_every_thread_of_a_forked_child_draws_tokens_of_its_own_process(
                 return lease.token
 
         parents = token().split(":")[1]
-        childs = by_the_second_thread(monkeypatch, threads, "new_mint", token)
+        childs = by_the_second_thread(monkeypatch, thread_port, "new_token_factory", token)
         assert childs.split(":")[1] != parents
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_no_thread_of_a_forked_child_uses_the_renewer_of_the_parent(
+def test_no_thread_of_a_forked_child_uses_the_parents_renewer(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.Client(server.url) as client, client.lock("parents"):
@@ -136,10 +136,10 @@ def test_no_thread_of_a_forked_child_uses_the_renewer_of_the_parent(
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_forked_child_waits_for_no_mutex_that_a_thread_of_the_parent_had(server: Server) -> None:
+def test_a_forked_child_does_not_wait_for_a_mutex_of_a_parent_thread(server: Server) -> None:
     with holdfast.Client(server.url) as client, client.lock("warm"):
         port, events = client._session.port, client._events
-        mutexes = [port._lines._mutex, port._ears._mutex, events._mutex]  # type: ignore[attr-defined]
+        mutexes = [port._channels._mutex, events._mutex]  # type: ignore[attr-defined]
         taken, over = threading.Event(), threading.Event()
 
         def take() -> None:
@@ -170,8 +170,8 @@ def test_a_forked_child_waits_for_no_mutex_that_a_thread_of_the_parent_had(serve
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how to fork behind Python's back differs")
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_child_forked_without_pythons_fork_handlers_takes_no_lock(server: Server) -> None:
-    # As uWSGI forks its workers unless told otherwise. They would all draw the same tokens.
+def test_a_child_forked_without_pythons_fork_handlers_is_refused(server: Server) -> None:
+    # uWSGI forks its workers like this by default. They would all draw the same tokens.
     text = """
         import asyncio, ctypes
 
@@ -195,7 +195,7 @@ def test_a_child_forked_without_pythons_fork_handlers_takes_no_lock(server: Serv
         os.wait()
         """
     with Process(server, text.replace("client_url", repr(server.url))) as process:
-        assert [process.says(), process.says()] == ["True", "True"]
+        assert [process.read_line(), process.read_line()] == ["True", "True"]
 
 
 # Connections
@@ -236,9 +236,7 @@ FORK = """
 
 
 @pytest.mark.parametrize("by", WAITS_AND_FORKS)
-def test_a_killed_waiter_is_not_granted_the_lock_while_a_child_of_it_lives(
-    server: Server, by: str
-) -> None:
+def test_a_killed_waiter_is_skipped_even_if_its_child_lives(server: Server, by: str) -> None:
     named = f"{server.url}?client_name=waiter"
     text = FORK + WAITS_AND_FORKS[by].replace("URL", repr(named))
     with contextlib.ExitStack() as stack:
@@ -252,8 +250,8 @@ def test_a_killed_waiter_is_not_granted_the_lock_while_a_child_of_it_lives(
         )
         behind.start()
         eventually(lambda: waiters(server) == 2, within=LIMIT)
-        waiter.tell()
-        child = int(waiter.says())
+        waiter.send_line()
+        child = int(waiter.read_line())
         try:
             waiter.kill()
             eventually(lambda: b"name=waiter" not in server.command("CLIENT", "LIST"), within=LIMIT)
@@ -266,14 +264,14 @@ def test_a_killed_waiter_is_not_granted_the_lock_while_a_child_of_it_lives(
 
 
 class Deployed(NamedTuple):
-    """Servers, and how a client is connected to them."""
+    """Servers, and the target with which a client connects to them."""
 
     target: Any
     servers: list[Server]
     ports: set[int]
 
     def connections(self) -> set[tuple[int, str]]:
-        """All connections to the servers, by their numbers there."""
+        """Return all connections to the servers, by server and client id."""
         lists = [(server.port, server.command("CLIENT", "LIST")) for server in self.servers]
         return {
             (port, line.split()[0])
@@ -291,7 +289,7 @@ def alone() -> Iterator[Deployed]:
 
 @contextlib.contextmanager
 def by_tls() -> Iterator[Deployed]:
-    with Server.start(PROGRAM) as server, TlsFront(server.host, server.port) as front:
+    with Server.start(PROGRAM) as server, TlsProxy(server.host, server.port) as front:
         url = f"rediss://{server.host}:{front.port}/0?client_name=tested&ssl_ca_certs={CERTIFICATE}"
         yield Deployed(url, [server], {front.port})
 
@@ -302,7 +300,7 @@ def quorum() -> Iterator[Deployed]:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(PROGRAM, *durable)) for _ in range(3)]
         for server in servers:
-            settle_in(server)
+            init_for_quorum(server)
         urls = [f"{server.url}?client_name=tested" for server in servers]
         yield Deployed(urls, servers, {server.port for server in servers})
 
@@ -315,7 +313,7 @@ def cluster() -> Iterator[Deployed]:
 
 
 def sockets_to(ports: set[int]) -> list[int]:
-    """The descriptors of this process that lead to one of these ports."""
+    """Return the file descriptors of this process that are connected to one of these ports."""
     found = []
     for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
@@ -327,31 +325,34 @@ def sockets_to(ports: set[int]) -> list[int]:
 def has_a_waiter(server: Server) -> bool:
     try:
         return waiters(server) == 1
-    except ReplyError:  # another node of the cluster has it
+    except ReplyError:  # another node of the cluster serves the key
         return False
 
 
 @pytest.mark.parametrize("deployed", with_one_client_each([alone, by_tls, quorum, cluster]))
-async def test_a_forked_child_has_none_of_its_parents_connections(
-    face: Face, deployed: Callable[[], contextlib.AbstractContextManager[Deployed]]
+async def test_a_forked_child_closes_its_parents_connections(
+    api: Api, deployed: Callable[[], contextlib.AbstractContextManager[Deployed]]
 ) -> None:
     with deployed() as deployment:
-        client = face.connect(deployment.target, command_timeout=LIMIT)
+        client = api.connect(deployment.target, command_timeout=LIMIT)
         lease = await client.lock("a", ttl=60).acquire()
-        waiting = face.start(client.lock("a", ttl=60).acquire())
+        waiting = api.start(client.lock("a", ttl=60).acquire())
 
         async def waits() -> bool:
             return any(map(has_a_waiter, deployment.servers))
 
-        await face.eventually(waits, within=LIMIT)
+        await api.eventually(waits, within=LIMIT)
         before = deployment.connections()
         assert sockets_to(deployment.ports)
 
         def child() -> list[int]:
-            gc.collect()  # whatever ends there with the parent's connections
+            gc.collect()  # run finalizers of the parent's connections
             return sockets_to(deployment.ports)
 
-        assert in_child(child) == "[]"
+        async def has_none_of_its_parent() -> bool:
+            return in_child(child) == "[]"  # but one that is being opened at that moment
+
+        await api.eventually(has_none_of_its_parent, within=LIMIT)
         async with client.lock("b"):
             assert deployment.connections() >= before
         await lease.release()
@@ -379,7 +380,7 @@ async def closed_on_a_loop(_: Server) -> asyncio.StreamWriter:
 
 async def lost_below_tls(server: Server) -> asyncio.StreamWriter:
     trust = ssl.create_default_context(cafile=CERTIFICATE)
-    with TlsFront(server.host, server.port) as front:
+    with TlsProxy(server.host, server.port) as front:
         _, writer = await asyncio.open_connection(server.host, front.port, ssl=trust)
         close_after_fork(writer)
     give_up_at = asyncio.get_running_loop().time() + LIMIT
@@ -395,10 +396,10 @@ def is_socket(number: int) -> bool:
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 @pytest.mark.parametrize("broken", [closed, closed_on_a_loop, lost_below_tls])
-def test_a_child_closes_all_connections_of_its_parent_whatever_the_state_of_one(
+def test_a_child_closes_all_connections_of_its_parent_in_any_state(
     server: Server, broken: Callable[[Server], Awaitable[socket.socket | asyncio.StreamWriter]]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         with contextlib.ExitStack() as stack:
             kept = await broken(server)
             pairs = [socket.socketpair() for _ in range(50)]
@@ -407,35 +408,37 @@ def test_a_child_closes_all_connections_of_its_parent_whatever_the_state_of_one(
                 close_after_fork(one)
             numbers = [one.fileno() for pair in pairs for one in pair]
             assert in_child(lambda: [each for each in numbers if is_socket(each)]) == "[]"
-            assert all(map(is_socket, numbers)), "the parent keeps its own"
+            assert all(map(is_socket, numbers)), "the parent keeps its connection"
             kept.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_child_closes_a_connection_that_still_sends_what_is_left() -> None:
-    async def story() -> None:
+def test_a_child_closes_a_connection_with_unsent_data() -> None:
+    async def scenario() -> None:
         near, far = socket.socketpair()
         with far:
             _, writer = await asyncio.open_connection(sock=near)
             close_after_fork(writer)
-            writer.write(bytes(10_000_000))  # more than fits: the other end reads nothing
+            writer.write(
+                bytes(10_000_000)
+            )  # more than the buffers hold: the other end reads nothing
             writer.close()
             number = near.fileno()
             assert is_socket(number)
             assert in_child(lambda: is_socket(number)) == "False"
-            assert is_socket(number), "the parent keeps its own"
+            assert is_socket(number), "the parent keeps its connection"
             writer.transport.abort()
-            await asyncio.sleep(0)  # it is closed in the next turn of the loop
+            await asyncio.sleep(0)  # it is closed in the next iteration of the loop
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # Cached values
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_child_forked_while_its_parent_refreshes_a_value_does_so_too(server: Server) -> None:
+def test_a_child_forked_during_a_refresh_refreshes_the_value_itself(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         begun, go, calls = threading.Event(), threading.Event(), []
 
@@ -455,7 +458,7 @@ def test_a_child_forked_while_its_parent_refreshes_a_value_does_so_too(server: S
         def child() -> int:
             found = value()
             queue = "holdfast:{a}:cache:queue"
-            eventually(lambda: waiters(server, queue) == 1, what="it waits for its parent")
+            eventually(lambda: waiters(server, queue) == 1, what="the child waits for its parent")
             return found
 
         assert in_child(child) == "1"

@@ -1,4 +1,4 @@
-"""A lease that one process exports and another carries on."""
+"""A lease that one process exports and another adopts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from kit.renewals import renew_now
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
 
 KEY = "holdfast:{a}"
 
 
-async def know_the_script(giver: Any, taker: Any) -> None:
-    """See that the server knows the script, so that a lost answer is the answer to it."""
+async def load_script(giver: Any, taker: Any) -> None:
+    """Load the script on the server, so that the next dropped reply is the reply to it."""
     await (await taker.adopt(await (await giver.lock("warm").acquire()).export())).release()
 
 
-async def test_an_exported_lease_is_carried_on_with_its_fence_and_settings(
-    face: Face, server: Server
-) -> None:
-    giver, taker = face.connect(server.url), face.connect(server.url)
+async def test_an_adopted_lease_keeps_fence_and_settings(api: Api, server: Server) -> None:
+    giver, taker = api.connect(server.url), api.connect(server.url)
     given = await giver.lock("a", ttl=20, label="import", lock_delay=1).acquire()
     taken = await taker.adopt(await given.export())
     assert (taken.name, taken.fence) == ("a", given.fence)
@@ -47,8 +45,8 @@ async def test_an_exported_lease_is_carried_on_with_its_fence_and_settings(
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_the_exporter_has_let_go_without_releasing(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_export_ends_the_lease_without_releasing_the_lock(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     async with client.lock("a", ttl=20) as lease:
         text = await lease.export()
         with pytest.raises(holdfast.NotHeld):
@@ -60,30 +58,30 @@ async def test_the_exporter_has_let_go_without_releasing(face: Face, server: Ser
     await (await client.adopt(text)).release()
 
 
-async def test_export_gives_the_adopter_a_whole_ttl(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_export_renews_the_lease_for_a_whole_ttl(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     lease = await client.lock("a", ttl=20).acquire()
     server.command("PEXPIRE", KEY, 5000)
     await lease.export()
     assert server.command("PTTL", KEY) > 15_000
 
 
-async def test_an_adopted_lease_is_renewed(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_an_adopted_lease_is_renewed(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     lease = await client.lock("a", ttl=30).acquire()
     adopted = await client.adopt(await lease.export())
-    first = adopted._held.deadline
+    first = adopted._state.deadline
     renew_now(client, adopted)
 
     async def later() -> bool:
-        return bool(adopted._held.deadline > first)
+        return bool(adopted._state.deadline > first)
 
-    await face.eventually(later)
+    await api.eventually(later)
     await adopted.release()
 
 
-async def test_of_two_who_adopt_one_gets_it(face: Face, server: Server) -> None:
-    one, other = face.connect(server.url), face.connect(server.url)
+async def test_an_exported_lease_is_adopted_only_once(api: Api, server: Server) -> None:
+    one, other = api.connect(server.url), api.connect(server.url)
     text = await (await one.lock("a").acquire()).export()
     lease = await one.adopt(text)
     for client in (other, one):
@@ -95,17 +93,17 @@ async def test_of_two_who_adopt_one_gets_it(face: Face, server: Server) -> None:
         await other.adopt(text)
 
 
-async def test_what_ran_out_cannot_be_adopted(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_an_expired_lease_cannot_be_adopted(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     text = await (await client.lock("a", ttl=0.6).acquire()).export()
-    eventually(lambda: server.command("EXISTS", KEY) == 0, what="it runs out")
+    eventually(lambda: server.command("EXISTS", KEY) == 0, what="the lease expires")
     with pytest.raises(holdfast.LeaseLost):
         await client.adopt(text)
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_a_lost_lease_cannot_be_exported(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_a_lost_lease_cannot_be_exported(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     lease = await client.lock("a").acquire()
     server.command("DEL", KEY)
     with pytest.raises(holdfast.LeaseLost):
@@ -113,8 +111,8 @@ async def test_a_lost_lease_cannot_be_exported(face: Face, server: Server) -> No
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_a_waiter_gets_the_lock_when_the_adopter_releases(face: Face, server: Server) -> None:
-    giver, taker, waiter = (face.connect(server.url) for _ in range(3))
+async def test_a_waiter_gets_the_lock_when_the_adopter_releases(api: Api, server: Server) -> None:
+    giver, taker, waiter = (api.connect(server.url) for _ in range(3))
     given = await giver.lock("a").acquire()
 
     async def wait() -> int:
@@ -125,16 +123,16 @@ async def test_a_waiter_gets_the_lock_when_the_adopter_releases(face: Face, serv
         async def queued() -> bool:
             return bool(waiters(server))
 
-        await face.eventually(queued)
+        await api.eventually(queued)
         taken = await taker.adopt(await given.export())
         await taken.release()
 
-    fence, _ = await face.together(wait(), pass_on())
+    fence, _ = await api.gather(wait(), pass_on())
     assert fence > given.fence
 
 
-async def test_levels_and_owners_are_not_exported(face: Face, server: Server) -> None:
-    client = face.connect(server.url)
+async def test_reentrant_levels_and_owners_are_not_exported(api: Api, server: Server) -> None:
+    client = api.connect(server.url)
     lock = client.lock("a", reentrant=True)
     outer, inner = await lock.acquire(), await lock.acquire()
     with pytest.raises(holdfast.ConfigurationError, match="several levels"):
@@ -148,17 +146,17 @@ async def test_levels_and_owners_are_not_exported(face: Face, server: Server) ->
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "hf1-lease-", "hf1-lease-e30=", None, 5])
-async def test_a_text_of_another_kind_is_refused(face: Face, server: Server, text: Any) -> None:
-    client = face.connect(server.url)
+async def test_an_invalid_export_text_is_refused(api: Api, server: Server, text: Any) -> None:
+    client = api.connect(server.url)
     with pytest.raises(holdfast.ConfigurationError, match="export"):
         await client.adopt(text)
 
 
 @pytest.mark.parametrize("fact", ["ttl", "longest"])
-async def test_a_text_with_a_time_that_is_none_is_refused(
-    face: Face, server: Server, fact: str
+async def test_an_export_text_with_an_invalid_time_is_refused(
+    api: Api, server: Server, fact: str
 ) -> None:
-    client = face.connect(server.url)
+    client = api.connect(server.url)
     text = await (await client.lock("a").acquire()).export()
     facts = json.loads(base64.urlsafe_b64decode(text.removeprefix("hf1-lease-")))
     for wrong in (None, "30", True, -1, math.inf, math.nan):
@@ -169,14 +167,14 @@ async def test_a_text_with_a_time_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize(
-    "fault", ["swallow_reply", "drop_request", "double_reply", "duplicate_request"]
+    "fault", ["drop_reply", "drop_request", "double_reply", "duplicate_request"]
 )
-async def test_a_lost_answer_to_adopt_is_asked_for_again(
-    face: Face, server: Server, proxy: Proxy, fault: str
+async def test_an_adoption_whose_reply_was_lost_is_retried(
+    api: Api, server: Server, proxy: Proxy, fault: str
 ) -> None:
-    giver = face.connect(server.url)
-    taker = face.connect(proxy.url, command_timeout=1)
-    await know_the_script(giver, taker)
+    giver = api.connect(server.url)
+    taker = api.connect(proxy.url, command_timeout=1)
+    await load_script(giver, taker)
     text = await (await giver.lock("a").acquire()).export()
     getattr(proxy, fault)(1)
     lease = await taker.adopt(text)
@@ -185,21 +183,21 @@ async def test_a_lost_answer_to_adopt_is_asked_for_again(
     assert server.command("EXISTS", KEY) == 0
 
 
-async def test_an_adoption_nobody_heard_of_leaves_nothing_held(
-    face: Face, server: Server, proxy: Proxy
+async def test_an_adoption_without_any_reply_leaves_no_lock(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    giver = face.connect(server.url)
-    taker = face.connect(proxy.url, command_timeout=1)
-    await know_the_script(giver, taker)
+    giver = api.connect(server.url)
+    taker = api.connect(proxy.url, command_timeout=1)
+    await load_script(giver, taker)
     text = await (await giver.lock("a").acquire()).export()
     for number in (1, 2, 3):
-        proxy.swallow_reply(number)
+        proxy.drop_reply(number)
     with pytest.raises(holdfast.NodeUnavailable):
         await taker.adopt(text)
-    eventually(lambda: server.command("EXISTS", KEY) == 0, what="it is given back")
+    eventually(lambda: server.command("EXISTS", KEY) == 0, what="the lock is released")
 
 
-def test_a_lease_outlives_the_process_that_took_it(server: Server) -> None:
+def test_an_exported_lease_outlives_its_process(server: Server) -> None:
     code = "import sys, holdfast; c = holdfast.Client(sys.argv[1]); "
     code += "print(c.lock('a', ttl=20).acquire().export())"
     text = subprocess.run(

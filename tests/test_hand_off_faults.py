@@ -1,4 +1,4 @@
-"""Exporting and adopting a lease when requests fail, come too late, or are interrupted."""
+"""Exporting and adopting a lease when requests fail, are late, or are interrupted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
+from holdfast.core import hand_off
 from holdfast.core.hand_off import _MARK, adopt, export
-from holdfast.core.hold import RELEASED, Grip, Hold
+from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.core.subscription import Subscription
-from holdfast.port import Uncopied
+from holdfast.port import Unreplicated
 from holdfast.scripts import ADOPT
-from kit.failing_port import LATE, LOST, UNSENT, FailingPort, install, note_cleanups, strike
+from kit.failing_port import LATE, LOST, UNSENT, FailingPort, hook_raising, install, record_cleanups
 from kit.fake_nodes import ClockedPort, CountedSignal, session_of
 from kit.lock_settings import PLAIN
 
@@ -45,8 +46,8 @@ def port(client: Any) -> FailingPort:
 
 @pytest.fixture
 def cleanups(client: Any) -> list[Any]:
-    """What is left to the background, which does not do it."""
-    return note_cleanups(client)
+    """The recorded cleanups; the background does not execute them."""
+    return record_cleanups(client)
 
 
 def facts_in(text: str) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def text_of(facts: object, mark: str = _MARK) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fates", "error"),
+    ("outcomes", "error"),
     [
         ([], None),
         ([UNSENT, LOST], None),
@@ -71,14 +72,14 @@ def text_of(facts: object, mark: str = _MARK) -> str:
         ([KeyboardInterrupt()], KeyboardInterrupt),
     ],
 )
-def test_an_export_that_fails_leaves_the_lease_as_it_was(
-    client: Any, port: FailingPort, fates: list[Any], error: type[BaseException] | None
+def test_a_failed_export_does_not_change_the_lease(
+    client: Any, port: FailingPort, outcomes: list[Any], error: type[BaseException] | None
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
     if error is KeyboardInterrupt:
-        port.before["renew"] = strike(*fates)
+        port.before["renew"] = hook_raising(*outcomes)
     else:
-        port.plan["renew"] = [*fates]
+        port.plan["renew"] = [*outcomes]
     if error is not None:
         with pytest.raises(error):
             lease.export()
@@ -89,9 +90,26 @@ def test_an_export_that_fails_leaves_the_lease_as_it_was(
         assert facts_in(lease.export())["token"] == lease.token
         assert not lease.held
         assert not client._session.held.newest
-        assert lease._hold.state is RELEASED
+        assert lease._lease.state is RELEASED
         lease.release()
         assert not port.sent("release")
+
+
+def test_a_lease_that_is_lost_during_its_export_is_lost(
+    client: Any, port: FailingPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = client.lock("a", ttl=30).acquire()
+    write = hand_off._write
+
+    def lose_and_write(state: Any, at: float) -> str:
+        state.lose("taken")
+        return write(state, at)
+
+    monkeypatch.setattr(hand_off, "_write", lose_and_write)
+    with pytest.raises(holdfast.LeaseLost, match="an operator evicted"):
+        lease.export()
+    assert lease.lost.is_set()
+    assert port.sent("renew")
 
 
 def test_a_lease_of_an_owner_or_of_several_levels_is_not_exported(client: Any) -> None:
@@ -107,7 +125,7 @@ def test_a_lease_of_an_owner_or_of_several_levels_is_not_exported(client: Any) -
     assert lock.acquire().export()
 
 
-def test_an_export_tells_all_that_is_known_of_the_lease(client: Any, port: FailingPort) -> None:
+def test_an_export_text_contains_all_data_of_the_lease(client: Any, port: FailingPort) -> None:
     settings = {
         "ttl": 20.0,
         "renew": True,
@@ -132,79 +150,79 @@ def test_an_export_tells_all_that_is_known_of_the_lease(client: Any, port: Faili
     assert facts_in(lease.export())["max_hold"] is None
 
 
-def test_a_waiter_stays_known_until_all_that_was_pushed_to_it_has_arrived(
+def test_a_waiter_stays_registered_until_pending_messages_have_arrived(
     client: Any, port: FailingPort
 ) -> None:
     lease = client.lock("a").acquire()
-    hold = lease._hold
-    line = client._session.waiters.line(hold.spec.keys)
-    line.subscription = Subscription()
-    hold.waiter = line.enter(hold.token, hold.spec.keys[0], CountedSignal(), 0.0)
+    state = lease._lease
+    channel = client._session.waiters.channel(state.spec.keys)
+    channel.subscription = Subscription()
+    state.waiter = channel.register(state.token, state.spec.keys[0], CountedSignal(), 0.0)
     lease.export()
-    assert list(line._to_forget) == [(hold.token, port.time)]
-    assert hold.token in line._known
-    line.subscription = None
+    assert list(channel._draining) == [(state.token, port.time)]
+    assert state.token in channel._registered
+    channel.subscription = None
 
 
 # Adopting
 
 
-@pytest.mark.parametrize("fates", [[], [UNSENT], [LOST], [LATE, UNSENT]])
-def test_an_adoption_is_sent_again_and_counts_from_the_first_request(
-    client: Any, port: FailingPort, fates: list[str]
+@pytest.mark.parametrize("outcomes", [[], [UNSENT], [LOST], [LATE, UNSENT]])
+def test_an_adoption_is_retried_and_counts_from_the_first_request(
+    client: Any, port: FailingPort, outcomes: list[str]
 ) -> None:
-    port.lasts = 0.5
+    port.duration = 0.5
     given = client.lock("a", ttl=20, label="import").acquire()
     given.extend(40)
     text = given.export()
     began = port.time
-    port.plan["adopt"] = [*fates]
+    port.plan["adopt"] = [*outcomes]
     lease: Any = holdfast.Lease(client)
     dues: list[float] = []
-    client._session.renewer.watch = lambda hold: (dues.append(hold.next_due()),)  # type: ignore[func-returns-value]
+    client._session.renewer.schedule = lambda state: (dues.append(state.next_due()),)  # type: ignore[func-returns-value]
     assert run(adopt(client._session, text, lease, 1.0)) is lease
     assert dues == pytest.approx([began + 19.799 / 3])
-    hold = lease._hold
-    assert port.sent("adopt") == [1.0] * (len(fates) + 1)
-    assert hold.deadline == pytest.approx(began + 19.799)
-    assert (lease.fence, hold.longest_ttl, hold.spec.label) == (given.fence, 40, "import")
-    assert hold.needs_tombstone is (fates not in ([], [UNSENT]))
-    assert client._session.held.newest == {hold.spec.keys[0]: hold}
+    state = lease._lease
+    assert port.sent("adopt") == [1.0] * (len(outcomes) + 1)
+    assert state.deadline == pytest.approx(began + 19.799)
+    assert (lease.fence, state.longest_ttl, state.spec.label) == (given.fence, 40, "import")
+    assert state.needs_tombstone is (outcomes not in ([], [UNSENT]))
+    assert client._session.held.newest == {state.spec.keys[0]: state}
     assert lease.token != given.token
     lease.release()
 
 
-@pytest.mark.parametrize("fates", [[UNSENT] * 3, [LATE, UNSENT, UNSENT], [UNSENT, UNSENT, LOST]])
-def test_an_adoption_that_no_server_answers_is_undone_where_it_may_arrive(
-    client: Any, port: FailingPort, server: Server, fates: list[str]
+@pytest.mark.parametrize("outcomes", [[UNSENT] * 3, [LATE, UNSENT, UNSENT], [UNSENT, UNSENT, LOST]])
+def test_an_adoption_without_a_reply_is_cancelled_if_it_may_arrive(
+    client: Any, port: FailingPort, server: Server, outcomes: list[str]
 ) -> None:
     text = client.lock("a").acquire().export()
-    port.plan["adopt"] = [*fates]
+    port.plan["adopt"] = [*outcomes]
     with pytest.raises(UNAVAILABLE) as error:
         client.adopt(text)
-    assert str(error.value) == f"'a' was not adopted: it is {fates[-1]}"
+    assert str(error.value) == f"'a' was not adopted: it is {outcomes[-1]}"
     assert (error.value.lock, error.value.node) == ("a", "n1")
     assert len(port.sent("adopt")) == 3
-    unsure = fates != [UNSENT] * 3
+    unsure = outcomes != [UNSENT] * 3
     assert len(port.sent("release")) == unsure
-    assert server.command("EXISTS", KEY) == (LOST not in fates)
+    assert server.command("EXISTS", KEY) == (LOST not in outcomes)
     assert not client._session.held.newest
 
 
-def test_a_lease_that_is_over_is_not_adopted(client: Any, port: FailingPort) -> None:
+def test_a_lease_past_its_deadline_is_not_adopted(client: Any, port: FailingPort) -> None:
     text = client.lock("a").acquire().export()
     client.adopt(text).release()
     port.sent("release")
-    for fates in ([], [LATE]):
-        port.plan["adopt"] = [*fates]
-        with pytest.raises(holdfast.LeaseLost, match="exported lease of 'a' is over") as error:
+    for outcomes in ([], [LATE]):
+        port.plan["adopt"] = [*outcomes]
+        with pytest.raises(holdfast.LeaseLost, match="exported lease of 'a' has expired") as error:
             client.adopt(text)
         assert (error.value.lock, error.value.reason) == ("a", "taken")
-        assert len(port.sent("release")) == len(fates)
+        assert len(port.sent("release")) == len(outcomes)
 
 
 @pytest.mark.parametrize("after", [19.798, 19.799])
-def test_an_adoption_that_is_answered_too_late_is_given_back(
+def test_an_adoption_whose_reply_is_too_late_is_released(
     client: Any, port: FailingPort, server: Server, after: float
 ) -> None:
     text = client.lock("a", ttl=20).acquire().export()
@@ -220,14 +238,14 @@ def test_an_adoption_that_is_answered_too_late_is_given_back(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
-def test_an_interrupted_adoption_gives_the_lock_back(
+def test_an_interrupted_adoption_releases_the_lock(
     client: Any, port: FailingPort, cleanups: list[Any], error: BaseException
 ) -> None:
     given = client.lock("a", ttl=20).acquire()
     given.extend(40)
     text = given.export()
     for unsent in (False, True):
-        port.before["adopt"] = strike(error)
+        port.before["adopt"] = hook_raising(error)
         port.plan["release"] = [UNSENT] * unsent
         with pytest.raises(type(error)):
             client.adopt(text)
@@ -242,7 +260,7 @@ def test_a_lease_that_cannot_be_renewed_is_not_adopted(
     client: Any, port: FailingPort, server: Server
 ) -> None:
     text = client.lock("a").acquire().export()
-    client._session.renewer.watch = lambda *_: False
+    client._session.renewer.schedule = lambda *_: False
     with pytest.raises(holdfast.ConfigurationError, match="cannot be renewed"):
         client.adopt(text)
     assert not client._session.held.newest
@@ -250,9 +268,9 @@ def test_a_lease_that_cannot_be_renewed_is_not_adopted(
     assert not server.command("EXISTS", KEY)
 
 
-@pytest.mark.parametrize("fates", [[], [UNSENT], [LOST]])
-def test_a_child_that_was_forked_amid_an_adoption_leaves_it_to_its_parent(
-    client: Any, port: FailingPort, cleanups: list[Any], fates: list[str]
+@pytest.mark.parametrize("outcomes", [[], [UNSENT], [LOST]])
+def test_a_child_forked_during_an_adoption_leaves_it_to_its_parent(
+    client: Any, port: FailingPort, cleanups: list[Any], outcomes: list[str]
 ) -> None:
     text = client.lock("a").acquire().export()
 
@@ -261,8 +279,8 @@ def test_a_child_that_was_forked_amid_an_adoption_leaves_it_to_its_parent(
         client._session.process += 1
 
     port.before["adopt"] = fork
-    port.plan["adopt"] = [*fates]
-    with pytest.raises(holdfast.NotHeld, match="forked in the middle") as error:
+    port.plan["adopt"] = [*outcomes]
+    with pytest.raises(holdfast.NotHeld, match="forked during") as error:
         client.adopt(text)
     assert error.value.lock == "a"
     assert len(port.sent("adopt")) == 1
@@ -271,7 +289,7 @@ def test_a_child_that_was_forked_amid_an_adoption_leaves_it_to_its_parent(
     assert not client._session.held.newest
 
 
-def test_a_lease_that_may_last_longer_than_any_here_is_not_adopted(client: Any) -> None:
+def test_a_lease_longer_than_longest_ttl_is_not_adopted(client: Any) -> None:
     given = client.lock("a", ttl=20).acquire()
     given.extend(40)
     text = given.export()
@@ -299,51 +317,54 @@ def test_a_lease_that_may_last_longer_than_any_here_is_not_adopted(client: Any) 
         {"key": ...},
     ],
 )
-def test_a_text_that_was_changed_is_refused(
+def test_a_modified_export_text_is_refused(
     client: Any, port: FailingPort, change: dict[str, Any]
 ) -> None:
     client._session.deployment.longest_ttl = 45.0
     facts = facts_in(client.lock("a", ttl=30).acquire().export())
     facts.update(change)
     text = text_of({name: value for name, value in facts.items() if value is not ...})
-    told = r"^this is not what lease.export\(\) returned \(.+\): pass it on unchanged$"
-    with pytest.raises(holdfast.ConfigurationError, match=told) as error:
+    message = r"^this is not what lease.export\(\) returned \(.+\): pass it on unchanged$"
+    with pytest.raises(holdfast.ConfigurationError, match=message) as error:
         client.adopt(text)
     if "longest" in change:
         assert f"(lock 'a': longest={change['longest']!r}: " in str(error.value)
     assert not port.sent("adopt")
 
 
-def test_a_text_may_contain_every_character_of_its_alphabet(client: Any) -> None:
+def test_an_export_text_may_contain_every_base64_character(client: Any) -> None:
     text = client.lock("a", label="?~>" * 9 + " " + "?~>" * 9 + " " + "?~>" * 9).acquire().export()
     assert {"-", "_"} <= set(text.removeprefix(_MARK))
     client.adopt(text).release()
 
 
-def test_a_text_that_is_none_of_ours_is_refused(client: Any) -> None:
+def test_a_text_that_export_did_not_return_is_refused(client: Any) -> None:
     text = client.lock("a", ttl=30).acquire().export()
     begins = [f"x{text}", text_of(facts_in(text), "hf2-lease-"), ""]
     for wrong in (*begins, f"{text[:20]}!{text[20:]}", text_of([1]), f"{_MARK}e30", 5, None):
         with pytest.raises(holdfast.ConfigurationError, match=r"this is not what") as error:
             client.adopt(wrong)
         if wrong in begins:
-            assert "(it does not begin like one)" in str(error.value)
+            assert f"(it does not begin with {_MARK})" in str(error.value)
 
 
-def test_missing_replicas_explain_an_adoption_that_failed() -> None:
+def test_missing_replicas_explain_a_failed_adoption() -> None:
     port = ClockedPort()
     session = session_of(port)
-    spec, grip = describe("a", **PLAIN, longest_ttl=60.0), Grip()
-    grip._hold = Hold(spec, "token", 7, 100.0, "main", 1, session, grip)
-    text = run(export(session, grip))
-    errors = [Uncopied("only 1 of 2 replicas have it"), *[holdfast.OutcomeUnknown("no reply")] * 2]
+    spec, ref = describe("a", **PLAIN, longest_ttl=60.0), LeaseRef()
+    ref._lease = LeaseState(spec, "token", 7, 100.0, "main", 1, session, ref)
+    text = run(export(session, ref))
+    errors = [
+        Unreplicated("only 1 of 2 replicas have it"),
+        *[holdfast.OutcomeUnknown("no reply")] * 2,
+    ]
 
-    def answer(request: Any) -> Any:
+    def reply_to(request: Any) -> Any:
         if request[0] is ADOPT:
             raise errors.pop(0)
         return 1
 
-    port.answer = answer
+    port.answer = reply_to
     with pytest.raises(holdfast.NodeUnavailable, match="not adopted: only 1 of 2 replicas"):
-        run(adopt(session, text, Grip(), math.inf))
+        run(adopt(session, text, LeaseRef(), math.inf))
     assert not errors

@@ -1,6 +1,6 @@
-"""Many contenders in many processes: their history, and the server's, checked against the promises.
+"""Many contenders in several processes: their history and the server's fulfil the invariants.
 
-The checkers come first, with the histories that they must not let pass.
+The first tests show that the checkers reject wrong histories.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kit.history import (
     COUNTER,
     KEY,
     Contenders,
-    Hold,
+    HoldRecord,
     Ledger,
     Monitor,
     check_exclusion,
@@ -29,19 +29,19 @@ from kit.history import (
 from kit.servers import commands_processed
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 
 PROCESSES, WORKERS = 4, 16
 
 
-def hold(number: int, **changed: float) -> Hold:
-    """The hold of the waiter with this number, one second each, in a history without a fault."""
-    faultless = Hold(
+def hold(number: int, **changed: float) -> HoldRecord:
+    """Return the hold of a waiter in a correct history. Each hold takes one second."""
+    faultless = HoldRecord(
         token=f"token {number}",
         fence=1000 + number,
-        asked=0.0,
+        requested=0.0,
         granted=number,
         ended=number + 0.9,
         deadline=number + 30,
@@ -51,7 +51,7 @@ def hold(number: int, **changed: float) -> Hold:
     return faultless._replace(**changed)  # type: ignore[arg-type]  # numbers are numbers
 
 
-def test_a_faultless_history_passes() -> None:
+def test_a_correct_history_passes() -> None:
     history = [hold(2), hold(0), hold(1)]
     check_exclusion(history)
     check_fences(history)
@@ -60,17 +60,17 @@ def test_a_faultless_history_passes() -> None:
     assert gaps(history) == pytest.approx([0.05, 0.05])
 
 
-def test_two_who_hold_at_once_are_caught() -> None:
-    with pytest.raises(AssertionError, match=r"both had it: .*'token 0'.*'token 1'"):
+def test_two_holders_at_once_are_caught() -> None:
+    with pytest.raises(AssertionError, match=r"two holders at once: .*'token 0'.*'token 1'"):
         check_exclusion([hold(0), hold(1, granted=0.8), hold(2)])
 
 
-def test_one_who_holds_through_the_turns_of_others_is_caught() -> None:
-    with pytest.raises(AssertionError, match=r"both had it: .*'token 0'.*'token 2'"):
+def test_a_hold_that_spans_later_holds_is_caught() -> None:
+    with pytest.raises(AssertionError, match=r"two holders at once: .*'token 0'.*'token 2'"):
         check_exclusion([hold(0, ended=2.5), hold(1, granted=2.5, ended=2.6), hold(2)])
 
 
-def test_nobody_holds_beyond_the_deadline() -> None:
+def test_a_hold_ends_at_its_deadline() -> None:
     check_exclusion([hold(0, ended=2.5, deadline=0.9), hold(1), hold(2)])
 
 
@@ -87,58 +87,58 @@ def test_a_lost_update_is_caught() -> None:
         check_updates([hold(0), hold(1), hold(2)], left=2)
 
 
-def test_one_who_jumps_the_queue_is_caught() -> None:
-    with pytest.raises(AssertionError, match="1: token 2 came, token 1 was served"):
+def test_a_grant_out_of_order_is_caught() -> None:
+    with pytest.raises(AssertionError, match="1: token 2 arrived, but token 1 was granted"):
         check_order([hold(0), hold(1), hold(2)], ["token 0", "token 2", "token 1"])
-    with pytest.raises(AssertionError, match="never came"):
+    with pytest.raises(AssertionError, match="never arrived"):
         check_order([hold(0), hold(1)], ["token 0"])
 
 
-def asks(token: str, place: str) -> bytes:
+def acquire_call(token: str, place: str) -> bytes:
     keys = " ".join(f'"key {number}"' for number in range(5))
     arguments = f'{keys} "{token}" "9" "{place}" "" "1"'
     return f'1.5 [0 unix:a] "EVALSHA" "{ACQUIRE.sha}" "5" {arguments}'.encode()
 
 
-def calls(*words: str) -> bytes:
+def lua_call(*words: str) -> bytes:
     return b"1.5 [0 lua] " + " ".join(f'"{word}"' for word in words).encode()
 
 
-def test_a_lock_left_free_although_somebody_waits_is_caught() -> None:
+def test_a_free_lock_with_waiters_is_caught() -> None:
     queue = f"{KEY}:queue"
     lines = [
-        asks("a", ""),
-        calls("SET", KEY, "a", "PX", "9"),
-        asks("b", ""),
-        asks("b", "!0"),
-        calls("ZADD", queue, "NX", "17", "!b"),
+        acquire_call("a", ""),
+        lua_call("SET", KEY, "a", "PX", "9"),
+        acquire_call("b", ""),
+        acquire_call("b", "!0"),
+        lua_call("ZADD", queue, "NX", "17", "!b"),
         b'1.5 [0 unix:b] "EVALSHA" "that of release"',
-        calls("DEL", KEY),
+        lua_call("DEL", KEY),
         b'1.5 [0 unix:b] "PING" "late"',
-        asks("b", "!17"),
-        calls("ZREM", queue, "!b"),
-        calls("SET", KEY, "b", "PX", "9"),
+        acquire_call("b", "!17"),
+        lua_call("ZREM", queue, "!b"),
+        lua_call("SET", KEY, "b", "PX", "9"),
         b'1.5 [0 unix:b] "PING" "in order"',
     ]
     ledger = Ledger(lines)
     assert ledger.idle == [b'"PING" "late"', lines[8].partition(b"] ")[2]]
     assert list(ledger.arrivals) == ledger.grants == ["a", "b"]
-    assert ledger.askings == {"b": 2}
+    assert ledger.requests == {"b": 2}
     assert ledger.commands == {"evalsha": 5, "ping": 2}
 
 
 in_many_turns = pytest.mark.parametrize(
     "turns", [pytest.param(8, id="500"), pytest.param(160, marks=pytest.mark.long, id="10,000")]
 )
-"""Each worker's: 512 in all in `make test`, ten thousand in `make long`."""
+"""Turns per worker: 512 in total in `make test`, about 10,000 in `make long`."""
 
 
 @pytest.mark.only_client("threads")
 @in_many_turns
-def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and_at_once(
-    server: Server, face: Face, turns: int
+def test_64_waiters_in_four_processes_are_granted_in_order_without_delay(
+    server: Server, api: Api, turns: int
 ) -> None:
-    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
+    many = Contenders(server, type(api), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:
         server.reset_stats()
         began = time.monotonic()
@@ -153,20 +153,22 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
     check_updates(holds, left=int(server.command("GET", COUNTER)))
     check_order(holds, ledger.arrivals)
 
-    # The release hands the lock over: it is never free while a client waits for it, and the next
-    # holder need not ask again. A process that stalls for the window of a grant, 1 s, has others
-    # ask in its place, so a busy machine costs some requests; polling would cost many times more.
+    # A release grants the lock to the next waiter. So the lock is never free while a client waits,
+    # and the next holder sends no further request. If a process stalls for the window of a grant,
+    # 1 s, other waiters recheck. So a busy machine causes some requests; polling causes many more.
     stalls = len(holds) // 10
     assert not ledger.idle
     assert ledger.grants == [hold.token for hold in sorted(holds, key=lambda hold: hold.fence)]
-    assert sum(ledger.askings.values()) <= len(holds) + stalls
-    assert sum(gap >= 0.9 for gap in gaps(holds)) <= stalls, "a lost message costs a window"
+    assert sum(ledger.requests.values()) <= len(holds) + stalls
+    assert sum(gap >= 0.9 for gap in gaps(holds)) <= stalls, (
+        "a lost message delays a grant by one window"
+    )
 
-    # Two requests a turn: to join the queue, and to release. In each process the first waiters ask
-    # before they join the queue, and one request, sent twice, finds out whether messages arrive.
+    # Two requests per turn: to join the queue and to release. In each process the first waiters
+    # send a request before they join the queue, and one probe, sent twice, tests the subscription.
     beginning = PROCESSES * (WORKERS + 2)
-    # A grant is confirmed if its client cannot tell how old it is, which grows with the time since
-    # the last PING. The slower the machine, the more of them there are, but few in a second.
+    # A client confirms a grant if it may be too old, that is, if the last PING was long ago. A
+    # slower machine has more confirmations, but only a few per second.
     confirmations = 2 * PROCESSES * seconds
     scripts = commands["evalsha"] + commands.get("eval", 0)
     assert scripts <= 2 * len(holds) + beginning + stalls + confirmations
@@ -177,11 +179,9 @@ def test_sixty_four_waiters_in_four_processes_are_served_one_by_one_in_order_and
 
 @pytest.mark.long
 @pytest.mark.only_client("asyncio")
-def test_l2_push_connections_that_are_cut_again_and_again_cost_nobody_a_turn(
-    server: Server, face: Face
-) -> None:
+def test_l2_repeatedly_reset_push_connections_lose_no_turn(server: Server, api: Api) -> None:
     turns = 15
-    many = Contenders(server, type(face), processes=PROCESSES, workers=WORKERS, turns=turns)
+    many = Contenders(server, type(api), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:
         done = threading.Event()
 

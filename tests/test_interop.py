@@ -1,7 +1,7 @@
-"""holdfast and other lock clients exclude each other on one key, both ways.
+"""holdfast and other lock clients exclude each other on the same key, in both directions.
 
-redis-py and python-redis-lock are used themselves. For the other clients the tests send what their
-source sends. A table in docs/choosing.md says what is true of each.
+The tests run redis-py and python-redis-lock. For the other clients they send the commands that
+those clients send. docs/migrating.md has a table of all of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import redis
 import redis_lock  # type: ignore[import-untyped]  # it has no types
 
 import holdfast
-from kit.homes import settle_in
+from kit.quorum_servers import init_for_quorum
 from kit.servers import Server, programs
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMPARE_AND_DELETE = (
@@ -48,17 +48,22 @@ ACQUIRED_BY = {
     "node-redlock": ("{}", SET_IF_ABSENT),
     "redsync": ("{}", SET_NX),
 }
-"""The key of other clients for a name, and how they acquire; all of them compare and delete."""
+"""The key that each client uses for a name, and its script to acquire it.
+
+All of them release by comparing and deleting.
+"""
 
 
 @pytest.fixture
-def theirs(server: Server) -> Iterator[redis.Redis]:
+def redis_py(server: Server) -> Iterator[redis.Redis]:
     with redis.Redis(host=server.host, port=server.port) as client:
         yield client
 
 
-async def test_a_key_held_by_redis_py_is_not_ours(client: Any, theirs: redis.Redis) -> None:
-    other = theirs.lock("shared", timeout=30)
+async def test_holdfast_cannot_acquire_a_key_held_by_redis_py(
+    client: Any, redis_py: redis.Redis
+) -> None:
+    other = redis_py.lock("shared", timeout=30)
     assert other.acquire()
     lock = client.lock("job", key="shared")
     assert await lock.try_acquire() is None
@@ -72,17 +77,19 @@ async def test_a_key_held_by_redis_py_is_not_ours(client: Any, theirs: redis.Red
     await lease.release()
 
 
-async def test_redis_py_waits_for_the_delay_after_a_loss_too(
-    client: Any, theirs: redis.Redis, face: Face
+async def test_redis_py_cannot_acquire_during_the_lock_delay_after_a_loss(
+    client: Any, redis_py: redis.Redis, api: Api
 ) -> None:
     lock = client.lock("job", key="shared", ttl=0.3, renew=False, lock_delay=20)
     lease = await lock.acquire()
-    assert await face.wait(lease.lost, 5)
-    assert not theirs.lock("shared", timeout=30).acquire(blocking=False)
+    assert await api.wait(lease.lost, 5)
+    assert not redis_py.lock("shared", timeout=30).acquire(blocking=False)
 
 
-async def test_a_key_held_by_us_is_not_redis_pys(client: Any, theirs: redis.Redis) -> None:
-    other = theirs.lock("shared", timeout=30)
+async def test_redis_py_cannot_acquire_a_key_held_by_holdfast(
+    client: Any, redis_py: redis.Redis
+) -> None:
+    other = redis_py.lock("shared", timeout=30)
     lease = await client.lock("job", key="shared").acquire()
     assert not other.acquire(blocking=False)
     assert other.locked()
@@ -91,12 +98,12 @@ async def test_a_key_held_by_us_is_not_redis_pys(client: Any, theirs: redis.Redi
     other.release()
 
 
-async def test_neither_frees_what_the_other_took_over(
-    client: Any, theirs: redis.Redis, server: Server
+async def test_neither_client_releases_a_lock_that_the_other_has_taken_over(
+    client: Any, redis_py: redis.Redis, server: Server
 ) -> None:
     ours = await client.lock("job", key="shared").acquire()
     server.command("DEL", "shared")
-    other = theirs.lock("shared", timeout=30)
+    other = redis_py.lock("shared", timeout=30)
     assert other.acquire(blocking=False)
     with pytest.raises(holdfast.LeaseLost):
         await ours.release()
@@ -109,7 +116,7 @@ async def test_neither_frees_what_the_other_took_over(
     await ours.release()
 
 
-async def test_a_given_key_is_used_as_it_is_and_its_counter_stays_in_its_slot(
+async def test_a_given_key_is_used_unchanged_and_its_counter_is_in_the_same_slot(
     client: Any, server: Server
 ) -> None:
     for key, fence in (
@@ -124,7 +131,7 @@ async def test_a_given_key_is_used_as_it_is_and_its_counter_stays_in_its_slot(
 
 
 def slot_tag(key: bytes) -> bytes:
-    """The part of a key that decides its slot in a cluster."""
+    """Return the part of a key that decides its hash slot."""
     tag = key.partition(b"{")[2].partition(b"}")
     return tag[0] if tag[1] and tag[0] else key
 
@@ -132,10 +139,10 @@ def slot_tag(key: bytes) -> bytes:
 # python-redis-lock
 
 
-async def test_a_key_held_by_python_redis_lock_is_not_ours(
-    client: Any, theirs: redis.Redis
+async def test_holdfast_cannot_acquire_a_key_held_by_python_redis_lock(
+    client: Any, redis_py: redis.Redis
 ) -> None:
-    other = redis_lock.Lock(theirs, "shared", expire=30)
+    other = redis_lock.Lock(redis_py, "shared", expire=30)
     assert other.acquire(blocking=False)
     lock = client.lock("job", key="lock:shared")
     assert await lock.try_acquire() is None
@@ -144,18 +151,22 @@ async def test_a_key_held_by_python_redis_lock_is_not_ours(
 
 
 @pytest.mark.only_client("threads")
-async def test_a_key_held_by_us_is_not_python_redis_locks(
-    client: Any, theirs: redis.Redis, server: Server
+async def test_python_redis_lock_cannot_acquire_a_key_held_by_holdfast(
+    client: Any, redis_py: redis.Redis, server: Server
 ) -> None:
-    other = redis_lock.Lock(theirs, "shared", expire=1)
+    other = redis_lock.Lock(redis_py, "shared", expire=1)
     lease = await client.lock("job", key="lock:shared").acquire()
     assert not other.acquire(blocking=False)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.acquire)
-        eventually(lambda: b"cmd=blpop" in server.command("CLIENT", "LIST"), what="it waits")
+        eventually(
+            lambda: b"cmd=blpop" in server.command("CLIENT", "LIST"), what="python-redis-lock waits"
+        )
         await lease.release()
-        assert server.command("EXISTS", "lock-signal:shared") == 0, "woken: say so in the table"
-        assert waiting.result(PATIENCE), "it polls every `expire` seconds"
+        assert server.command("EXISTS", "lock-signal:shared") == 0, (
+            "python-redis-lock is woken now: update docs/migrating.md"
+        )
+        assert waiting.result(PATIENCE), "python-redis-lock polls every `expire` seconds"
     assert await client.lock("job", key="lock:shared").try_acquire() is None
     other.release()
 
@@ -164,53 +175,55 @@ async def test_a_key_held_by_us_is_not_python_redis_locks(
 
 
 @pytest.mark.parametrize("other", ACQUIRED_BY)
-async def test_a_redlock_client_and_we_exclude_each_other(
+async def test_a_redlock_client_and_holdfast_exclude_each_other_on_one_server(
     client: Any, server: Server, other: str
 ) -> None:
     form, acquire = ACQUIRED_BY[other]
     key = form.format("shared")
     lock = client.lock("job", key=key)
-    assert server.command("EVAL", acquire, 1, key, "theirs", 30_000) == 1
+    assert server.command("EVAL", acquire, 1, key, "other", 30_000) == 1
     assert await lock.try_acquire() is None
-    assert server.command("EVAL", COMPARE_AND_DELETE, 1, key, "theirs") == 1
+    assert server.command("EVAL", COMPARE_AND_DELETE, 1, key, "other") == 1
     lease = await lock.acquire()
-    assert server.command("EVAL", acquire, 1, key, "theirs", 30_000) == 0
-    assert server.command("EVAL", COMPARE_AND_DELETE, 1, key, "theirs") == 0
+    assert server.command("EVAL", acquire, 1, key, "other", 30_000) == 0
+    assert server.command("EVAL", COMPARE_AND_DELETE, 1, key, "other") == 0
     lease.check()
     await lease.release()
-    assert server.command("EVAL", acquire, 1, key, "theirs", 30_000) == 1
+    assert server.command("EVAL", acquire, 1, key, "other", 30_000) == 1
 
 
-async def test_a_redlock_client_of_the_same_servers_and_we_exclude_each_other(face: Face) -> None:
+async def test_a_redlock_client_and_holdfast_exclude_each_other_on_several_servers(
+    api: Api,
+) -> None:
     program = next(iter(programs().values()))
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(Server.start(program)) for _ in range(3)]
         for node in nodes:
-            settle_in(node)
+            init_for_quorum(node)
 
-        def votes_for_them() -> int:
-            sent = (SET_NX, 1, "shared", "theirs", 30_000)
+        def votes_for_other_client() -> int:
+            sent = (SET_NX, 1, "shared", "other", 30_000)
             return sum(node.command("EVAL", *sent) for node in nodes)
 
-        def take_theirs_back() -> None:
+        def release_other_client() -> None:
             for node in nodes:
-                node.command("EVAL", COMPARE_AND_DELETE, 1, "shared", "theirs")
+                node.command("EVAL", COMPARE_AND_DELETE, 1, "shared", "other")
 
-        lock = face.connect([node.url for node in nodes]).lock("job", key="shared")
+        lock = api.connect([node.url for node in nodes]).lock("job", key="shared")
         async with lock:
-            assert votes_for_them() < 2
-            take_theirs_back()
+            assert votes_for_other_client() < 2
+            release_other_client()
         eventually(lambda: not any(node.command("EXISTS", "shared") for node in nodes))
-        assert votes_for_them() == 3
+        assert votes_for_other_client() == 3
         assert await lock.try_acquire() is None
-        take_theirs_back()
+        release_other_client()
         await (await lock.acquire(timeout=PATIENCE)).release()
 
 
-# Redisson, which keeps a hash
+# Redisson stores a hash
 
 
-async def test_a_key_held_by_redisson_is_refused_with_the_reason(
+async def test_acquiring_a_key_held_by_redisson_raises_an_error_with_the_reason(
     client: Any, server: Server
 ) -> None:
     server.command("HSET", "shared", "its client:1", 1)
@@ -219,8 +232,8 @@ async def test_a_key_held_by_redisson_is_refused_with_the_reason(
     assert server.command("HGETALL", "shared") == [b"its client:1", b"1"]
 
 
-def test_the_table_of_other_clients_names_those_that_are_tested_here() -> None:
-    rows = [line for line in (DOCS / "choosing.md").read_text().splitlines() if line[:2] == "| "]
+def test_the_docs_list_every_client_that_is_tested_here() -> None:
+    rows = [line for line in (DOCS / "migrating.md").read_text().splitlines() if line[:2] == "| "]
     keys = {name: form.format("name") for name, (form, _) in ACQUIRED_BY.items()}
     keys |= {"redis-py": "name", "python-redis-lock": "lock:name"}
     for name, key in keys.items():

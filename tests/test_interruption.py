@@ -1,7 +1,7 @@
-"""Interrupted anywhere, an operation leaves nothing behind.
+"""An interrupted operation leaves nothing behind.
 
-asyncio: cancelled at every single await. Threads: KeyboardInterrupt at every single line of
-holdfast, the way a signal strikes. After each the key is gone, or still held as it was.
+asyncio: the operation is cancelled at each await. Threads: KeyboardInterrupt is raised at each line
+of holdfast, as by a signal. After each of them the key is gone, or the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -18,11 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import holdfast
-from holdfast.adapters.threads import BackgroundThread
+from holdfast.adapters.background import BackgroundThreads
+from holdfast.adapters.thread_port import BackgroundThread
+from holdfast.keys import keys_of
+from holdfast.scripts import INSPECT
+from holdfast.wire.node_pool import NodePool
 from holdfast.wire.process import Worker
-from kit.interrupts import InterruptAt, have_it_taken_for_ended, interrupted_everywhere
+from holdfast.wire.server_argument import parse_target
+from kit.interrupts import InterruptAt, interrupted_everywhere, make_thread_seem_ended
 from kit.servers import ONE_KIND
 from kit.waiting import PATIENCE, eventually
 
@@ -38,7 +45,7 @@ PACKAGE = str(Path(holdfast.__file__).parent)
 
 
 class CancelAt:
-    """Drives a coroutine as a task would, and cancels it at its n-th suspension."""
+    """Drive a coroutine as a task does, and cancel it at its n-th suspension."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], at: int) -> None:
         self._inner = inner
@@ -60,7 +67,7 @@ class CancelAt:
             value = yield future
 
 
-async def _cancelled_everywhere(
+async def cancelled_at_every_await(
     operation: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[None]]
 ) -> int:
     at = 1
@@ -76,7 +83,7 @@ async def _cancelled_everywhere(
 
 
 def test_acquire_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async def fresh() -> None:
             assert server.command("EXISTS", KEY) == 0
 
@@ -85,14 +92,14 @@ def test_acquire_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
                 lease = await client.lock("a").acquire()
                 await lease.release()
 
-        points = await _cancelled_everywhere(acquire, fresh)
+        points = await cancelled_at_every_await(acquire, fresh)
         assert points >= 3, "connecting, acquiring and releasing each suspend"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_waiting_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             holdfast.AsyncClient(server.url) as client,
             holdfast.AsyncClient(server.url) as b,
@@ -106,35 +113,35 @@ def test_waiting_cancelled_at_any_await_leaves_nothing(server: Server) -> None:
                 with pytest.raises(holdfast.AcquireTimeout):
                     await client.lock("a").acquire(timeout=0.05)
 
-            assert await _cancelled_everywhere(wait, only_the_holder) >= 3
+            assert await cancelled_at_every_await(wait, only_the_holder) >= 3
             await held.release()
             assert server.command("EXISTS", KEY) == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_extend_cancelled_at_any_await_leaves_the_lease_as_it_was(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             lease = await client.lock("a", ttl=30, renew=False).acquire()
-            deadline = lease._held.deadline
+            deadline = lease._state.deadline
 
             async def as_it_was() -> None:
                 assert lease.held
-                assert lease._held.deadline == deadline
+                assert lease._state.deadline == deadline
 
             async def extend() -> None:
                 await lease.extend(60)
 
-            assert await _cancelled_everywhere(extend, as_it_was) >= 1
+            assert await cancelled_at_every_await(extend, as_it_was) >= 1
             await lease.release()
             assert server.command("EXISTS", KEY) == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_release_cancelled_at_any_await_still_releases(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             lease: holdfast.AsyncLease | None = None
 
@@ -146,13 +153,13 @@ def test_release_cancelled_at_any_await_still_releases(server: Server) -> None:
                 lease = await client.lock("a").acquire()
                 await lease.release()
 
-            assert await _cancelled_everywhere(release, released) >= 2
+            assert await cancelled_at_every_await(release, released) >= 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_body_cancelled_from_outside_stays_cancelled_and_releases(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             inside = asyncio.Event()
 
@@ -168,13 +175,13 @@ def test_a_body_cancelled_from_outside_stays_cancelled_and_releases(server: Serv
                 await task
             assert server.command("EXISTS", KEY) == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_async_body_is_cancelled_at_the_deadline_and_told_why(
+def test_an_async_body_is_cancelled_at_the_deadline_with_lease_lost(
     server: Server, busy: Busyness
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             began = time.monotonic()
             with pytest.raises(holdfast.LeaseLost) as caught:
@@ -185,13 +192,13 @@ def test_an_async_body_is_cancelled_at_the_deadline_and_told_why(
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
-            await asyncio.sleep(0)  # nothing strikes after the body
+            await asyncio.sleep(0)  # a late cancellation would be raised here
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_body_that_ends_at_the_deadline_is_not_cancelled_afterwards(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             with pytest.raises(holdfast.LeaseLost):
                 async with client.lock("a", ttl=0.6, renew=False) as lease:
@@ -199,11 +206,11 @@ def test_a_body_that_ends_at_the_deadline_is_not_cancelled_afterwards(server: Se
                     assert not lease.held
             await asyncio.sleep(0.01)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_cancelled_callers_late_answer_goes_to_nobody(server: Server, proxy: Proxy) -> None:
-    async def story() -> None:
+def test_a_late_reply_to_a_cancelled_caller_is_discarded(server: Server, proxy: Proxy) -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(proxy.url) as client:
             await (await client.lock("warm").acquire()).release()
             held = proxy.hold_reply(1)
@@ -220,17 +227,17 @@ def test_a_cancelled_callers_late_answer_goes_to_nobody(server: Server, proxy: P
             assert server.command("EXISTS", "holdfast:{first}") == 0
             await lease.release()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 CACHE = "holdfast:{a}:cache"
 
 
 def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(server: Server) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
 
-            @client.cached(60, key="a", lock_ttl=120)  # a lock that is gone was released
+            @client.cached(60, key="a", lock_ttl=120)  # long: if the lock is gone, it was released
             async def function() -> str:
                 await asyncio.sleep(0)
                 return "value"
@@ -239,24 +246,74 @@ def test_a_cached_function_cancelled_at_any_await_leaves_nothing_and_works(serve
                 server.command("DEL", "holdfast:value:{a}")
                 assert await function() == "value"
 
-            async def nothing() -> None:
+            async def check_nothing_is_left() -> None:
                 eventually(lambda: server.command("EXISTS", CACHE) == 0)
                 assert not client._caching._cache.flights
                 assert await function() == "value"
 
-            assert await _cancelled_everywhere(call, nothing) >= 5
+            assert await cancelled_at_every_await(call, check_nothing_is_left) >= 5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-# A coroutine that was interrupted before its first step warns of never having been awaited.
+ONCE, RESULT = "holdfast:{a}:once", "holdfast:result:{a}"
+
+
+def test_a_run_cancelled_at_any_await_leaves_nothing_or_its_result(server: Server) -> None:
+    async def scenario() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+
+            async def call() -> None:
+                server.command("DEL", RESULT)
+                async with client.once("a", ttl=120) as run:
+                    assert run.first
+                    await asyncio.sleep(0)
+                    run.result = 1
+
+            async def check_nothing_is_left() -> None:
+                eventually(lambda: server.command("EXISTS", ONCE) == 0)
+                async with client.once("a", ttl=120) as run:
+                    assert run.first or run.result == 1
+
+            assert await cancelled_at_every_await(call, check_nothing_is_left) >= 3
+
+    asyncio.run(scenario())
+
+
+PERIODIC, STARTED = "holdfast:{a}:periodic", "holdfast:last:{a}"
+
+
+def test_a_periodic_job_cancelled_at_any_await_leaves_nothing_and_works(server: Server) -> None:
+    async def scenario() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+
+            @client.periodic("a", every=86_400, ttl=120)
+            async def job(run: holdfast.PeriodicRun[holdfast.AsyncLease]) -> int:
+                await asyncio.sleep(0)
+                return run.number
+
+            async def call() -> None:
+                server.command("DEL", STARTED)
+                assert await job()
+
+            async def check_nothing_is_left() -> None:
+                eventually(lambda: server.command("EXISTS", PERIODIC) == 0)
+                server.command("DEL", STARTED)
+                assert await job()
+
+            assert await cancelled_at_every_await(call, check_nothing_is_left) >= 4
+
+    asyncio.run(scenario())
+
+
+# A coroutine that is interrupted before its first step warns that it was never awaited.
 interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 at_many_lines = pytest.mark.parametrize(
     "every", [pytest.param(1, marks=pytest.mark.long, id="all"), pytest.param(12, id="some")]
 )
-"""Of a long operation, each line in `make long`, and one of twelve in `make test`."""
+"""Interrupt at each line in `make long`, and at one line in twelve in `make test`."""
 
 
 @interrupted
@@ -270,10 +327,10 @@ def test_acquire_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
         def acquire() -> None:
             taken.append(lock.acquire())
 
-        def nothing(where: str) -> None:
+        def check_nothing_is_left(where: str) -> None:
             eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
 
-        assert interrupted_everywhere(acquire, nothing)
+        assert interrupted_everywhere(acquire, check_nothing_is_left)
         taken[0].release()
 
 
@@ -285,7 +342,7 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
 ) -> None:
     with holdfast.Client(server.url) as client:
 
-        @client.cached(60, key="a", lock_ttl=120)  # a lock that is gone was released
+        @client.cached(60, key="a", lock_ttl=120)  # long: if the lock is gone, it was released
         def function() -> str:
             if fails:
                 raise ZeroDivisionError
@@ -296,14 +353,62 @@ def test_a_cached_function_interrupted_at_any_line_leaves_nothing_and_works(
             with contextlib.suppress(ZeroDivisionError):
                 assert function() == "value"
 
-        def nothing(where: str) -> None:
+        def check_nothing_is_left(where: str) -> None:
             eventually(lambda: server.command("EXISTS", CACHE) == 0, what=f"gone after {where}")
             assert not client._caching._cache.flights, where
 
         call()
-        # What it does with a lock is interrupted elsewhere.
-        parts = os.path.join("core", "cache.py"), "faces"  # noqa: PTH118 - compared, not opened
-        assert interrupted_everywhere(call, nothing, within=parts)
+        # Other tests interrupt the code of the lock itself.
+        parts = os.path.join("core", "cache.py"), "api"  # noqa: PTH118 - compared, not opened
+        assert interrupted_everywhere(call, check_nothing_is_left, within=parts)
+
+
+@interrupted
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_run_interrupted_at_any_line_leaves_nothing_or_its_result(
+    fails: bool, server: Server
+) -> None:
+    with holdfast.Client(server.url) as client:
+
+        def call() -> None:
+            server.command("DEL", RESULT)
+            with contextlib.suppress(ZeroDivisionError), client.once("a", ttl=120) as run:
+                assert run.first
+                run.result = 1
+                if fails:
+                    raise ZeroDivisionError
+
+        def check_nothing_is_left(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", ONCE) == 0, what=f"gone after {where}")
+            assert not (fails and server.command("EXISTS", RESULT)), where
+
+        call()
+        # Other tests interrupt the code of the lock itself.
+        parts = os.path.join("core", "once.py"), "api"  # noqa: PTH118 - compared, not opened
+        assert interrupted_everywhere(call, check_nothing_is_left, within=parts)
+
+
+@interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_periodic_job_interrupted_at_any_line_leaves_nothing(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+
+        @client.periodic("a", every=86_400, ttl=120)
+        def job(run: holdfast.PeriodicRun[holdfast.Lease]) -> int:
+            return run.number
+
+        def call() -> None:
+            server.command("DEL", STARTED)
+            assert job()
+
+        def check_nothing_is_left(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", PERIODIC) == 0, what=f"gone after {where}")
+
+        call()
+        # Other tests interrupt the code of the lock itself.
+        parts = os.path.join("core", "periodic.py"), "api"  # noqa: PTH118 - compared, not opened
+        assert interrupted_everywhere(call, check_nothing_is_left, within=parts)
 
 
 @interrupted
@@ -327,52 +432,52 @@ def test_a_first_acquire_interrupted_at_any_line_leaves_nothing_and_a_working_cl
         client.close()
         clients.append(holdfast.Client(server.url))
 
-    with holdfast.Client(server.url) as warm:  # so that the server knows the scripts
+    with holdfast.Client(server.url) as warm:  # loads the scripts
         warm.lock("b").acquire().release()
     assert interrupted_everywhere(acquire, working, every)
     clients[-1].close()
     server.command("FLUSHALL")
 
 
-def test_a_thread_lives_although_joining_it_was_interrupted() -> None:
+def test_a_worker_counts_as_alive_even_if_joining_it_was_interrupted() -> None:
     over = threading.Event()
     thread = Worker(over.wait, name="a worker")
-    assert not thread.lives
+    assert not thread.is_running
     thread.start()
-    have_it_taken_for_ended(thread)
-    assert thread.lives
+    make_thread_seem_ended(thread)
+    assert thread.is_running
     over.set()
-    eventually(lambda: not thread.lives, what="it ends")
+    eventually(lambda: not thread.is_running, what="it ends")
 
 
-def test_whoever_rouses_the_renewer_waits_for_no_lock_that_a_signal_handler_may_hold() -> None:
+def test_waking_the_renewer_takes_no_lock_that_a_signal_handler_may_hold() -> None:
     class Job:
         async def run(self) -> None:
             over.wait()
 
-    over, roused = threading.Event(), threading.Event()
+    over, woken = threading.Event(), threading.Event()
 
-    def rouse() -> None:
-        background.rouse(Job())
-        roused.set()
+    def wake() -> None:
+        background.wake(Job())
+        woken.set()
 
-    background = BackgroundThread(None, lambda: None, "a renewer")  # type: ignore[arg-type]  # calls nobody
-    background.rouse(Job())
+    background = BackgroundThread(None, lambda: None, "a renewer")  # type: ignore[arg-type]  # calls no port
+    background.wake(Job())
     try:
-        with threading._active_limbo_lock:  # type: ignore[attr-defined]  # as amid enumerate()
-            _thread.start_new_thread(rouse, ())  # one of `threading` could not begin
-            assert roused.wait(PATIENCE)
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]  # as in enumerate()
+            _thread.start_new_thread(wake, ())  # a thread of `threading` could not start
+            assert woken.wait(PATIENCE)
     finally:
         over.set()
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_client_has_one_renewer_although_joining_it_was_interrupted(server: Server) -> None:
+def test_a_client_has_one_renewer_even_if_joining_it_was_interrupted(server: Server) -> None:
     with holdfast.Client(server.url) as client, client.lock("a", ttl=30):
         background: Any = client._session.renewer._background
         renewer = background._thread
-        have_it_taken_for_ended(renewer)
-        with client.lock("b", ttl=1):  # due before the other, so that it is roused
+        make_thread_seem_ended(renewer)
+        with client.lock("b", ttl=1):  # due before the other lease, so the renewer is woken
             assert background._thread is renewer
 
 
@@ -388,10 +493,10 @@ def test_a_with_block_interrupted_at_any_line_of_entering_leaves_nothing(server:
             with lock:
                 sys.settrace(None)
 
-        def nothing(where: str) -> None:
+        def check_nothing_is_left(where: str) -> None:
             eventually(lambda: server.command("EXISTS", KEY) == 0, what=f"gone after {where}")
 
-        assert interrupted_everywhere(enter, nothing)
+        assert interrupted_everywhere(enter, check_nothing_is_left)
 
 
 @interrupted
@@ -413,7 +518,7 @@ def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: 
             try:
                 leave(interrupt)
             except KeyboardInterrupt:
-                gone = f"gone after {interrupt.struck}"
+                gone = f"gone after {interrupt.position}"
                 eventually(lambda: server.command("EXISTS", KEY) == 0, what=gone)
                 at += 1
                 continue
@@ -423,7 +528,7 @@ def test_a_with_block_interrupted_at_any_line_of_leaving_leaves_nothing(server: 
 
 @interrupted
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_release_interrupted_at_any_line_still_releases_or_can_be_tried_again(
+def test_release_interrupted_at_any_line_still_releases_or_can_be_repeated(
     server: Server,
 ) -> None:
     with holdfast.Client(server.url) as client:
@@ -460,33 +565,77 @@ def test_extend_interrupted_at_any_line_leaves_the_lease_usable(server: Server) 
         assert server.command("EXISTS", KEY) == 0
 
 
-def test_a_real_signal_in_the_middle_of_a_blocking_acquire_leaves_nothing(
-    server: Server, proxy: Proxy
-) -> None:
+@interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+@pytest.mark.long
+def test_a_lease_whose_export_is_interrupted_at_any_line_is_still_renewed(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        lock = client.lock("a", ttl=60)
+        leases: list[holdfast.Lease] = [lock.acquire()]
+        renewer = client._session.renewer
+
+        def export() -> None:
+            leases[-1].export()
+
+        def is_renewed(where: str) -> None:
+            lease = leases[-1]
+            if lease.held:
+                watched = [item for _, _, item in renewer._heap] + list(renewer.inbox)
+                assert lease._state in watched, where
+                lease.release()
+            else:  # interrupted when the export was complete
+                server.command("DEL", KEY)
+            leases.append(lock.acquire())
+
+        assert interrupted_everywhere(export, is_renewed)
+
+
+@interrupted
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_a_redis_lock_whose_release_is_interrupted_at_any_line_is_released(server: Server) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        locks = [client.lock("a", lock_class=holdfast.RedisLock)]
+        assert locks[-1].acquire()
+        not_begun: list[str] = []
+
+        def release() -> None:
+            locks[-1].release()
+
+        def is_free(where: str) -> None:
+            if locks[-1].owned():  # before the `try`
+                not_begun.append(where)
+                locks[-1].release()
+            assert server.command("EXISTS", "a") == 0, where
+            locks.append(client.lock("a", lock_class=holdfast.RedisLock))
+            assert locks[-1].acquire()
+
+        assert interrupted_everywhere(release, is_free)
+        assert len(not_begun) <= 2, not_begun
+
+
+def test_a_signal_during_a_blocking_acquire_leaves_nothing(server: Server, proxy: Proxy) -> None:
     with holdfast.Client(proxy.url) as client:
         client.lock("warm").acquire().release()
         held = proxy.hold_reply(1)
 
-        def strike() -> None:
-            held.arrived.wait(
-                PATIENCE
-            )  # the server has granted it; the client is waiting to hear so
+        def send_signal() -> None:
+            held.arrived.wait(PATIENCE)  # the lock is granted, the client waits for the reply
             os.kill(os.getpid(), signal.SIGINT)
 
-        striker = threading.Thread(target=strike)
-        striker.start()
+        signaller = threading.Thread(target=send_signal)
+        signaller.start()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
                 client.lock("a", ttl=60).acquire()
         finally:
             signal.signal(signal.SIGINT, before)
-        striker.join()
+        signaller.join()
         held.release()
         assert server.command("EXISTS", KEY) == 0
 
 
-def test_a_waiting_thread_is_interruptible_and_leaves_nothing(server: Server) -> None:
+def test_a_waiting_thread_can_be_interrupted_and_leaves_nothing(server: Server) -> None:
     with holdfast.Client(server.url) as holder, holdfast.Client(server.url) as client:
         lease = holder.lock("a", ttl=60).acquire()
         killer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
@@ -500,3 +649,117 @@ def test_a_waiting_thread_is_interruptible_and_leaves_nothing(server: Server) ->
         killer.join()
         lease.release()
         assert server.command("EXISTS", KEY) == 0
+
+
+class InterruptedStart:
+    """Ctrl-C inside the next `Thread.start` of a thread with this name.
+
+    It arrives in the `Condition` of the standard library, after its mutex was released.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.happened = False
+        starting: list[str] = []
+        waits = threading.Event()
+        start, release = threading.Thread.start, threading.Condition._release_save  # type: ignore[attr-defined]
+
+        def noted_start(thread: threading.Thread) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                start(thread)
+                return
+            if thread.name == name and not self.happened:
+                has_started: Any = thread._started  # type: ignore[attr-defined]
+                report = has_started.set
+                has_started.set = lambda: (waits.wait(PATIENCE), report())
+            starting.append(thread.name)
+            try:
+                start(thread)
+            finally:
+                starting.pop()
+
+        def interrupted_release(condition: threading.Condition) -> Any:
+            here = threading.current_thread() is threading.main_thread()
+            released = release(condition)
+            if here and starting and starting[-1] == name and not self.happened:
+                self.happened = True
+                waits.set()
+                raise KeyboardInterrupt
+            return released
+
+        monkeypatch.setattr(threading.Thread, "start", noted_start)
+        monkeypatch.setattr(threading.Condition, "_release_save", interrupted_release)
+
+
+def test_ctrl_c_while_the_renewer_starts_is_raised_and_leaves_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.Client(server.url) as client:
+        interrupt = InterruptedStart(monkeypatch, "holdfast-renewer")
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a", ttl=30).acquire()
+        assert interrupt.happened
+        eventually(lambda: not server.command("EXISTS", KEY), what="the key is gone")
+        client.lock("a", timeout=PATIENCE).acquire().release()
+
+
+def test_ctrl_c_while_the_reader_of_a_waiter_starts_is_raised(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.Client(server.url) as client, holdfast.Client(server.url) as other:
+        held = other.lock("a").acquire()
+        interrupt = InterruptedStart(monkeypatch, "holdfast-pubsub")
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a", timeout=PATIENCE).acquire()
+        assert interrupt.happened
+        held.release()
+        eventually(lambda: not server.command("EXISTS", KEY), what="the key is gone")
+        client.lock("a", timeout=PATIENCE).acquire().release()
+
+
+def test_ctrl_c_while_a_connection_of_a_quorum_is_opened_is_raised(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = NodePool([parse_target(server.url, math.inf)], PATIENCE)
+    interrupt = InterruptedStart(monkeypatch, "holdfast-connect")
+    with pytest.raises(KeyboardInterrupt):
+        pool.send_all([([0], (INSPECT, keys_of(KEY.encode()), ()))], PATIENCE, lambda *_: False)
+    assert interrupt.happened
+    replies: list[object] = []
+
+    def on_reply(_: int, __: int, reply: object) -> bool:
+        replies.append(reply)
+        return True
+
+    pool.send_all([([0], (INSPECT, keys_of(KEY.encode()), ()))], PATIENCE, on_reply)
+    assert not isinstance(replies[0], Exception)
+    pool.close()
+
+
+def test_ctrl_c_while_a_background_thread_starts_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def operation() -> None: ...
+
+    background = BackgroundThreads()
+    interrupt = InterruptedStart(monkeypatch, "holdfast-background")
+    first = operation()
+    with pytest.raises(KeyboardInterrupt):
+        background.begin(first)
+    first.close()
+    assert interrupt.happened
+    assert background.begin(operation())
+    background.close(PATIENCE)
+
+
+def test_while_an_interrupt_is_handled_a_refused_thread_is_not_taken_for_another(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with holdfast.Client(server.url) as client:
+        try:
+            raise KeyboardInterrupt  # noqa: TRY301 - handled on purpose
+        except KeyboardInterrupt:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(holdfast.ConfigurationError, match="no thread can be started"):
+                client.lock("a").acquire()
+            monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Which keys a lock has: a cluster keeps all of them, and what is said of it, in one slot."""
+"""The keys of a lock. In a cluster, all of them and the client's channel are in one slot."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def assert_in_one_slot(spec: LockSpec) -> None:
     channel = channel_of("~client", spec.keys[0])
     assert len({key_slot(name) for name in (*spec.keys, channel)}) == 1, (spec.keys, channel)
     assert len(set(spec.keys)) == len(spec.keys)
-    # As the scripts find the channel.
+    # The scripts derive the channel in the same way.
     (tag,) = re.findall(rb"{[^}]+}", spec.keys[1])[:1]
     assert channel == b"holdfast:push:~client:" + tag
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_braces_in_a_name_or_a_key_do_not_part_what_belongs_together(text: str) -> None:
+def test_keys_of_a_name_with_braces_are_in_one_slot(text: str) -> None:
     assert_in_one_slot(lock(text, owner="us"))
     assert_in_one_slot(lock(key=text, owner="us"))
 
 
 @settings(max_examples=500, derandomize=True, database=None, deadline=None)
 @given(TEXTS, TEXTS)
-def test_all_of_a_lock_is_in_one_slot_and_nothing_of_another_lock(one: str, other: str) -> None:
+def test_keys_of_a_lock_are_in_one_slot_and_belong_to_no_other_lock(one: str, other: str) -> None:
     specs = [lock(one, owner="us"), lock(key=one, owner="us")]
     for spec in specs:
         assert_in_one_slot(spec)
@@ -75,13 +75,13 @@ def test_all_of_a_lock_is_in_one_slot_and_nothing_of_another_lock(one: str, othe
         ({"key": "holdfast:in:shop:{a}"}, b"holdfast:in:shop:{a}:fence"),
     ],
 )
-def test_keys_are_named_as_ever(given: dict[str, str], fence: bytes) -> None:
+def test_key_names_do_not_change(given: dict[str, str], fence: bytes) -> None:
     assert lock(**given).keys[1] == fence
 
 
 @settings(max_examples=500, derandomize=True, database=None, deadline=None)
 @given(TEXTS)
-def test_each_of_its_keys_tells_which_lock_it_is_of(text: str) -> None:
+def test_every_key_identifies_its_lock(text: str) -> None:
     for spec, name in ((lock(text, owner="us"), text), (lock(key=text, owner="us"), None)):
         own, *others = spec.keys
         assert {lock_key_in(key) for key in others} == {own}
@@ -89,14 +89,19 @@ def test_each_of_its_keys_tells_which_lock_it_is_of(text: str) -> None:
         assert lock_key_in(own) == (own if name else None)
 
 
-def test_what_else_is_there_is_of_no_lock() -> None:
-    for key in (b"holdfast:home", b"holdfast:quarantine", b"holdfast:odd:{1}:a:fence", b"a:fence"):
+def test_other_keys_belong_to_no_lock() -> None:
+    for key in (
+        b"holdfast:restart-marker",
+        b"holdfast:quarantine",
+        b"holdfast:odd:{1}:a:fence",
+        b"a:fence",
+    ):
         assert lock_key_in(key) is None
     for key in (b"fence", b"holdfast:tag:a:fence", b"holdfast:key:{a}:once", b"holdfast:{}:other"):
         assert lock_key_in(key) == (key if key.startswith(b"holdfast:{") else None)
 
 
-def test_a_key_is_read_as_it_was_named() -> None:
+def test_name_and_namespace_are_read_back_from_a_key() -> None:
     for key, name, namespace in (
         (b"holdfast:{a}", "a", ""),
         (b"holdfast:{a\xff}}", "a\udcff}", ""),

@@ -1,4 +1,5 @@
-"""Tests of the test kit: a fault that does not happen would make every test above it worthless."""
+"""Tests of the test kit. If the kit does not inject a fault, the tests that rely on it prove
+nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from kit import servers
 from kit.faults import every_request
 from kit.proxy import Proxy, read_frame, read_request
 from kit.servers import ReplyError, Server, StartError, commands_processed, programs
-from kit.tls_front import CERTIFICATE, TlsFront
+from kit.tls_proxy import CERTIFICATE, TlsProxy
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ A_WHILE = 0.05
 
 
 class RawClient:
-    """A connection without retries, time-outs of its own or any other cleverness."""
+    """A connection without retries or timeouts of a client library."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), 5)
@@ -58,7 +59,7 @@ class RawClient:
         self.send(*args)
         return self.read()
 
-    def hears_nothing(self) -> bool:
+    def receives_nothing(self) -> bool:
         self.socket.settimeout(A_WHILE)
         try:
             self.read()
@@ -115,9 +116,9 @@ def test_eventually_returns_the_first_truthy_value() -> None:
     assert eventually(lambda: next(values)) == "here"
 
 
-def test_eventually_fails_with_what_did_not_come() -> None:
-    with pytest.raises(AssertionError, match="the tide"):
-        eventually(lambda: False, within=0.01, what="the tide")
+def test_eventually_fails_with_the_expected_condition() -> None:
+    with pytest.raises(AssertionError, match="the condition"):
+        eventually(lambda: False, within=0.01, what="the condition")
 
 
 # Servers
@@ -149,7 +150,7 @@ def test_an_error_reply_is_raised(server: Server) -> None:
         server.command("EVAL", "redis.call('SET', 'k', 1) return redis.call('LPUSH', 'k', 1)", 0)
 
 
-def test_a_restarted_server_is_empty_and_in_the_same_place(own_server: Server) -> None:
+def test_a_restarted_server_is_empty_and_has_the_same_address(own_server: Server) -> None:
     own_server.command("SET", "key", "value")
     first_pid, place = own_server.pid, (own_server.port, own_server.unix_path)
     own_server.restart()
@@ -173,15 +174,15 @@ def test_a_frozen_server_is_silent_and_answers_when_thawed(server: Server) -> No
         server.freeze()
         server.freeze()
         client.send("PING")
-        assert client.hears_nothing()
+        assert client.receives_nothing()
         server.thaw()
         assert client.read() == b"PONG"
 
 
-@pytest.mark.parametrize("fate", ["running", "frozen", "killed"])
-def test_a_stopped_server_leaves_nothing_behind(fate: str) -> None:
+@pytest.mark.parametrize("state", ["running", "frozen", "killed"])
+def test_a_stopped_server_leaves_nothing_behind(state: str) -> None:
     server = Server.start(next(iter(programs().values())))
-    {"running": server.thaw, "frozen": server.freeze, "killed": server.kill}[fate]()
+    {"running": server.thaw, "frozen": server.freeze, "killed": server.kill}[state]()
     server.stop()
     server.stop()
     assert not server.folder.exists()
@@ -217,7 +218,7 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_port_taken_meanwhile_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_takes_another_port_if_its_port_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     claim_port = servers.claim_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         taken_port = taken.getsockname()[1]
@@ -227,7 +228,7 @@ def test_a_port_taken_meanwhile_leads_to_another(monkeypatch: pytest.MonkeyPatch
             assert server.port != taken_port
 
 
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
+def test_a_server_that_cannot_start_reports_the_reason_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
@@ -285,7 +286,7 @@ def test_a_frame_cut_off_is_an_end_of_file(cut_off: bytes) -> None:
         read_frame(io.BytesIO(cut_off))
 
 
-def test_a_request_is_read_with_its_words_also_when_inline() -> None:
+def test_requests_are_parsed_even_if_inline() -> None:
     raw = packed("SET", "k", b"\r\n\x00")
     stream = io.BytesIO(raw + b"PING now\r\n")
     assert read_request(stream) == (raw, (b"SET", b"k", b"\r\n\x00"))
@@ -321,7 +322,7 @@ def test_a_client_library_works_through_the_proxy(proxy: Proxy) -> None:
         assert connected.hgetall("map") == {b"a": b"1", b"b": b"2"}
 
 
-def test_the_last_reply_comes_before_the_end(client: RawClient) -> None:
+def test_the_last_reply_arrives_before_the_end_of_file(client: RawClient) -> None:
     assert client.call("QUIT") == b"OK"
     with pytest.raises(EOFError):
         client.read()
@@ -332,7 +333,7 @@ def test_pushes_and_subscriptions_do_not_shift_the_replies(
 ) -> None:
     client.call("HELLO", "3")
     assert client.call("SUBSCRIBE", "news") == [b"subscribe", b"news", 1]
-    proxy.swallow_reply()
+    proxy.drop_reply()
     client.send(*COUNT_UP)
     eventually(lambda: counter(server) == 1)
     server.command("PUBLISH", "news", "hello")
@@ -340,12 +341,12 @@ def test_pushes_and_subscriptions_do_not_shift_the_replies(
     assert client.call("ECHO", "after") == b"after"
 
 
-def test_a_push_ahead_of_a_reply_is_not_taken_for_it() -> None:
+def test_a_push_before_a_reply_is_not_mistaken_for_it() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         Proxy("127.0.0.1", listener.getsockname()[1]) as proxy,
     ):
-        proxy.swallow_reply()
+        proxy.drop_reply()
         client = RawClient(proxy.port)
         server, _ = listener.accept()
         with client.socket, server:
@@ -358,24 +359,24 @@ def test_a_push_ahead_of_a_reply_is_not_taken_for_it() -> None:
 # The rules of the proxy
 
 
-def test_a_swallowed_reply_is_lost_and_the_next_is_not(
+def test_a_discarded_reply_is_lost_and_the_next_is_not(
     proxy: Proxy, client: RawClient, server: Server
 ) -> None:
-    proxy.swallow_reply(2)
+    proxy.drop_reply(2)
     assert client.call(*COUNT_UP) == 1
     assert client.call("PING") == b"PONG"
     assert proxy.rules_left == 1
     client.send(*COUNT_UP)
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     assert counter(server) == 2
     assert client.call(*COUNT_UP) == 3
     assert proxy.rules_left == 0
 
 
-def test_a_swallowed_reply_may_end_in_a_reset(
+def test_a_discarded_reply_may_end_in_a_reset(
     proxy: Proxy, client: RawClient, server: Server
 ) -> None:
-    proxy.swallow_reply(close=True)
+    proxy.drop_reply(close=True)
     with pytest.raises(ConnectionResetError):
         client.call(*COUNT_UP)
     assert counter(server) == 1
@@ -386,7 +387,7 @@ def test_a_dropped_request_never_reaches_the_server(
 ) -> None:
     proxy.drop_request(matching=every_request)
     client.send("INCR", "counter")
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     assert counter(server) == 0
     assert client.call("INCR", "counter") == 1
 
@@ -400,7 +401,7 @@ def test_a_duplicated_request_is_executed_twice_and_answered_once(
     assert counter(server) == 2
 
 
-def test_a_copy_may_come_seconds_later(proxy: Proxy, client: RawClient, server: Server) -> None:
+def test_a_duplicate_can_be_delayed(proxy: Proxy, client: RawClient, server: Server) -> None:
     proxy.duplicate_request(later=A_WHILE)
     start = time.monotonic()
     assert client.call(*COUNT_UP) == 1
@@ -408,7 +409,7 @@ def test_a_copy_may_come_seconds_later(proxy: Proxy, client: RawClient, server: 
     assert time.monotonic() - start >= A_WHILE
 
 
-def test_a_copy_may_wait_for_an_event(proxy: Proxy, client: RawClient, server: Server) -> None:
+def test_a_duplicate_can_wait_for_an_event(proxy: Proxy, client: RawClient, server: Server) -> None:
     go = threading.Event()
     proxy.duplicate_request(later=go)
     assert client.call(*COUNT_UP) == 1
@@ -426,13 +427,13 @@ def test_a_held_request_is_executed_when_released(
     client.call("SELECT", "1")
     client.send(*COUNT_UP)
     assert held.arrived.wait(PATIENCE)
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     client.socket.close()
     held.release()
     held.release()
     assert counter(server) == 0
-    look = "redis.call('SELECT', 1) return redis.call('GET', 'counter')"
-    assert server.command("EVAL", look, 0) == b"1"
+    script = "redis.call('SELECT', 1) return redis.call('GET', 'counter')"
+    assert server.command("EVAL", script, 0) == b"1"
 
 
 def test_a_held_reply_is_delivered_when_released(
@@ -442,14 +443,14 @@ def test_a_held_reply_is_delivered_when_released(
     client.send(*COUNT_UP)
     assert held.arrived.wait(PATIENCE)
     client.send("PING")
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     assert counter(server) == 1
     held.release()
     assert client.read() == 1
     assert client.read() == b"PONG"
 
 
-def test_delayed_replies_are_late_once_and_not_once_each(proxy: Proxy, client: RawClient) -> None:
+def test_a_delay_applies_once_to_pipelined_replies(proxy: Proxy, client: RawClient) -> None:
     words = [str(number).encode() for number in range(100)]
     proxy.delay(0.2)
     start = time.monotonic()
@@ -458,14 +459,14 @@ def test_delayed_replies_are_late_once_and_not_once_each(proxy: Proxy, client: R
     assert 0.2 <= time.monotonic() - start < 0.2 * len(words)
 
 
-def test_a_cut_resets_what_is_there_and_spares_what_comes(proxy: Proxy, client: RawClient) -> None:
+def test_a_cut_resets_existing_connections_only(proxy: Proxy, client: RawClient) -> None:
     client.call("PING")
     proxy.cut()
     with pytest.raises(ConnectionResetError):
         client.read()
-    newcomer = RawClient(proxy.port)
-    with newcomer.socket:
-        assert newcomer.call("PING") == b"PONG"
+    new_client = RawClient(proxy.port)
+    with new_client.socket:
+        assert new_client.call("PING") == b"PONG"
     assert proxy.connections == 2
 
 
@@ -486,9 +487,9 @@ def test_refused_connections_close_at_once(proxy: Proxy, client: RawClient) -> N
         refused.recv(1)
     assert client.call("PING") == b"PONG"
     proxy.accept()
-    newcomer = RawClient(proxy.port)
-    with newcomer.socket:
-        assert newcomer.call("PING") == b"PONG"
+    new_client = RawClient(proxy.port)
+    with new_client.socket:
+        assert new_client.call("PING") == b"PONG"
 
 
 def test_a_blackhole_is_silent_until_healed(
@@ -501,19 +502,19 @@ def test_a_blackhole_is_silent_until_healed(
     proxy.blackhole()
     held.release()
     client.send(*COUNT_UP)
-    newcomer = RawClient(proxy.port)
-    with newcomer.socket:
-        newcomer.send("PING")
-        eventually(lambda: proxy.requests == 4, what="all were swallowed")
-        assert newcomer.hears_nothing()
-        assert client.hears_nothing()
+    new_client = RawClient(proxy.port)
+    with new_client.socket:
+        new_client.send("PING")
+        eventually(lambda: proxy.requests == 4, what="all were discarded")
+        assert new_client.receives_nothing()
+        assert client.receives_nothing()
         assert counter(server) == 1
         proxy.heal()
-        assert newcomer.call("ECHO", "back") == b"back"
+        assert new_client.call("ECHO", "back") == b"back"
     assert client.call("ECHO", "back") == b"back"
 
 
-def test_a_proxy_without_server_hangs_up(own_server: Server) -> None:
+def test_a_proxy_without_a_server_closes_its_connections(own_server: Server) -> None:
     with Proxy(own_server.host, own_server.port) as proxy:
         client = RawClient(proxy.port)
         with client.socket:
@@ -527,7 +528,7 @@ def test_a_proxy_without_server_hangs_up(own_server: Server) -> None:
         proxy.stop()
 
 
-def test_rules_count_from_one(proxy: Proxy) -> None:
+def test_a_proxy_rule_for_message_zero_is_refused(proxy: Proxy) -> None:
     with pytest.raises(ValueError, match="starts at 1"):
         proxy.drop_request(0)
 
@@ -535,14 +536,14 @@ def test_rules_count_from_one(proxy: Proxy) -> None:
 # TLS
 
 
-def test_a_tls_front_ends_all_connections_also_one_that_only_begins() -> None:
+def test_a_tls_proxy_closes_all_connections_even_unfinished_ones() -> None:
     trust = ssl.create_default_context(cafile=CERTIFICATE)
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
-        with TlsFront(*server.getsockname()) as front:
+        with TlsProxy(*server.getsockname()) as front:
             place = "127.0.0.1", front.port
-            beginner, later = (
+            unfinished, later = (
                 stack.enter_context(socket.create_connection(place, PATIENCE)) for _ in range(2)
             )
             stack.enter_context(trust.wrap_socket(later, server_hostname="127.0.0.1"))
-        assert beginner.recv(1) == b""
-    gc.collect()  # what is not closed warns here
+        assert unfinished.recv(1) == b""
+    gc.collect()  # reports sockets that were not closed

@@ -1,74 +1,89 @@
-"""The state of one lease, as its holder keeps it: deadline, renewal, loss, and who is notified."""
+"""The state of one lease on the client: deadline, renewal, loss, and who is notified of a loss."""
 
 from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import pytest
 
-import holdfast
-from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING, Grip, Hold, forked
-from holdfast.core.line import Grant
+from holdfast.core.lease_state import HELD, LOST, RELEASED, RELEASING, LeaseRef, LeaseState
 from holdfast.core.spec import describe
 from holdfast.core.wait_report import WaitReport, place_in_queue
+from holdfast.core.waiter import Grant
 from holdfast.scripts import RENEW
 from kit.lock_settings import PLAIN
 
-VALIDITY = 29.699  # of a ttl of 30 s
+if TYPE_CHECKING:
+    import holdfast
+
+VALIDITY = 29.699  # for a ttl of 30 s
 
 
-def lease(grip: Grip | None = None, **given: Any) -> Hold:
+def new_lease(reference: LeaseRef | None = None, **given: Any) -> LeaseState:
     spec = describe("a", **{**PLAIN, **given})
-    session: Any = SimpleNamespace(lost=lambda hold: hold.told.append("session"))
-    hold = Hold(spec, "token", 7, 1000.0, "actor", 1, session, grip or KEPT)
-    hold.told = []  # type: ignore[attr-defined]
-    return hold
+    session: Any = SimpleNamespace(on_lost=lambda lease: lease.notified.append("session"))
+    lease = LeaseState(spec, "token", 7, 1000.0, "actor", 1, session, reference or REFERENCE)
+    lease.notified = []  # type: ignore[attr-defined]
+    return lease
 
 
-KEPT = Grip()
+REFERENCE = LeaseRef()
 
 
 def test_the_times_of_a_lease_count_from_the_request() -> None:
-    hold = lease(max_hold=60)
-    assert hold.deadline == pytest.approx(1000 + VALIDITY)
-    assert hold.renew_at == pytest.approx(1000 + VALIDITY / 3)
-    assert hold.renew_until == 1060.0
-    assert hold.next_due() == hold.renew_at
-    assert lease(max_hold=5).next_due() == 1005.0
-    assert lease(renew=False).next_due() == pytest.approx(1000 + VALIDITY)
-    assert lease().renew_until == math.inf
-    assert (hold.longest_ttl, hold.renewing, hold.actor) == (30.0, True, "actor")
-    assert (hold.patience, hold.live, hold.state, hold.reason) == (2.0, True, HELD, None)
-    flags = hold.unanswered, hold.unsure, hold.needs_tombstone, hold.reported_dropped
+    lease = new_lease(max_hold=60)
+    assert lease.deadline == pytest.approx(1000 + VALIDITY)
+    assert lease.renew_at == pytest.approx(1000 + VALIDITY / 3)
+    assert lease.renew_until == 1060.0
+    assert lease.next_due() == lease.renew_at
+    assert new_lease(max_hold=5).next_due() == 1005.0
+    assert new_lease(renew=False).next_due() == pytest.approx(1000 + VALIDITY)
+    assert new_lease().renew_until == math.inf
+    assert (lease.longest_ttl, lease.renewing, lease.actor) == (30.0, True, "actor")
+    assert (lease.reply_timeout, lease.is_scheduled, lease.state, lease.reason) == (
+        2.0,
+        True,
+        HELD,
+        None,
+    )
+    flags = (
+        lease.unanswered,
+        lease.release_may_have_run,
+        lease.needs_tombstone,
+        lease.reported_dropped,
+    )
     assert flags == (False, False, False, False)
 
 
-def test_one_thread_of_several_may_release_it() -> None:
-    hold = lease()
-    assert [hold.claim_release() for _ in range(3)] == [True, False, False]
+def test_only_one_of_several_threads_may_release_a_lease() -> None:
+    lease = new_lease()
+    assert [lease.claim_release() for _ in range(3)] == [True, False, False]
 
 
 def test_a_lease_is_valid_while_held_before_its_deadline_and_in_its_process() -> None:
-    hold = lease()
-    assert hold.alive(hold.deadline - 0.001, 1)
-    assert not hold.alive(hold.deadline, 1)
-    assert not hold.alive(1000.0, 2)
+    lease = new_lease()
+    assert lease.is_valid(lease.deadline - 0.001, 1)
+    assert not lease.is_valid(lease.deadline, 1)
+    assert not lease.is_valid(1000.0, 2)
     for state in (RELEASING, RELEASED, LOST):
-        hold.state = state
-        assert not hold.alive(1000.0, 1)
-        assert not hold.live
+        lease.state = state
+        assert not lease.is_valid(1000.0, 1)
+        assert not lease.is_scheduled
 
 
 def test_a_lease_that_was_handed_over_is_soon_renewed_for_its_ttl() -> None:
-    hold = lease(max_hold=60)
-    hold.begin_window(Grant(9, 1.0, 1010.0), 1010.5)
-    assert hold.next_due() == pytest.approx(1010.6)
-    assert hold.deadline == pytest.approx(1010.0 + 0.989)
-    assert hold.renew_until == 1070.5
-    whole = lease()
+    lease = new_lease(max_hold=60)
+    lease.begin_window(Grant(9, 1.0, 1010.0), 1010.5)
+    assert lease.next_due() == pytest.approx(1010.6)
+    assert lease.deadline == pytest.approx(1010.0 + 0.989)
+    assert lease.renew_until == 1070.5
+    late = new_lease()
+    late.begin_window(Grant(9, 0.25, 1010.0), 1010.125)
+    assert late.next_due() == pytest.approx((1010.125 + late.deadline) / 2)
+    whole = new_lease()
     renew_at = whole.renew_at
     whole.begin_window(Grant(9, 30.0, 1010.0), 1010.5)
     assert whole.next_due() == renew_at
@@ -79,141 +94,139 @@ def test_a_lease_that_was_handed_over_is_soon_renewed_for_its_ttl() -> None:
     ("asked_at", "ttl", "now", "exactly", "deadline"),
     [
         (1010.0, 30.0, 1011.0, False, 1010 + VALIDITY),
-        (1010.0, 10.0, 1011.0, False, 1000 + VALIDITY),  # it never shrinks
-        (1010.0, 10.0, 1011.0, True, 1019.899),  # unless that is wanted
+        (1010.0, 10.0, 1011.0, False, 1000 + VALIDITY),  # never shortened
+        (1010.0, 10.0, 1011.0, True, 1019.899),  # unless `exactly` is set
         (1010.0, 60.0, 1011.0, True, 1010 + 59.399),
         (1010.0, 30.0, 1000 + VALIDITY + 0.001, False, None),
         (1010.0, 30.0, 1000 + VALIDITY + 0.001, True, None),
     ],
 )
-def test_an_answer_in_time_moves_the_deadline(
+def test_a_reply_in_time_moves_the_deadline(
     asked_at: float, ttl: float, now: float, exactly: bool, deadline: float | None
 ) -> None:
-    hold = lease()
-    hold.unanswered = True
-    before = hold.deadline, hold.renew_at
-    moved = hold.prolong(asked_at, ttl, now, exactly=exactly)
+    lease = new_lease()
+    lease.unanswered = True
+    before = lease.deadline, lease.renew_at
+    moved = lease.prolong(asked_at, ttl, now, exactly=exactly)
     if deadline is None:
         assert moved is False
-        assert (hold.deadline, hold.renew_at) == before
-        assert hold.unanswered
+        assert (lease.deadline, lease.renew_at) == before
+        assert lease.unanswered
         return
     assert moved is True
-    assert hold.deadline == pytest.approx(deadline)
-    assert hold.renew_at == pytest.approx(asked_at + (ttl * 0.99 - 0.001) / 3)
-    assert not hold.unanswered
+    assert lease.deadline == pytest.approx(deadline)
+    assert lease.renew_at == pytest.approx(asked_at + (ttl * 0.99 - 0.001) / 3)
+    assert not lease.unanswered
 
 
-def test_an_answer_at_the_deadline_is_too_late() -> None:
-    hold = lease()
-    assert not hold.prolong(1010.0, 30.0, hold.deadline)
-    shorter = lease()
+def test_a_reply_at_the_deadline_is_too_late() -> None:
+    lease = new_lease()
+    assert not lease.prolong(1010.0, 30.0, lease.deadline)
+    shorter = new_lease()
     assert shorter.prolong(1010.0, 10.0, 1011.0)
     assert shorter.deadline == pytest.approx(1000 + VALIDITY), "by default it does not shrink"
 
 
 def test_a_lease_is_lost_once_and_not_after_its_release() -> None:
     for state, lost in ((HELD, True), (RELEASING, True), (RELEASED, False), (LOST, False)):
-        hold: Any = lease()
-        hold.state = state
-        hold.lose("taken")
-        assert hold.told == (["session"] if lost else [])
-        assert hold.state is (LOST if lost else state)
-        assert hold.reason == ("taken" if lost else None)
-        hold.lose("expired")
-        assert hold.told == (["session"] if lost else [])
-        assert hold.reason == ("taken" if lost else None)
+        lease: Any = new_lease()
+        lease.state = state
+        lease.lose("taken")
+        assert lease.notified == (["session"] if lost else [])
+        assert lease.state is (LOST if lost else state)
+        assert lease.reason == ("taken" if lost else None)
+        lease.lose("expired")
+        assert lease.notified == (["session"] if lost else [])
+        assert lease.reason == ("taken" if lost else None)
 
 
 def test_a_loss_cancels_bodies_first_and_calls_the_users_code_last() -> None:
-    class Body(Grip):
-        hold: Any = None
+    class Body(LeaseRef):
+        lease: Any = None
 
         def _cancel_body(self) -> None:
-            assert self.hold.state is LOST
-            self.hold.told.append("body")
+            assert self.lease.state is LOST
+            self.lease.notified.append("body")
 
     body = Body()
-    hold: Any = lease(body)
-    body.hold = hold
-    hold.watch(lambda each: each.told.append("event"))
-    hold.watch_last(lambda each: each.told.append("callback"))
-    hold.lose("expired")
-    assert hold.told == ["body", "event", "session", "callback"]
-    hold.watch(lambda each: each.told.append("late event"))
-    assert hold.told[4:] == ["late event"]
-    hold.watch_last(lambda each: each.told.append("late callback"))
-    assert hold.told[4:] == ["late event", "late callback"]
+    lease: Any = new_lease(body)
+    body.lease = lease
+    lease.on_loss(lambda each: each.notified.append("event"))
+    lease.on_loss(lambda each: each.notified.append("callback"), last=True)
+    lease.lose("expired")
+    assert lease.notified == ["body", "event", "session", "callback"]
+    lease.on_loss(lambda each: each.notified.append("late event"))
+    assert lease.notified[4:] == ["late event"]
+    lease.on_loss(lambda each: each.notified.append("late callback"), last=True)
+    assert lease.notified[4:] == ["late event", "late callback"]
 
 
-def test_what_raises_when_a_lease_is_lost_stops_nothing_else() -> None:
-    class Body(Grip):
+def test_an_exception_in_a_loss_callback_does_not_stop_the_others() -> None:
+    class Body(LeaseRef):
         __slots__ = ()
 
         def _cancel_body(self) -> None:
             raise KeyboardInterrupt
 
-    def fails(hold: Any) -> None:
-        hold.told.append("fails")
+    def fails(lease: Any) -> None:
+        lease.notified.append("fails")
         raise ZeroDivisionError
 
     body = Body()
-    hold: Any = lease(body)
+    lease: Any = new_lease(body)
     with pytest.raises(KeyboardInterrupt):
-        hold.lose("expired")
-    assert hold.told == ["session"]
-    hold = lease()
-    hold.watch(fails)
+        lease.lose("expired")
+    assert lease.notified == ["session"]
+    lease = new_lease()
+    lease.on_loss(fails)
     with pytest.raises(ZeroDivisionError):
-        hold.lose("expired")
-    assert hold.told == ["fails", "session"]
-    assert hold.state is LOST
+        lease.lose("expired")
+    assert lease.notified == ["fails", "session"]
+    assert lease.state is LOST
 
 
-def test_a_lease_whose_grip_is_gone_is_dropped() -> None:
-    grip = Grip()
-    hold = lease(grip)
-    assert not hold.is_dropped
-    inner = Grip()
-    hold.grips.add(ref(inner))
-    assert not hold.is_dropped
-    del grip
-    assert hold.is_dropped, "one level of a re-entered lock is enough"
-    hold.lose("expired")
-    assert hold.state is LOST
+def test_a_lease_whose_reference_is_gone_is_dropped() -> None:
+    reference = LeaseRef()
+    lease = new_lease(reference)
+    assert not lease.is_dropped
+    inner = LeaseRef()
+    lease.refs.add(ref(inner))
+    assert not lease.is_dropped
+    del reference
+    assert lease.is_dropped, "one level of a re-entered lock is enough"
+    lease.lose("expired")
+    assert lease.state is LOST
 
 
-def test_why_a_lease_is_lost() -> None:
-    hold = lease()
-    assert hold.overdue() == "expired"
-    assert hold.refusal([], 1000.0) == "key_missing"
-    assert hold.refusal(0, 1000.0) == "taken"
-    assert hold.refusal([], hold.deadline) == "expired"
-    hold.unanswered = True
-    assert hold.refusal(0, hold.deadline) == "unreachable"
-    error = hold.loss()
+def test_a_lost_lease_has_the_reason() -> None:
+    lease = new_lease()
+    assert lease.expiry_reason() == "expired"
+    assert lease.refusal_reason([], 1000.0) == "key_missing"
+    assert lease.refusal_reason(0, 1000.0) == "taken"
+    assert lease.refusal_reason([], lease.deadline) == "expired"
+    lease.unanswered = True
+    assert lease.refusal_reason(0, lease.deadline) == "unreachable"
+    error = lease.loss()
     assert (error.lock, error.reason, error.fence) == ("a", "unreachable", 7)
-    hold.lose("taken")
-    error = hold.loss()
+    lease.lose("taken")
+    error = lease.loss()
     assert (error.lock, error.reason, error.fence) == ("a", "taken", 7)
     assert str(error) == (
-        "the lease of 'a' (fence 7) was lost: the server says that it is no longer ours"
+        "the lease of 'a' (fence 7) was lost: another client has acquired the lock, or an operator "
+        "evicted this holder"
     )
 
 
 def test_a_renewal_names_the_token_the_ttl_and_the_fence() -> None:
-    hold = lease(lock_delay=1)
-    assert hold.renewal(2.5) == (RENEW, hold.spec.kept_keys, ("token", "2500", "1000 fair ", "7"))
+    lease = new_lease(lock_delay=1)
+    assert lease.renewal_request(2.5) == (
+        RENEW,
+        lease.spec.renewal_keys,
+        ("token", "2500", "1000 fair ", "7"),
+    )
 
 
-def test_a_child_forked_in_an_operation_is_told_to_acquire_the_lock() -> None:
-    for error, verb in ((forked("a"), "acquire"), (forked("a", "extend"), "extend")):
-        assert isinstance(error, holdfast.NotHeld)
-        assert error.lock == "a"
-        assert str(error).startswith(f"this process was forked in the middle of {verb}() of 'a', ")
-
-
-def test_a_wait_is_reported_each_time_that_it_has_doubled() -> None:
+def test_a_wait_is_reported_each_time_its_duration_doubles() -> None:
     events: list[holdfast.Event] = []
     session: Any = SimpleNamespace(report=events.append)
     report = WaitReport(session, "a", 1000.0)

@@ -1,28 +1,30 @@
-"""Losing a lease is never silent, whatever the user's callbacks and the machine do."""
+"""The loss of a lease is always reported, even if callbacks fail or no thread can be started."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
+from holdfast.api.events import MAX_CALLBACK_THREADS, EventDispatcher
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 LIMIT = 30.0
-"""Seconds after which something that should have happened counts as failed."""
+"""Seconds to wait for each expected effect."""
 
 
 class NoThreads:
-    """While on, no thread whose name starts with `names` can be started."""
+    """While `on` is true, threads whose names start with `names` cannot be started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.on = True
@@ -55,7 +57,7 @@ def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
     events: list[holdfast.Event] = []
     called: list[str] = []
     with holdfast.Client(server.url, on_event=events.append) as client:
-        # Extended, so that only the clean-up after the loss frees it soon.
+        # Extended, so that the key goes soon only if the clean-up after the loss removes it.
         lease = client.lock("a", ttl=60, renew=False).acquire()
         lease.extend(0.3)
         lease.on_lost(lambda *_: called.append("first"))
@@ -65,32 +67,32 @@ def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
         assert lost.wait(LIMIT)
         eventually(lambda: kinds(events) == ["lost"], within=LIMIT)
         eventually(lambda: not server.command("EXISTS", "holdfast:{a}"), within=LIMIT)
-        # The thread that delivers events runs both instead, in order.
+        # The thread that delivers events runs both callbacks instead, in order.
         eventually(lambda: called == ["first", "second"], within=LIMIT)
         assert threads.refused == 2
 
 
 @pytest.mark.only_client("threads")
 async def test_a_loss_is_delivered_once_a_thread_can_be_started_again(
-    face: Face, server: Server, monkeypatch: pytest.MonkeyPatch
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(server.url, on_event=events.append)
+    client = api.connect(server.url, on_event=events.append)
     lease = await client.lock("a", ttl=0.3, renew=False).acquire()
     called: list[bool] = []
     lease.on_lost(lambda *_: called.append(lost.is_set()))
     lost: Any = lease.lost
-    threads = NoThreads(monkeypatch, "holdfast-callback", "holdfast-herald")
-    assert await face.wait(lost, LIMIT)
-    await face.eventually(is_true(lambda: threads.refused), within=LIMIT)
+    threads = NoThreads(monkeypatch, "holdfast-callback", "holdfast-events")
+    assert await api.wait(lost, LIMIT)
+    await api.eventually(is_true(lambda: threads.refused), within=LIMIT)
     assert not events
     threads.on = False
-    await face.eventually(is_true(lambda: kinds(events) == ["lost"]), within=LIMIT)
-    await face.eventually(is_true(lambda: called == [True]), within=LIMIT)
+    await api.eventually(is_true(lambda: kinds(events) == ["lost"]), within=LIMIT)
+    await api.eventually(is_true(lambda: called == [True]), within=LIMIT)
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_a_callback_that_raises_a_base_exception_silences_nothing(
+def test_a_loss_is_reported_even_if_a_callback_raises_a_base_exception(
     server: Server, error: type[BaseException]
 ) -> None:
     events: list[holdfast.Event] = []
@@ -111,7 +113,7 @@ def test_a_callback_that_raises_a_base_exception_silences_nothing(
         eventually(lambda: called == [True] and kinds(events) == ["lost"], within=LIMIT)
 
 
-def test_a_callback_on_a_loop_that_raises_a_base_exception_silences_nothing(
+def test_a_loss_on_a_loop_is_reported_even_if_a_callback_raises_a_base_exception(
     server: Server,
 ) -> None:
     """The loss is detected on the loop, where a callback could raise into the caller."""
@@ -170,7 +172,7 @@ def test_a_listener_that_raises_a_base_exception_receives_the_next_event(server:
     both_are_lost = threading.Event()
 
     def listen(event: holdfast.Event) -> None:
-        both_are_lost.wait(LIMIT)  # so that the second waits behind the first
+        both_are_lost.wait(LIMIT)  # so that the second event waits behind the first
         events.append(event.lock)
         raise SystemExit
 
@@ -186,10 +188,10 @@ def test_a_listener_that_raises_a_base_exception_receives_the_next_event(server:
 
 @pytest.mark.only_client("asyncio")
 async def test_a_restart_without_data_is_reported_as_a_missing_key(
-    face: Face, own_server: Server
+    api: Api, own_server: Server
 ) -> None:
     events: list[holdfast.Event] = []
-    client = face.connect(own_server.url, on_event=events.append)
+    client = api.connect(own_server.url, on_event=events.append)
     renewed = await client.lock("renewed", ttl=3).acquire()
     extended = await client.lock("extended", ttl=60).acquire()
     released = await client.lock("released", ttl=60).acquire()
@@ -201,14 +203,14 @@ async def test_a_restart_without_data_is_reported_as_a_missing_key(
     with pytest.raises(holdfast.LeaseLost, match="restarted without its data") as lost:
         await released.release()
     assert lost.value.reason == "key_missing"
-    assert await face.wait(renewed.lost, LIMIT)
+    assert await api.wait(renewed.lost, LIMIT)
     with pytest.raises(holdfast.LeaseLost) as lost:
         renewed.check()
     assert lost.value.reason == "key_missing"
 
 
 @pytest.mark.parametrize("verb", ["extend", "release"])
-async def test_a_lock_that_an_operator_broke_is_reported_as_taken(
+async def test_a_lease_that_an_operator_evicted_is_reported_as_taken(
     client: Any, server: Server, verb: str
 ) -> None:
     lock = client.lock("a", ttl=60)
@@ -220,12 +222,12 @@ async def test_a_lock_that_an_operator_broke_is_reported_as_taken(
     assert lost.value.reason == "taken"
 
 
-async def test_a_lock_that_another_had_since_its_key_was_lost_is_reported_as_taken(
-    face: Face, client: Any, server: Server
+async def test_a_lock_that_was_granted_to_another_after_its_key_was_lost_is_reported_as_taken(
+    api: Api, client: Any, server: Server
 ) -> None:
     lease = await client.lock("a", ttl=60).acquire()
     server.command("DEL", "holdfast:{a}")
-    async with face.connect(server.url).lock("a"):
+    async with api.connect(server.url).lock("a"):
         pass
     with pytest.raises(holdfast.LeaseLost) as lost:
         await lease.extend(60)
@@ -235,10 +237,10 @@ async def test_a_lock_that_another_had_since_its_key_was_lost_is_reported_as_tak
 # After close()
 
 
-async def test_release_after_close_says_that_the_client_is_closed(
-    face: Face, server: Server
+async def test_the_error_of_a_release_after_close_names_the_closed_client(
+    api: Api, server: Server
 ) -> None:
-    client = face.connect(server.url)
+    client = api.connect(server.url)
     lease = await client.lock("a", ttl=60).acquire()
     await client.close()
     for _ in range(3):
@@ -249,17 +251,100 @@ async def test_release_after_close_says_that_the_client_is_closed(
         assert "60 s" in str(error.value)
 
 
-async def test_release_after_close_is_unsure_if_the_background_may_have_released_it(
-    face: Face, own_server: Server
+async def test_release_after_close_has_an_unknown_outcome_if_the_background_may_have_released(
+    api: Api, own_server: Server
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=1)
+    client = api.connect(own_server.url, command_timeout=1)
     lease = await client.lock("a", ttl=60).acquire()
     own_server.kill()
     with pytest.raises(holdfast.HoldfastError):
-        await client.lock("b").locked()  # finds that the connection is gone
+        await client.lock("b").locked()  # detects that the connection is lost
     with pytest.raises(holdfast.NodeUnavailable, match="background"):
         await lease.release()
     await client.close()
     for _ in range(2):
         with pytest.raises(holdfast.OutcomeUnknown, match="this client is closed"):
             await lease.release()
+
+
+def test_few_threads_run_the_callbacks_of_many_losses(server: Server) -> None:
+    go = threading.Event()
+    called: list[int] = []
+
+    def block(number: int) -> None:
+        assert go.wait(LIMIT)
+        called.append(number)
+
+    def count_threads() -> int:
+        return sum(thread.name == "holdfast-callback" for thread in threading.enumerate())
+
+    events: list[holdfast.Event] = []
+    with holdfast.Client(server.url, on_event=events.append) as client:
+        leases = [client.lock(f"a{number}").acquire() for number in range(30)]
+        for number, lease in enumerate(leases):
+            lease.on_lost(lambda *_, number=number: block(number))
+        server.command("FLUSHALL")
+        for lease in leases:
+            with pytest.raises(holdfast.LeaseLost):
+                lease.extend(30)
+        eventually(lambda: kinds(events) == ["lost"] * 30, within=LIMIT)
+        assert count_threads() == MAX_CALLBACK_THREADS == 8
+        go.set()
+        eventually(lambda: sorted(called) == list(range(30)), within=LIMIT)
+        eventually(lambda: count_threads() == 0, within=LIMIT)
+        another = client.lock("a").acquire()
+        another.on_lost(lambda *_: called.append(30))
+        server.command("FLUSHALL")
+        with pytest.raises(holdfast.LeaseLost):
+            another.extend(30)
+        eventually(lambda: called[-1] == 30, within=LIMIT)
+
+
+def test_events_behind_a_listener_that_blocks_are_limited_and_the_dropped_ones_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast.api.events.MAX_EVENTS", 10)
+    begun, go = threading.Event(), threading.Event()
+    received: list[str] = []
+
+    def listen(event: holdfast.Event) -> None:
+        begun.set()
+        assert go.wait(LIMIT)
+        received.append(event.lock)
+
+    dispatcher = EventDispatcher(listen)
+    dispatcher.report(holdfast.Event("lost", "first"))
+    assert begun.wait(LIMIT)
+    for number in range(35):
+        dispatcher.report(holdfast.Event("lost", str(number)))
+    go.set()
+    dropped = "25 events were dropped"
+    eventually(lambda: dropped in caplog.text, within=LIMIT)
+    assert caplog.text.count("were dropped") == 1
+    assert received == ["first", *map(str, range(10))]
+    dispatcher.report(holdfast.Event("lost", "last"))
+    eventually(lambda: received[-1] == "last", within=LIMIT)
+
+
+@pytest.mark.parametrize("kind", [holdfast.Client, holdfast.AsyncClient])
+def test_a_coroutine_function_is_refused_as_a_listener(
+    kind: type[holdfast.Client | holdfast.AsyncClient],
+) -> None:
+    async def listen(event: holdfast.Event) -> None: ...
+
+    class Listener:
+        async def __call__(self, event: holdfast.Event) -> None: ...
+
+    for listener in (listen, functools.partial(listen), Listener()):
+        with pytest.raises(holdfast.ConfigurationError, match=r"run_coroutine_threadsafe"):
+            kind("redis://127.0.0.1:1", on_event=listener)
+
+
+async def test_a_coroutine_function_is_refused_as_a_callback(api: Api, server: Server) -> None:
+    async def stop(lease: object, reason: str) -> None: ...
+
+    lease = await api.connect(server.url).lock("a").acquire()
+    advice = "create_task" if api.name == "asyncio" else "run_coroutine_threadsafe"
+    with pytest.raises(holdfast.ConfigurationError, match=advice):
+        lease.on_lost(stop)
+    await lease.release()

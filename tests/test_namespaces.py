@@ -1,4 +1,4 @@
-"""Namespaces: applications that share a server share no locks, and operators see whose they are."""
+"""Namespaces: applications on one server share no locks, and operators see the namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.terminal import HOLDFAST, PATIENCE, environment
 
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 TEXTS = st.text(st.sampled_from("ab{}:é\udcff"), min_size=1, max_size=12)
@@ -34,7 +34,7 @@ def spec_of(client: Any, name: str = "a", **given: Any) -> LockSpec:
 
 @settings(max_examples=500, derandomize=True, database=None, deadline=None)
 @given(NAMESPACES, TEXTS, NAMESPACES, TEXTS)
-def test_two_namespaces_share_no_key_and_each_key_tells_its_lock(
+def test_two_namespaces_share_no_key_and_each_key_identifies_its_lock(
     namespace: str, name: str, other_namespace: str, other: str
 ) -> None:
     key = lock_key_of(name, namespace=namespace)
@@ -55,35 +55,33 @@ def test_without_a_namespace_the_keys_are_unchanged() -> None:
         b"holdfast:in:shop:{a}:fence",
         b"holdfast:in:shop:{a}:queue",
     )
-    assert spec_of(client, "b").keys[0] == b"holdfast:in:shop:{b}"  # a new name, known settings
+    assert spec_of(client, "b").keys[0] == b"holdfast:in:shop:{b}"  # a new name with known settings
     assert spec_of(client, key="a:key").keys[0] == b"a:key"
     assert client.lock("a").name == "a"
 
 
 @pytest.mark.parametrize("bad", ["", "a:b", "{a}", "a\n", "x" * 101, 5, b"a"])
-def test_what_cannot_be_a_namespace_is_refused(bad: Any) -> None:
+def test_an_invalid_namespace_is_refused(bad: Any) -> None:
     for kind in (holdfast.Client, holdfast.AsyncClient):
         with pytest.raises(holdfast.ConfigurationError, match="namespace="):
             kind("redis://127.0.0.1:1", namespace=bad)
 
 
-async def test_locks_of_two_namespaces_do_not_exclude_one_another(
-    face: Face, server: Server
-) -> None:
+async def test_locks_of_two_namespaces_do_not_exclude_one_another(api: Api, server: Server) -> None:
     shop, bank = (
-        face.connect(server.url, namespace="shop"),
-        face.connect(server.url, namespace="bank"),
+        api.connect(server.url, namespace="shop"),
+        api.connect(server.url, namespace="bank"),
     )
-    plain = face.connect(server.url)
+    plain = api.connect(server.url)
     async with shop.lock("a"), bank.lock("a", timeout=0), plain.lock("a", timeout=0):
-        again = face.connect(server.url, namespace="shop")
+        again = api.connect(server.url, namespace="shop")
         assert await again.lock("a").try_acquire() is None
         async with bank.lock("b", key="k"):
             assert await shop.lock("c", key="k").try_acquire() is None
 
 
-async def test_an_exported_lease_is_adopted_in_its_namespace(face: Face, server: Server) -> None:
-    shop, plain = face.connect(server.url, namespace="shop"), face.connect(server.url)
+async def test_an_exported_lease_is_adopted_in_its_namespace(api: Api, server: Server) -> None:
+    shop, plain = api.connect(server.url, namespace="shop"), api.connect(server.url)
     lease = await plain.adopt(await (await shop.lock("a").acquire()).export())
     assert await shop.lock("a").locked()
     assert lease.name == "a"
@@ -91,7 +89,7 @@ async def test_an_exported_lease_is_adopted_in_its_namespace(face: Face, server:
     assert not await shop.lock("a").locked()
 
 
-async def test_cached_values_are_those_of_the_namespace(face: Face, server: Server) -> None:
+async def test_cached_values_are_separate_for_each_namespace(api: Api, server: Server) -> None:
     computed = []
 
     async def price() -> int:
@@ -99,26 +97,24 @@ async def test_cached_values_are_those_of_the_namespace(face: Face, server: Serv
         return len(computed)
 
     for namespace in ("shop", "bank", None):
-        client = face.connect(server.url, namespace=namespace)
+        client = api.connect(server.url, namespace=namespace)
         cached = client.cached(60, key="price")(price)
         assert await cached() == await cached() == len(computed)
     assert computed == [1, 1, 1]
     assert all(key.startswith(b"holdfast:") for key in server.command("KEYS", "*"))
 
 
-async def test_an_id_counts_once_on_its_key_whatever_the_namespace(
-    face: Face, server: Server
-) -> None:
+async def test_an_operation_id_is_shared_by_all_namespaces(api: Api, server: Server) -> None:
     count = "return redis.call('INCR', KEYS[1])"
     for namespace in ("shop", "bank", None):
-        atomic = face.connect(server.url, namespace=namespace).atomic
+        atomic = api.connect(server.url, namespace=namespace).atomic
         assert await atomic.incr("stock", once="order 7") == 1
         assert await atomic.script(count)(keys=["runs"], once="order 7") == 1
     assert server.command("MGET", "stock", "runs") == [b"1", b"1"]
 
 
 def status_of_run(server: Server, *words: str) -> tuple[int, str]:
-    told = subprocess.run(
+    ended = subprocess.run(
         [*HOLDFAST, "run", "--no-wait", *words, "true"],
         env=environment(HOLDFAST_URL=server.url),
         capture_output=True,
@@ -126,14 +122,14 @@ def status_of_run(server: Server, *words: str) -> tuple[int, str]:
         check=False,
         timeout=PATIENCE,
     )
-    return told.returncode, told.stderr
+    return ended.returncode, ended.stderr
 
 
 def test_run_excludes_clients_of_its_namespace_only(server: Server) -> None:
     with holdfast.Client(server.url, namespace="shop") as shop, shop.lock("nightly"):
-        status, told = status_of_run(server, "-v", "-N", "shop", "nightly")
+        status, message = status_of_run(server, "-v", "-N", "shop", "nightly")
         assert status == 1
-        assert "'shop: nightly' is locked" in told
+        assert "'shop: nightly' is held by" in message
         assert status_of_run(server, "--namespace", "bank", "nightly") == (0, "")
         assert status_of_run(server, "nightly") == (0, "")
 
@@ -142,7 +138,7 @@ def output_of(server: Server, *words: str) -> Any:
     return CliRunner().invoke(app, [*words, "--url", server.url])
 
 
-def test_operators_see_and_choose_the_namespace(server: Server) -> None:
+def test_ls_shows_and_filters_namespaces(server: Server) -> None:
     with (
         holdfast.Client(server.url, namespace="shop") as shop,
         holdfast.Client(server.url) as plain,
@@ -173,6 +169,6 @@ def test_operators_see_and_choose_the_namespace(server: Server) -> None:
         assert not shop.lock("invoice").locked()
         again = output_of(server, "break", "invoice", "--yes", "-N", "shop")
         assert again.exit_code == 1
-        assert "shop: invoice is held by nobody" in again.stderr
+        assert "'shop: invoice' is not held" in again.stderr
         with pytest.raises(holdfast.LeaseLost):
             lease.release()

@@ -1,4 +1,4 @@
-"""Locks with an owner: several holds of one key in one process, and what each of them knows."""
+"""Locks with an owner: several holds of one key in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def in_a_thread(work: Any) -> None:
     assert not thread.is_alive()
 
 
-def test_a_holder_never_waits_for_itself_after_a_co_holder_came_and_went(server: Server) -> None:
+def test_a_holder_never_waits_for_itself_after_a_co_holder_released(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         ours, plain = client.lock("a", owner="us"), client.lock("a", timeout=PATIENCE)
         with ours:
@@ -36,7 +36,7 @@ def test_a_holder_never_waits_for_itself_after_a_co_holder_came_and_went(server:
             pass
 
 
-def test_releasing_what_another_thread_took_leaves_nothing_to_remember(server: Server) -> None:
+def test_a_lease_released_by_another_thread_frees_the_lock(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         ours = client.lock("a", owner="us")
         leases = [ours.acquire() for _ in range(3)]
@@ -47,7 +47,7 @@ def test_releasing_what_another_thread_took_leaves_nothing_to_remember(server: S
             pass
 
 
-def test_a_co_holder_of_another_thread_may_be_waited_for(server: Server) -> None:
+def test_a_thread_can_wait_for_a_lease_of_another_thread(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lease = client.lock("a", owner="us").acquire()
         got: list[int] = []

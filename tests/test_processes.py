@@ -1,4 +1,4 @@
-"""Real processes: forked, frozen, killed."""
+"""Processes that are forked, stopped or killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
-from kit.homes import settle_in
+from kit.quorum_servers import init_for_quorum
 from kit.servers import ONE_KIND, Server, programs
 from kit.waiting import eventually
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KEY = "holdfast:{a}"
 
-# Python warns of forking a process with threads; that a fork is harmless is what is shown here.
+# Python warns when a process with threads forks. These tests show that a fork does no harm.
 forking = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -51,7 +51,9 @@ def in_child(work: Callable[[], None]) -> None:
 
 
 @forking
-def test_s13_a_forked_child_neither_believes_nor_releases_nor_renews(server: Server) -> None:
+def test_s13_a_forked_child_does_not_hold_release_or_renew_the_parents_lease(
+    server: Server,
+) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a", ttl=30)
         lease = lock.acquire()
@@ -100,15 +102,15 @@ def test_s13_parent_and_child_share_no_connection(server: Server) -> None:
 
 
 @forking
-def test_s13_a_child_renews_its_own_leases_and_not_its_parents(server: Server) -> None:
+def test_s13_a_child_renews_only_its_own_leases(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         parents = client.lock("parents", ttl=30).acquire()
 
         def child() -> None:
             assert [t.name for t in threading.enumerate() if "holdfast" in t.name] == []
             lease = client.lock("childs", ttl=0.3).acquire()
-            first = lease._held.deadline
-            eventually(lambda: lease._held.deadline > first + 0.5)
+            first = lease._state.deadline
+            eventually(lambda: lease._state.deadline > first + 0.5)
             lease.release()
 
         in_child(child)
@@ -133,12 +135,12 @@ def test_s13_tokens_drawn_after_a_fork_differ(server: Server) -> None:
 
 
 @forking
-def test_s13_an_async_client_connects_anew_after_a_fork(server: Server) -> None:
+def test_s13_an_async_client_opens_new_connections_after_a_fork(server: Server) -> None:
     async def use(client: holdfast.AsyncClient, name: str) -> None:
         async with client.lock(name) as lease:
             assert lease.held
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             lease = await client.lock("a").acquire()
 
@@ -150,7 +152,7 @@ def test_s13_an_async_client_connects_anew_after_a_fork(server: Server) -> None:
             await use(client, "c")
             await lease.release()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def script(server: Server, text: str) -> subprocess.Popen[bytes]:
@@ -172,7 +174,9 @@ def end(child: subprocess.Popen[bytes]) -> None:
     child.communicate()
 
 
-def test_l1_a_killed_holders_lock_is_free_after_its_ttl(server: Server, busy: Busyness) -> None:
+def test_l1_the_lock_of_a_killed_holder_is_free_after_its_ttl(
+    server: Server, busy: Busyness
+) -> None:
     child = script(
         server,
         """
@@ -185,11 +189,13 @@ def test_l1_a_killed_holders_lock_is_free_after_its_ttl(server: Server, busy: Bu
     killed_at = time.monotonic()
     with holdfast.Client(server.url) as client:
         lease = client.lock("a").acquire(timeout=20)
-        assert time.monotonic() - killed_at < 1 + 1 + busy.allowance, "1 s of ttl, and a moment"
+        assert time.monotonic() - killed_at < 1 + 1 + busy.allowance, (
+            "the ttl of 1 s, and a second for the waiter"
+        )
         lease.release()
 
 
-def test_s3_a_frozen_holder_wakes_up_knowing_that_it_lost(server: Server) -> None:
+def test_s3_a_stopped_holder_detects_its_loss_when_it_continues(server: Server) -> None:
     child = script(
         server,
         """
@@ -251,7 +257,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_whose_client_lives_to_its_end_prints_nothing(
+def test_a_client_that_is_never_closed_prints_nothing_at_exit(
     server: Server, program: str, *, used: bool
 ) -> None:
     assert not at_exit(server.url, f"USED = {used}\n" + textwrap.dedent(PROGRAMS[program]))
@@ -265,10 +271,11 @@ def test_garbage_collection_releases_nothing(server: Server) -> None:
     client.close()
 
 
-def test_errors_survive_the_way_between_processes() -> None:
+def test_errors_can_be_pickled() -> None:
     for error in (
         holdfast.AcquireTimeout("m", lock="a", holder=None),
         holdfast.LeaseLost("m", lock="a", reason="taken", fence=7),
+        holdfast.StaleFence("m", lock="a", resource="r", fence=7, newest_fence=8),
         holdfast.NotHeld("m", lock="a"),
         holdfast.WouldDeadlock("m", lock="a"),
         holdfast.NodeUnavailable("m", lock="a", node="n"),
@@ -281,7 +288,7 @@ def test_errors_survive_the_way_between_processes() -> None:
         assert vars(copy) == vars(error)
 
 
-# At the end of the interpreter, Python 3.12 refuses to start threads. Others are made to.
+# Python 3.12 refuses to start threads during interpreter shutdown. Here all versions do.
 AT_EXIT = """
 import atexit, threading
 def refuse(thread):
@@ -295,7 +302,7 @@ def at_exit(work):
 
 
 def at_exit(target: str | list[str], text: str) -> str:
-    """Run `text`, which has work done by `at_exit`, and return what it prints."""
+    """Run `text`, which registers work with `at_exit`, and return its output."""
     head = f"import asyncio, sys, holdfast\nURL = {target!r}\n{AT_EXIT}"
     child = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(text)],
@@ -334,24 +341,26 @@ WITHOUT_RENEWAL = {
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 @pytest.mark.parametrize("by", WITHOUT_RENEWAL)
-def test_a_lock_without_renewal_can_be_taken_in_an_atexit_handler(server: Server, by: str) -> None:
+def test_a_lock_without_renewal_can_be_acquired_in_an_atexit_handler(
+    server: Server, by: str
+) -> None:
     assert at_exit(server.url, WITHOUT_RENEWAL[by]) == "True"
     assert server.command("EXISTS", KEY) == 0
 
 
-def test_a_lock_of_a_quorum_can_be_taken_in_an_atexit_handler() -> None:
+def test_a_quorum_lock_can_be_acquired_in_an_atexit_handler() -> None:
     program = next(iter(programs().values()))
     durable = "--appendonly", "yes", "--appendfsync", "always"
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server.start(program, *durable)) for _ in range(3)]
         for each in servers:
-            settle_in(each)
+            init_for_quorum(each)
         assert at_exit([each.url for each in servers], WITHOUT_RENEWAL["threads"]) == "True"
         assert [each.command("EXISTS", KEY) for each in servers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_lock_can_be_waited_for_in_an_atexit_handler(server: Server) -> None:
+def test_an_atexit_handler_can_wait_for_a_lock(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lease = client.lock("a", ttl=1, renew=False).acquire()
         assert at_exit(server.url, WITHOUT_RENEWAL["threads"]) == "True"
@@ -359,10 +368,10 @@ def test_a_lock_can_be_waited_for_in_an_atexit_handler(server: Server) -> None:
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-def test_a_lock_that_cannot_be_renewed_says_what_to_write_and_is_not_left_locked(
+def test_the_error_of_a_lock_that_cannot_be_renewed_suggests_renew_false_and_leaves_it_free(
     server: Server,
 ) -> None:
-    said = at_exit(
+    printed = at_exit(
         server.url,
         """
         client = holdfast.Client(URL)
@@ -376,6 +385,6 @@ def test_a_lock_that_cannot_be_renewed_says_what_to_write_and_is_not_left_locked
         at_exit(work)
         """,
     )
-    assert "'a'" in said
-    assert "renew=False" in said
+    assert "'a'" in printed
+    assert "renew=False" in printed
     assert server.command("EXISTS", KEY) == 0

@@ -1,7 +1,7 @@
-"""What befalls servers, one after the other, while several processes take turns at a lock on them.
+"""Faults of servers, one after the other, while several processes contend for a lock on them.
 
-As long as a majority works the contenders go on; whatever happens, no two hold the lock together,
-and what it guards loses nothing.
+While a majority works, the contenders make progress. In all cases no two of them hold the lock at
+once, and the resource that it protects loses no update.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.campaign import KEY, Campaign
 from kit.clocks import COMPILER, ClockedServer
-from kit.gate import FROM, TO, Gate
-from kit.homes import settle_in
+from kit.contention_run import KEY, ContentionRun
+from kit.pausable_proxy import FROM_SERVER, TO_SERVER, PausableProxy
+from kit.quorum_servers import init_for_quorum
 from kit.servers import Server, programs
 from kit.waiting import eventually
 
@@ -43,37 +43,37 @@ def nodes(stack: contextlib.ExitStack, number: int) -> list[Server]:
         for each in range(number)
     ]
     for server in servers:
-        settle_in(server)
+        init_for_quorum(server)
     return servers
 
 
 @pytest.mark.long
-def test_nodes_killed_frozen_and_cut_off_one_by_one_stop_nobody(
+def test_contenders_make_progress_while_nodes_fail_one_by_one(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
     servers = nodes(stack, 3)
-    gates = [stack.enter_context(Gate(server)) for server in servers]
-    with Campaign([gate.url for gate in gates], resource, ttl=TTL) as campaign:
-        campaign.goes_on()
+    proxies = [stack.enter_context(PausableProxy(server)) for server in servers]
+    with ContentionRun([proxy.url for proxy in proxies], resource, ttl=TTL) as run:
+        run.wait_for_turns()
         servers[0].freeze()
-        campaign.goes_on()
+        run.wait_for_turns()
         servers[0].thaw()
         servers[1].kill()
-        campaign.goes_on()
+        run.wait_for_turns()
         servers[1].restart()
-        campaign.goes_on()
-        for way in ((TO,), (FROM,), (TO, FROM)):
-            gates[2].shut(*way)
-            campaign.goes_on()
-            gates[2].open()
-            campaign.goes_on(10)
+        run.wait_for_turns()
+        for way in ((TO_SERVER,), (FROM_SERVER,), (TO_SERVER, FROM_SERVER)):
+            proxies[2].pause(*way)
+            run.wait_for_turns()
+            proxies[2].resume()
+            run.wait_for_turns(10)
         servers[0].command("SCRIPT", "FLUSH")
         servers[1].command("CLIENT", "KILL", "TYPE", "normal")
         servers[2].command("CONFIG", "SET", "maxmemory", 1)
-        campaign.goes_on()
+        run.wait_for_turns()
         servers[2].command("CONFIG", "SET", "maxmemory", 0)
-        campaign.goes_on()
-        report = campaign.end()
+        run.wait_for_turns()
+        report = run.end()
     report.check_exclusion()
     report.check_fences()
     report.check_resource()
@@ -84,50 +84,50 @@ def test_nodes_killed_frozen_and_cut_off_one_by_one_stop_nobody(
     )
 
 
-def test_without_a_majority_nobody_goes_on_and_with_it_everybody(
+def test_contenders_make_progress_only_with_a_majority(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
     servers = nodes(stack, 5)
-    with Campaign([server.url for server in servers], resource, ttl=TTL) as campaign:
-        campaign.goes_on()
+    with ContentionRun([server.url for server in servers], resource, ttl=TTL) as run:
+        run.wait_for_turns()
         for server in servers[:3]:
             server.freeze()
-        # Whoever had it has lost it when it is gone from the nodes that still work.
+        # The last holder has lost the lock once the key is gone from the nodes that still work.
         eventually(
             lambda: not any(server.command("EXISTS", KEY) for server in servers[3:]),
             within=10,
-            what="nobody holds it any more",
+            what="the lock is free",
         )
         for server in servers[:3]:
             server.thaw()
-        campaign.goes_on()
+        run.wait_for_turns()
         for server in servers[2:]:
             server.kill()
         for server in servers[2:]:
             server.restart()
-        campaign.goes_on()
-        report = campaign.end()
+        run.wait_for_turns()
+        report = run.end()
     report.check_exclusion()
     report.check_fences()
     report.check_resource()
 
 
 @pytest.mark.long
-def test_a_node_that_forgets_all_again_and_again_lets_nobody_in_beside_a_holder(
+def test_a_node_that_repeatedly_loses_its_data_never_grants_a_held_lock(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
     forgetful = stack.enter_context(Server.start(PROGRAMS[0]))
     servers = [*nodes(stack, 2), forgetful]
     targets = [server.url for server in servers]
-    with Campaign(targets, resource, ttl=TTL, longest_ttl=TTL) as campaign:
-        campaign.goes_on()
+    with ContentionRun(targets, resource, ttl=TTL, longest_ttl=TTL) as run:
+        run.wait_for_turns()
         for _ in range(3):
             forgetful.restart()
-            campaign.goes_on(20)
+            run.wait_for_turns(20)
         eventually(lambda: forgetful.command("EXISTS", f"{KEY}:fence"), within=20, what="it votes")
         forgetful.restart()
-        campaign.goes_on(20)
-        report = campaign.end()
+        run.wait_for_turns(20)
+        report = run.end()
     report.check_exclusion()
     report.check_fences()
     report.check_resource()
@@ -135,21 +135,22 @@ def test_a_node_that_forgets_all_again_and_again_lets_nobody_in_beside_a_holder(
 
 @pytest.mark.skipif(COMPILER is None, reason="the clock of a server is set by a compiled library")
 @pytest.mark.long
-def test_clocks_that_step_may_end_exclusion_but_not_the_order_of_fences(
+def test_clock_steps_may_break_exclusion_but_not_the_order_of_fences(
     stack: contextlib.ExitStack, resource: Server
 ) -> None:
     servers = [stack.enter_context(ClockedServer.start(PROGRAMS[0], *DURABLE)) for _ in range(3)]
     for server in servers:
-        settle_in(server)
-    with Campaign([server.url for server in servers], resource, ttl=TTL) as campaign:
-        campaign.goes_on()
+        init_for_quorum(server)
+    with ContentionRun([server.url for server in servers], resource, ttl=TTL) as run:
+        run.wait_for_turns()
         for step in (3, -3, 3600, 0, -30):
             for server in servers:
                 server.step(step)
-                # A clock set back keeps what is held for as long; an operator can break it.
+                # A clock that is set back keeps a held lock for that much longer. An operator can
+                # break it.
                 if step < 0:
                     server.command("DEL", KEY)
-                campaign.goes_on(10)
-        report = campaign.end()
-    report.check_fences(since="asked")
+                run.wait_for_turns(10)
+        report = run.end()
+    report.check_fences(since="requested")
     report.check_resource()

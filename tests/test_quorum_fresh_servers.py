@@ -1,4 +1,5 @@
-"""Servers that have just started: a caller with time waits for them, and an error says how long."""
+"""Servers that have just started: a caller with a timeout waits for them, and errors report how
+long."""
 
 from __future__ import annotations
 
@@ -9,26 +10,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
-from holdfast.wire import given, guard
+from holdfast.wire import guard, server_argument
 from holdfast.wire.clock import now
-from kit.homes import settle_in
+from kit.quorum_servers import init_for_quorum
 from kit.sentinels import Sentinels
 from kit.servers import Server, programs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 PROGRAMS = list(programs().values())
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 SHORT = 2.0
-"""A longest_ttl that is over soon."""
+"""A short `longest_ttl`, in seconds."""
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., list[Server]]]:
-    """Start three servers that no client has used, of all kinds that there are."""
+    """Start three unused servers, of all available kinds."""
     with contextlib.ExitStack() as stack:
 
         def started(*settings: str) -> list[Server]:
@@ -40,8 +41,8 @@ def start() -> Iterator[Callable[..., list[Server]]]:
 
 @pytest.fixture
 def _short_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a quarantine be as short as longest_ttl; otherwise it takes 5 s at least."""
-    monkeypatch.setattr(given, "LEAST_SILENCE", 0.1)
+    """Let a quarantine be as short as `longest_ttl`. The default minimum is 5 s."""
+    monkeypatch.setattr(server_argument, "MIN_QUARANTINE", 0.1)
 
 
 def urls(servers: list[Server]) -> list[str]:
@@ -55,14 +56,14 @@ def in_quarantine(server: Server) -> bool:
 @pytest.mark.only_client("threads")
 @pytest.mark.usefixtures("_short_quarantine")
 @pytest.mark.parametrize(("timeout", "settings"), [(90, ()), (None, DURABLE)])
-async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
-    face: Face,
+async def test_a_caller_waits_until_fresh_servers_may_vote(
+    api: Api,
     start: Callable[..., list[Server]],
     timeout: float | None,
     settings: tuple[str, ...],
 ) -> None:
     servers = start(*settings)
-    client = face.connect(urls(servers), longest_ttl=SHORT)
+    client = api.connect(urls(servers), longest_ttl=SHORT)
     async with client.lock("a", ttl=SHORT, timeout=timeout) as lease:
         assert sum(map(in_quarantine, servers)) <= 1, "granted by nodes that may not vote yet"
         lease.check()
@@ -70,8 +71,8 @@ async def test_a_caller_with_time_acquires_when_fresh_servers_may_vote(
 
 @pytest.mark.only_client("threads")
 @pytest.mark.usefixtures("_short_quarantine")
-async def test_servers_that_are_used_for_the_first_time_have_no_vote_however_long_they_have_run(
-    face: Face, start: Callable[..., list[Server]]
+async def test_servers_have_no_vote_on_first_use_whatever_their_uptime(
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
 
@@ -79,8 +80,8 @@ async def test_servers_that_are_used_for_the_first_time_have_no_vote_however_lon
         infos = [server.command("INFO", "server").decode() for server in servers]
         return all(int(re.findall(r"uptime_in_seconds:(\d+)", info)[0]) > SHORT for info in infos)
 
-    await face.eventually(have_run)
-    client = face.connect(urls(servers), longest_ttl=SHORT / 2)
+    await api.eventually(have_run)
+    client = api.connect(urls(servers), longest_ttl=SHORT / 2)
     with pytest.raises(holdfast.NoQuorum):
         await client.lock("a", ttl=SHORT / 2).acquire(timeout=0)
     async with client.lock("a", ttl=SHORT / 2, timeout=60):
@@ -90,23 +91,23 @@ async def test_servers_that_are_used_for_the_first_time_have_no_vote_however_lon
 @pytest.mark.only_client("asyncio")
 @pytest.mark.usefixtures("_short_quarantine")
 async def test_a_majority_that_may_vote_is_enough(
-    face: Face, start: Callable[..., list[Server]]
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
     nowhere = ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]
-    other = face.connect([servers[2].url, *nowhere], longest_ttl=600)
+    other = api.connect([servers[2].url, *nowhere], longest_ttl=600)
     with pytest.raises(holdfast.NoQuorum):
-        await other.lock("a").acquire(timeout=0)  # the last server is not fit for 600 s
-    client = face.connect(urls(servers), longest_ttl=SHORT)
+        await other.lock("a").acquire(timeout=0)  # puts the last server into quarantine for 600 s
+    client = api.connect(urls(servers), longest_ttl=SHORT)
     async with client.lock("a", ttl=SHORT, timeout=60):
         assert [in_quarantine(server) for server in servers] == [False, False, True]
 
 
-async def test_an_error_says_once_for_how_long_nodes_may_not_vote(
-    face: Face, start: Callable[..., list[Server]]
+async def test_an_error_reports_the_quarantine_once(
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
-    client = face.connect(urls(servers), longest_ttl=600)
+    client = api.connect(urls(servers), longest_ttl=600)
     for timeout in (0, 0.3):
         with pytest.raises(holdfast.NoQuorum) as caught:
             await client.lock("a").acquire(timeout=timeout)
@@ -118,12 +119,12 @@ async def test_an_error_says_once_for_how_long_nodes_may_not_vote(
         assert "holdfast quorum init" in text
 
 
-async def test_nodes_that_fail_for_other_reasons_are_named_once(
-    face: Face, start: Callable[..., list[Server]]
+async def test_an_error_names_each_failed_node_once(
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
     servers[1].kill()
-    client = face.connect(urls(servers), longest_ttl=600)
+    client = api.connect(urls(servers), longest_ttl=600)
     with pytest.raises(holdfast.NoQuorum) as caught:
         await client.lock("a").acquire(timeout=0)
     text = str(caught.value)
@@ -131,26 +132,26 @@ async def test_nodes_that_fail_for_other_reasons_are_named_once(
     assert text.count(servers[1].url) == 1
     servers[0].kill()
     with pytest.raises(holdfast.NoQuorum) as caught:
-        await face.connect(urls(servers), longest_ttl=600).lock("a").acquire(timeout=0)
+        await api.connect(urls(servers), longest_ttl=600).lock("a").acquire(timeout=0)
     assert [str(caught.value).count(server.url) for server in servers] == [1, 1, 1]
 
 
 @pytest.mark.only_client("threads")
 @pytest.mark.usefixtures("_short_quarantine")
-async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
-    face: Face, start: Callable[..., list[Server]]
+async def test_servers_and_clients_that_start_together_cause_no_error(
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
     for server in servers:
         server.kill()
     failures: list[holdfast.Event] = []
-    client = face.connect(urls(servers), longest_ttl=SHORT, on_event=failures.append)
+    client = api.connect(urls(servers), longest_ttl=SHORT, on_event=failures.append)
     waiting = [
-        face.start(client.lock("a", ttl=SHORT).acquire(timeout=60)),
-        face.start(client.lock("b", ttl=SHORT).acquire()),
+        api.start(client.lock("a", ttl=SHORT).acquire(timeout=60)),
+        api.start(client.lock("b", ttl=SHORT).acquire()),
     ]
-    # All of them were refused at least once before the first server started.
-    await face.eventually(_returns(lambda: len(failures) >= len(servers)))
+    # All nodes refused a connection at least once before the first server starts.
+    await api.eventually(_returns(lambda: len(failures) >= len(servers)))
     for server in servers:
         server.restart()
     for each in waiting:
@@ -161,12 +162,12 @@ async def test_servers_and_clients_started_at_the_same_moment_cause_no_error(
 
 @pytest.mark.only_client("asyncio")
 async def test_when_the_timeout_ends_the_error_names_each_absent_node(
-    face: Face, start: Callable[..., list[Server]]
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
     for server in servers:
         server.kill()
-    client = face.connect(urls(servers))
+    client = api.connect(urls(servers))
     with pytest.raises(holdfast.NoQuorum) as caught:
         await client.lock("a").acquire(timeout=1.5)
     for server in servers:
@@ -174,15 +175,15 @@ async def test_when_the_timeout_ends_the_error_names_each_absent_node(
 
 
 @pytest.mark.only_client("threads")
-async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(face: Face) -> None:
+async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(api: Api) -> None:
     with Sentinels(PROGRAMS[0]) as service:
-        settle_in(service.primary)
+        init_for_quorum(service.primary)
         for sentinel in service.sentinels:
             sentinel.freeze()
-        client = face.connect(service.url, command_timeout=0.3)
+        client = api.connect(service.url, command_timeout=0.3)
         began = now()
-        waiting = face.start(client.lock("a", ttl=1).acquire(timeout=60))
-        await face.eventually(_returns(lambda: now() > began + 2.5))  # longer than the lock's ttl
+        waiting = api.start(client.lock("a", ttl=1).acquire(timeout=60))
+        await api.eventually(_returns(lambda: now() > began + 2.5))  # longer than the lock's ttl
         assert not waiting.done
         for sentinel in service.sentinels:
             sentinel.thaw()
@@ -191,12 +192,12 @@ async def test_a_caller_behind_sentinels_waits_for_servers_that_answer_later(fac
 
 @pytest.mark.only_client("asyncio")
 async def test_closing_a_client_ends_the_wait_for_its_nodes(
-    face: Face, start: Callable[..., list[Server]]
+    api: Api, start: Callable[..., list[Server]]
 ) -> None:
     servers = start()
-    client = face.connect(urls(servers), longest_ttl=600)
-    waiting = face.start(client.lock("a").acquire())
-    await face.eventually(_returns(lambda: all(map(in_quarantine, servers))))
+    client = api.connect(urls(servers), longest_ttl=600)
+    waiting = api.start(client.lock("a").acquire())
+    await api.eventually(_returns(lambda: all(map(in_quarantine, servers))))
     await client.close()
     with pytest.raises(holdfast.NodeUnavailable, match="closed"):
         await waiting.result()

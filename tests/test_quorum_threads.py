@@ -1,6 +1,6 @@
-"""Many threads and several servers: all threads but the main one share their connections.
+"""Many threads and several servers: all threads except the main one share their connections.
 
-Whichever thread reads does it for all. What befalls it must not befall the others.
+One thread at a time reads for all of them. If it fails or is interrupted, the others must not fail.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import holdfast
 from holdfast.keys import keys_of
 from holdfast.port import Interrupted
 from holdfast.scripts import INSPECT
-from holdfast.wire.given import targets_of
 from holdfast.wire.node_connection import LATE_AFTER
 from holdfast.wire.node_pool import NodePool
+from holdfast.wire.server_argument import parse_targets
 from holdfast.wire.shared_node_pool import SharedNodePool, _Pending
-from kit.homes import settle_in
 from kit.interrupts import (
     AtLine,
     InterruptAt,
-    have_it_taken_for_ended,
+    make_thread_seem_ended,
 )
 from kit.processes import Process
 from kit.proxy import Proxy
+from kit.quorum_servers import init_for_quorum
 from kit.servers import Server, programs
 from kit.waiting import PATIENCE, eventually
 
@@ -52,9 +52,9 @@ def three_servers() -> Iterator[list[Server]]:
 
 @pytest.fixture
 def three(three_servers: list[Server]) -> Iterator[list[Server]]:
-    """Three servers with nothing on them; whoever freezes one has it thawed."""
+    """Three empty servers. Frozen ones are thawed after the test."""
     for server in three_servers:
-        settle_in(server)
+        init_for_quorum(server)
     yield three_servers
     for server in three_servers:
         server.thaw()
@@ -80,7 +80,7 @@ def nothing_is_left(servers: list[Server]) -> bool:
 
 
 class Work:
-    """Things done by threads of their own, each of which has to end."""
+    """Work that runs in threads, all of which must end."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
@@ -90,7 +90,7 @@ class Work:
         def run() -> None:
             try:
                 work(*given)
-            except BaseException as error:  # noqa: BLE001 - looked at by the story
+            except BaseException as error:  # noqa: BLE001 - checked by the test
                 self.errors.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -99,15 +99,16 @@ class Work:
         return thread
 
     def end(self) -> list[BaseException]:
-        """Wait for all of them, and return what they raised."""
+        """Wait for all threads, and return the exceptions that they raised."""
         for thread in self.threads:
             thread.join(PATIENCE)
-            assert not thread.is_alive(), "it waits for ever"
+            assert not thread.is_alive(), "the thread never ends"
         return self.errors
 
 
 def connect_to_all(client: holdfast.Client, servers: list[Server]) -> None:
-    """Acquire locks in threads until one is on every server: it connects to slow ones meanwhile."""
+    """Acquire locks in threads until one is on every server, because slow servers are connected
+    later."""
     work = Work()
 
     def are_connected() -> bool:
@@ -134,15 +135,15 @@ def test_threads_share_one_connection_to_each_node(three: list[Server]) -> None:
         for number in range(16):
             work.begin(hold, f"lock {number}")
         all_hold.wait(PATIENCE)
-        # Theirs, and the one that asks.
+        # The shared connection, and the one that sends CLIENT LIST.
         assert [connections(server) for server in three] == [2, 2, 2]
         all_hold.wait(PATIENCE)
         assert work.end() == []
     eventually(lambda: nothing_is_left(three), what="all is released")
 
 
-def connected_table(client: holdfast.Client, work: Work) -> SharedNodePool:
-    """The pool that threads share, connected to all nodes: a majority is enough to acquire."""
+def connected_pool(client: holdfast.Client, work: Work) -> SharedNodePool:
+    """Return the shared pool once it is connected to all nodes. A majority is enough to acquire."""
 
     def is_connected() -> bool:
         work.begin(client.lock("warm").acquire().release).join()
@@ -153,27 +154,27 @@ def connected_table(client: holdfast.Client, work: Work) -> SharedNodePool:
 
     def pool() -> SharedNodePool:
         port: Any = client._session.port
-        found: SharedNodePool = port._crowd._shared
+        found: SharedNodePool = port._pools._shared
         return found
 
     eventually(is_connected, what="it is connected to all nodes")
     return pool()
 
 
-def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
+def test_a_request_is_sent_while_another_thread_waits_for_replies(
     proxies: list[Proxy],
 ) -> None:
-    with patient(proxies) as client:
+    with client_with_long_timeout(proxies) as client:
         work = Work()
-        connected_table(client, work)
-        held = [proxy.hold_reply(matching=asks_for("first")) for proxy in proxies]
+        connected_pool(client, work)
+        held = [proxy.hold_reply(matching=is_request_for("first")) for proxy in proxies]
         done: list[str] = []
 
         def take(name: str) -> None:
             with client.lock(name):
                 done.append(name)
 
-        def was_asked_for(name: str) -> bool:
+        def was_requested(name: str) -> bool:
             key = b"holdfast:{%b}" % name.encode()
             return all(any(key in args for args in list(proxy.log)) for proxy in proxies)
 
@@ -181,7 +182,7 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
         for each in held:
             assert each.arrived.wait(PATIENCE)
         work.begin(take, "second")
-        eventually(lambda: was_asked_for("second"), what="it is sent")
+        eventually(lambda: was_requested("second"), what="it is sent")
         assert done == []
         for each in held:
             each.release()
@@ -189,15 +190,15 @@ def test_what_a_thread_asks_is_sent_while_another_sleeps_until_it_is_answered(
         assert sorted(done) == ["first", "second"]
 
 
-def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
+def test_a_reader_continues_for_all_even_if_joining_its_thread_was_interrupted(
     proxies: list[Proxy],
 ) -> None:
-    with patient(proxies) as client:
+    with client_with_long_timeout(proxies) as client:
         work = Work()
-        pool = connected_table(client, work)
+        pool = connected_pool(client, work)
         sockets = [connection.sock for connection in pool.connections]
         done: list[str] = []
-        held = [proxy.hold_reply(matching=asks_for("first")) for proxy in proxies]
+        held = [proxy.hold_reply(matching=is_request_for("first")) for proxy in proxies]
 
         def take(name: str) -> None:
             try:
@@ -209,24 +210,27 @@ def test_a_thread_goes_on_reading_for_all_although_joining_it_was_interrupted(
         first = work.begin(take, "first")
         for each in held:
             assert each.arrived.wait(PATIENCE)
-        have_it_taken_for_ended(first)
+        make_thread_seem_ended(first)
         work.begin(take, "second")
         eventually(
-            lambda: all(any(map(asks_for("second"), list(proxy.log))) for proxy in proxies),
-            what="it is sent by the first",
+            lambda: all(any(map(is_request_for("second"), list(proxy.log))) for proxy in proxies),
+            what="the first thread sends it",
         )
         for each in held:
             each.release()
-        eventually(lambda: sorted(done) == ["first", "second"], what="both are through")
+        eventually(lambda: sorted(done) == ["first", "second"], what="both threads are done")
         assert work.errors == []
         assert [connection.sock for connection in pool.connections] == sockets
 
 
-def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_at_once(
+def test_a_reader_that_receives_its_replies_while_it_sends_for_another_returns_at_once(
     proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = SharedNodePool._look
-    held = {name: [proxy.hold_reply(matching=asks_for(name)) for proxy in proxies] for name in "ab"}
+    original = SharedNodePool._on_tick
+    held = {
+        name: [proxy.hold_reply(matching=is_request_for(name)) for proxy in proxies]
+        for name in "ab"
+    }
 
     def replies_come_first(pool: SharedNodePool) -> float:
         if pool._queue and not held["a"][0].released.is_set():
@@ -234,12 +238,12 @@ def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_a
                 each.release()
             for connection in pool.connections:
                 assert select.select([connection.sock], [], [], PATIENCE)[0]
-        return look(pool)
+        return original(pool)
 
-    monkeypatch.setattr(SharedNodePool, "_look", replies_come_first)
-    with patient(proxies) as client:
+    monkeypatch.setattr(SharedNodePool, "_on_tick", replies_come_first)
+    with client_with_long_timeout(proxies) as client:
         work, done = Work(), list[str]()
-        connected_table(client, work)
+        connected_pool(client, work)
 
         def take(name: str) -> None:
             with client.lock(name, ttl=10 * LONG):
@@ -248,7 +252,7 @@ def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_a
         work.begin(take, "a")
         for each in held["a"]:
             assert each.arrived.wait(PATIENCE)
-        time.sleep(2 * LATE_AFTER)  # from then on replies are looked for before more is sent
+        time.sleep(2 * LATE_AFTER)  # after that, the reader checks for replies before it sends more
         work.begin(take, "b")
         try:
             eventually(lambda: done == ["a"], what="it does not wait for the other's replies")
@@ -258,7 +262,7 @@ def test_a_reader_that_finds_its_own_replies_when_it_sends_for_another_returns_a
         assert work.end() == []
 
 
-def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -> None:
+def test_a_cycle_leaves_no_garbage_for_the_collector(three: list[Server]) -> None:
     with holdfast.Client(urls(three)) as client:
         work, lock = Work(), client.lock("a")
 
@@ -267,26 +271,26 @@ def test_a_cycle_leaves_nothing_for_the_collector_to_find(three: list[Server]) -
                 with lock:
                     pass
 
-        def turns() -> set[_Pending]:
+        def pending() -> set[_Pending]:
             return {each for each in gc.get_objects() if type(each) is _Pending}
 
-        others = turns()  # what earlier stories left
+        others = pending()  # from earlier tests
         gc.disable()
         try:
             work.begin(cycles, 50).join()
             port: Any = client._session.port
-            seats = port._crowd._shared.connections
+            connections = port._pools._shared.connections
             owed = {
-                question for connection in seats for question, *_ in connection.expected
-            }  # by a slow node
-            left = turns() - others - owed
+                request for connection in connections for request, *_ in connection.expected
+            }  # of a slow node
+            left = pending() - others - owed
         finally:
             gc.enable()
         assert work.end() == []
         assert len(left) < 10
 
 
-def test_nodes_that_are_far_away_can_be_asked_by_many_at_once(proxies: list[Proxy]) -> None:
+def test_many_threads_can_use_distant_nodes_at_once(proxies: list[Proxy]) -> None:
     with holdfast.Client(urls(proxies), command_timeout=2) as client:
         client.lock("warm").acquire().release()
         for proxy in proxies:
@@ -303,7 +307,7 @@ def test_nodes_that_are_far_away_can_be_asked_by_many_at_once(proxies: list[Prox
         assert work.end() == []
 
 
-def test_a_node_that_is_far_away_gets_the_leases_of_all_threads(
+def test_a_distant_node_gets_the_leases_of_all_threads(
     three: list[Server], proxies: list[Proxy]
 ) -> None:
     failed: list[holdfast.Event] = []
@@ -314,8 +318,8 @@ def test_a_node_that_is_far_away_gets_the_leases_of_all_threads(
         proxies[2].delay(0.15)
 
         def take(number: int) -> None:
-            # At most 8 requests, of which the votes may need one more each, to agree on the fence:
-            # a node that owes more replies to a thread counts as slow.
+            # At most 8 requests: each vote may need a second round to agree on the fence. A node
+            # that owes more replies to a thread counts as slow.
             for _ in range(2):
                 client.lock(f"lock {number}").acquire().release()
             with client.lock(f"lock {number}"):
@@ -325,13 +329,15 @@ def test_a_node_that_is_far_away_gets_the_leases_of_all_threads(
         for number in range(24):
             work.begin(take, number)
         held.wait(PATIENCE)
-        eventually(lambda: len(locks_on(three[2])) >= 25, what="it has all of them")
+        eventually(lambda: len(locks_on(three[2])) >= 25, what="the slow node has all locks")
         over.set()
         assert work.end() == []
     assert [event for event in failed if event.kind != "closed_while_held"] == []
 
 
-def test_with_a_node_that_hangs_all_threads_go_on_and_it_keeps_nothing(three: list[Server]) -> None:
+def test_all_threads_make_progress_with_a_hung_node_and_it_keeps_nothing(
+    three: list[Server],
+) -> None:
     with holdfast.Client(urls(three), command_timeout=0.3) as client:
         work, frozen = Work(), threading.Event()
 
@@ -344,7 +350,7 @@ def test_with_a_node_that_hangs_all_threads_go_on_and_it_keeps_nothing(three: li
 
         for number in range(8):
             work.begin(take, f"lock {number}")
-        eventually(lambda: len(locks_on(three[2])) > 0, what="they are at it")
+        eventually(lambda: len(locks_on(three[2])) > 0, what="the threads acquire locks")
         three[2].freeze()
         frozen.set()
         assert work.end() == []
@@ -353,124 +359,131 @@ def test_with_a_node_that_hangs_all_threads_go_on_and_it_keeps_nothing(three: li
 
 
 LONG = 100 * PATIENCE
-"""Seconds. Whoever is forgotten waits for as long, and is found to."""
+"""Seconds. A thread that is not woken waits this long, so the test fails."""
 
 
-def patient(nodes: list[Any]) -> holdfast.Client:
+def client_with_long_timeout(nodes: list[Any]) -> holdfast.Client:
     return holdfast.Client(urls(nodes), command_timeout=LONG, longest_ttl=10 * LONG)
 
 
 CONNECTIONS = tuple(f"wire{os.sep}{name}" for name in ("node_", "shared_node_pool"))
 
 
-@pytest.mark.parametrize("amid_hanging_up", [False, True], ids=["amid coming", "amid hanging up"])
-def test_a_node_that_is_hung_up_on_just_as_another_comes_is_connected_to_again(
-    three: list[Server], *, amid_hanging_up: bool
+@pytest.mark.parametrize(
+    "while_dropping", [False, True], ids=["while connecting", "while dropping"]
+)
+def test_a_connection_dropped_while_the_pool_takes_over_others_is_opened_again(
+    three: list[Server], *, while_dropping: bool
 ) -> None:
     for at in itertools.count(1):
-        pool = NodePool(targets_of(urls(three), LONG), PATIENCE)
-        pool.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
+        pool = NodePool(parse_targets(urls(three), LONG), PATIENCE)
+        pool.send_all(
+            [(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False
+        )
         connection = pool.connections[0]
         both: list[Callable[[], Any]] = [pool._ready, partial(connection.drop, "it fails")]
-        one, other = reversed(both) if amid_hanging_up else both
+        one, other = reversed(both) if while_dropping else both
         with AtLine(at, CONNECTIONS, other) as line:
             one()
-        assert connection.sock is None or line.struck is None
-        assert connection in pool.unready or line.struck is None, line.struck
+        assert connection.sock is None or line.position is None
+        assert connection in pool.unready or line.position is None, line.position
         pool.close()
-        if line.struck is None:
+        if line.position is None:
             assert at > 1
             return
 
 
-def test_a_connection_that_two_threads_close_on_at_once_is_closed(three: list[Server]) -> None:
+def test_a_connection_that_two_threads_close_at_once_is_closed(three: list[Server]) -> None:
     for at in itertools.count(1):
-        pool = NodePool(targets_of(urls(three), LONG), PATIENCE)
-        look(pool)
+        pool = NodePool(parse_targets(urls(three), LONG), PATIENCE)
+        send_to_all(pool)
         connection = pool.connections[0]
         sock = connection.sock
         with AtLine(at, CONNECTIONS, partial(connection.drop, "it fails")) as line:
             connection.close()
         assert sock.fileno() == -1
         pool.close()
-        if line.struck is None:
+        if line.position is None:
             assert at > 1
             return
 
 
-def look(pool: NodePool) -> None:
-    """Ask all nodes something, at any pool."""
-    pool.ask([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
+def send_to_all(pool: NodePool) -> None:
+    """Send a request to all nodes."""
+    pool.send_all([(range(3), (INSPECT, keys_of(b"holdfast:{a}"), ()))], PATIENCE, lambda *_: False)
 
 
 def with_an_unready_connection(servers: list[Server]) -> NodePool:
-    """A pool at which one connection was lost."""
-    pool = NodePool(targets_of(urls(servers), LONG), PATIENCE)
-    look(pool)
+    """Return a pool that has lost one connection."""
+    pool = NodePool(parse_targets(urls(servers), LONG), PATIENCE)
+    send_to_all(pool)
     pool.connections[0].drop("it fails")
     return pool
 
 
-def test_wherever_one_who_takes_a_connection_over_is_interrupted_another_will(
+def test_a_connection_whose_take_over_is_interrupted_is_taken_over_later(
     three: list[Server],
 ) -> None:
     for at in itertools.count(1):
         pool = with_an_unready_connection(three)
         interrupt = InterruptAt(at, (f"wire{os.sep}node_",))
         with contextlib.suppress(KeyboardInterrupt), interrupt:
-            look(pool)
+            send_to_all(pool)
         taken = [
             connection.sock is not None or connection in pool.unready
             for connection in pool.connections
         ]
-        assert all(taken), interrupt.struck
+        assert all(taken), interrupt.position
         pool.close()
-        if interrupt.struck is None:
+        if interrupt.position is None:
             assert at > 1
             return
 
 
-def are_taken(pool: NodePool) -> bool:
-    """Whether all seats are, for who asks."""
-    look(pool)
+def are_connected_after_request(pool: NodePool) -> bool:
+    """Send a request, and return whether all nodes are connected."""
+    send_to_all(pool)
     return all(connection.sock is not None for connection in pool.connections)
 
 
 @pytest.mark.parametrize("end", [NodePool.interrupt, NodePool.close], ids=["interrupted", "closed"])
-def test_a_connection_that_is_closed_amid_being_taken_over_is_no_error(
+def test_a_connection_that_is_closed_while_it_is_taken_over_is_no_error(
     three: list[Server], end: Callable[[NodePool], None]
 ) -> None:
     for at in itertools.count(1):
         pool = with_an_unready_connection(three)
         connection = pool.connections[0]
         connection.open()
-        eventually(lambda: not connection.opening, what="it is there")  # noqa: B023 - of this round
+        eventually(lambda: not connection.opening, what="the connection is open")  # noqa: B023 - of this round
         with AtLine(at, (f"wire{os.sep}node_",), partial(end, pool)) as line:
             pool._ready()
         with contextlib.ExitStack() as stack:
-            for _ in range(8):  # the numbers of closed sockets go to files, which can be read from
+            for _ in range(8):  # reuse the numbers of closed sockets for files, which can be read
                 stack.enter_context(Path(os.devnull).open("rb"))
             if end is NodePool.interrupt:
-                eventually(partial(are_taken, pool), what=f"all are taken after {line.struck}")
+                eventually(
+                    partial(are_connected_after_request, pool),
+                    what=f"all are connected after {line.position}",
+                )
         pool.close()
-        if line.struck is None:
+        if line.position is None:
             assert at > 1
             return
 
 
-def asks_for(name: str) -> Callable[[tuple[bytes, ...]], bool]:
+def is_request_for(name: str) -> Callable[[tuple[bytes, ...]], bool]:
     key = b"holdfast:{%b}" % name.encode()
     return lambda args: key in args
 
 
-def test_a_reader_that_fails_leaves_the_others_without_replies_and_connected(
+def test_a_failing_reader_interrupts_the_other_threads_and_keeps_the_connections(
     proxies: list[Proxy],
 ) -> None:
-    with patient(proxies) as client:
+    with client_with_long_timeout(proxies) as client:
         work = Work()
-        pool = connected_table(client, work)
-        held = [proxy.hold_reply(matching=asks_for("reader")) for proxy in proxies]
-        told: list[object] = []
+        pool = connected_pool(client, work)
+        held = [proxy.hold_reply(matching=is_request_for("reader")) for proxy in proxies]
+        replies: list[object] = []
 
         failures = [MemoryError()]
 
@@ -479,54 +492,89 @@ def test_a_reader_that_fails_leaves_the_others_without_replies_and_connected(
                 raise failures.pop()
             return True
 
-        def ask(name: str, heard: Callable[..., bool]) -> None:
+        def send(name: str, on_reply: Callable[..., bool]) -> None:
             keys = keys_of(b"holdfast:{%b}" % name.encode())
-            pool.ask([(range(3), (INSPECT, keys, ()))], LONG, heard)
+            pool.send_all([(range(3), (INSPECT, keys, ()))], LONG, on_reply)
 
         def note(_: int, __: int, answer: object) -> bool:
-            told.append(answer)
-            return len(told) == 3
+            replies.append(answer)
+            return len(replies) == 3
 
-        work.begin(ask, "reader", fail)
+        work.begin(send, "reader", fail)
         for each in held:
             assert each.arrived.wait(PATIENCE)
-        others = [proxy.hold_reply(matching=asks_for("other")) for proxy in proxies]
-        work.begin(ask, "other", note)
+        others = [proxy.hold_reply(matching=is_request_for("other")) for proxy in proxies]
+        work.begin(send, "other", note)
         for each in others:
             assert each.arrived.wait(PATIENCE)
         held[0].release()
         (error,) = work.end()
         assert isinstance(error, MemoryError)
-        assert {type(each) for each in told} == {Interrupted}
+        assert {type(each) for each in replies} == {Interrupted}
         for each in (*held, *others):
             each.release()
         work.errors.clear()
-        connected_table(client, work)
+        connected_pool(client, work)
         assert work.end() == []
 
 
 def test_a_thread_stops_waiting_at_its_timeout_while_another_reads(proxies: list[Proxy]) -> None:
-    with patient(proxies) as client:
+    with client_with_long_timeout(proxies) as client:
         work = Work()
-        pool = connected_table(client, work)
-        held = [proxy.hold_reply(matching=asks_for("reader")) for proxy in proxies]
-        held += [proxy.hold_reply(matching=asks_for("other")) for proxy in proxies]
-        told: list[object] = []
+        pool = connected_pool(client, work)
+        held = [proxy.hold_reply(matching=is_request_for("reader")) for proxy in proxies]
+        held += [proxy.hold_reply(matching=is_request_for("other")) for proxy in proxies]
+        replies: list[object] = []
 
-        def ask(name: str, timeout: float, heard: Callable[..., bool]) -> None:
+        def send(name: str, timeout: float, on_reply: Callable[..., bool]) -> None:
             keys = keys_of(b"holdfast:{%b}" % name.encode())
-            pool.ask([(range(3), (INSPECT, keys, ()))], timeout, heard)
+            pool.send_all([(range(3), (INSPECT, keys, ()))], timeout, on_reply)
 
         def note(_: int, __: int, answer: object) -> bool:
-            told.append(answer)
+            replies.append(answer)
             return False
 
-        reader = work.begin(ask, "reader", LONG, lambda *_: False)
+        reader = work.begin(send, "reader", LONG, lambda *_: False)
         for each in held[:3]:
             assert each.arrived.wait(PATIENCE)
-        work.begin(ask, "other", 0.1, note).join(PATIENCE)
-        assert [type(each) for each in told] == [holdfast.OutcomeUnknown] * 3
+        work.begin(send, "other", 0.1, note).join(PATIENCE)
+        assert [type(each) for each in replies] == [holdfast.OutcomeUnknown] * 3
         assert reader.is_alive()
+        for each in held:
+            each.release()
+        assert work.end() == []
+
+
+def test_a_thread_that_comes_before_the_reader_sleeps_is_given_up_at_its_timeout(
+    proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_with_long_timeout(proxies) as client:
+        work = Work()
+        pool = connected_pool(client, work)
+        held = [proxy.hold_reply(matching=is_request_for("reader")) for proxy in proxies]
+        held += [proxy.hold_reply(matching=is_request_for("other")) for proxy in proxies]
+        replies: list[object] = []
+        poll = SharedNodePool._poll_sockets
+
+        def send(name: str, timeout: float, on_reply: Callable[..., bool]) -> None:
+            keys = keys_of(b"holdfast:{%b}" % name.encode())
+            pool.send_all([(range(3), (INSPECT, keys, ()))], timeout, on_reply)
+
+        def note(_: int, __: int, answer: object) -> bool:
+            replies.append(answer)
+            return False
+
+        def delayed_poll(pool: SharedNodePool, milliseconds: int) -> list[tuple[int, int]]:
+            monkeypatch.setattr(SharedNodePool, "_poll_sockets", poll)
+            work.begin(send, "other", 0.1, note)
+            eventually(lambda: len(pool._waiting) == 1, what="the other thread waits")
+            pool._send_queued()  # as a tick that began before the thread was waiting
+            return poll(pool, milliseconds)
+
+        monkeypatch.setattr(SharedNodePool, "_poll_sockets", delayed_poll)
+        work.begin(send, "reader", LONG, lambda *_: False)
+        eventually(lambda: len(replies) == 3, what="the other thread is given up")
+        assert [type(each) for each in replies] == [holdfast.OutcomeUnknown] * 3
         for each in held:
             each.release()
         assert work.end() == []
@@ -535,15 +583,15 @@ def test_a_thread_stops_waiting_at_its_timeout_while_another_reads(proxies: list
 def test_a_reader_that_cannot_run_delays_the_others_once(three: list[Server]) -> None:
     with holdfast.Client(urls(three), command_timeout=0.2) as client:
         work, blocked, over = Work(), threading.Event(), threading.Event()
-        stuck = connected_table(client, work)
+        stuck = connected_pool(client, work)
 
         def read_nothing() -> None:
             request = INSPECT, keys_of(b"holdfast:{a}"), ()
-            mine = _Pending([([0], request)], lambda *_: True, 0.0, stuck._mutex)
-            assert stuck._becomes_reader(mine)
+            mine = _Pending([([0], request)], lambda *_: True, 0.0)
+            assert stuck._become_reader(mine)
             blocked.set()
             over.wait(PATIENCE)
-            stuck._pass_on()
+            stuck._release_reader()
 
         def take() -> None:
             with client.lock("a", ttl=60, timeout=PATIENCE) as lease:
@@ -561,7 +609,30 @@ def test_a_reader_that_cannot_run_delays_the_others_once(three: list[Server]) ->
     eventually(lambda: nothing_is_left(three), what="nothing is left")
 
 
-def test_what_the_collector_calls_may_lock_in_the_middle_of_locking(three: list[Server]) -> None:
+def test_a_request_whose_caller_has_timed_out_is_not_sent(proxies: list[Proxy]) -> None:
+    """It would arrive after the release that its caller sends next."""
+    with client_with_long_timeout(proxies) as client:
+        work = Work()
+        pool = connected_pool(client, work)
+
+        def send(name: str, timeout: float) -> None:
+            keys = keys_of(b"holdfast:{%b}" % name.encode())
+            pool.send_all([(range(3), (INSPECT, keys, ()))], timeout, lambda *_: False)
+
+        reader = _Pending([], lambda *_: False, 0.0)
+        reader.over = False
+        assert pool._become_reader(reader)  # and reads nothing
+        work.begin(send, "given up", 0.1).join(PATIENCE)
+        pool._release_reader()
+        work.begin(send, "next", LONG).join(PATIENCE)
+        for proxy in proxies:
+            sent = {key for args in list(proxy.log) for key in args if b"holdfast:{" in key}
+            assert b"holdfast:{next}" in sent
+            assert b"holdfast:{given up}" not in sent
+        assert work.end() == []
+
+
+def test_a_garbage_collector_callback_may_acquire_a_lock(three: list[Server]) -> None:
     with holdfast.Client(urls(three)) as client:
         work, nested = Work(), [0]
 
@@ -591,7 +662,7 @@ def test_what_the_collector_calls_may_lock_in_the_middle_of_locking(three: list[
     eventually(lambda: nothing_is_left(three), what="nothing is left")
 
 
-def test_closing_ends_what_all_threads_wait_for(three: list[Server]) -> None:
+def test_closing_a_client_ends_the_waits_of_all_threads(three: list[Server]) -> None:
     client = holdfast.Client(urls(three), command_timeout=5)
     work, warm = Work(), threading.Thread(target=client.lock("warm").acquire)
     warm.start()
@@ -600,16 +671,16 @@ def test_closing_ends_what_all_threads_wait_for(three: list[Server]) -> None:
         server.freeze()
     for number in range(8):
         work.begin(client.lock(f"lock {number}").acquire)
-    eventually(lambda: len(locks_on(three[0])) >= 8, what="all have asked")
+    eventually(lambda: len(locks_on(three[0])) >= 8, what="all threads have sent their votes")
     client.close()
     errors = work.end()
     assert len(errors) == 8
     assert all(isinstance(error, holdfast.NodeUnavailable) for error in errors), errors
 
 
-# Python warns of threads that stay behind in the parent.
+# Python warns that threads of the parent do not exist in the child.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_a_thread_forks_has_connections_of_its_own(three: list[Server]) -> None:
+def test_a_child_forked_by_a_thread_opens_new_connections(three: list[Server]) -> None:
     with holdfast.Client(urls(three)) as client:
         work, over = Work(), threading.Event()
 
@@ -671,13 +742,13 @@ def test_a_process_that_is_stopped_while_its_threads_release_loses_no_lease(
 ) -> None:
     process = Process(three[0], RELEASING.replace("{urls}", repr(urls(three))))
     try:
-        assert process.says() == "ready"
+        assert process.read_line() == "ready"
         for _ in range(8):
             time.sleep(0.3)
             process.stop()
-            time.sleep(0.7)  # longer than the timeout of a command, and a reader needs to go on
-            process.go_on()
-        process.tell()
-        assert process.says() == "lost []"
+            time.sleep(0.7)  # longer than the command timeout, and than a reader may be late
+            process.resume()
+        process.send_line()
+        assert process.read_line() == "lost []"
     finally:
         process.kill()

@@ -1,6 +1,6 @@
-"""`holdfast.RedisLock` keeps what redis-py promises of its Lock, and waits in holdfast's line.
+"""`holdfast.RedisLock` has the behaviour of redis-py's Lock, and waits in holdfast's queue.
 
-Every story is told with redis-py's blocking client and with its asyncio client.
+Every test runs with redis-py's blocking client and with its asyncio client.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import valkey.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
+from holdfast.api import redis_lock, redis_lock_runtime
 from holdfast.core import renewer
-from holdfast.faces import redis_lock, redis_lock_runtime
+from kit.apis import Tasks
 from kit.contention import waiters
-from kit.faces import Tasks
 from kit.matrix import with_one_client_each
 from kit.redis_py import User
 from kit.servers import commands_processed
@@ -38,31 +38,33 @@ from kit.waiting import PATIENCE, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
     from kit.waiting import Busyness
 
 
 QUEUE = "holdfast:key:{foo}:queue"
-FORGIVES = "raise_on_release_error" in inspect.signature(redis.lock.Lock).parameters
+CAN_SUPPRESS_RELEASE_ERROR = (
+    "raise_on_release_error" in inspect.signature(redis.lock.Lock).parameters
+)
 
 
 @pytest.fixture
-def user(face: Face, server: Server) -> User:
-    return User(face, server.url)
+def user(api: Api, server: Server) -> User:
+    return User(api, server.url)
 
 
 @pytest.fixture
-def other(face: Face, server: Server) -> User:
-    """Somebody else, with a client of their own."""
-    return User(face, server.url)
+def other(api: Api, server: Server) -> User:
+    """A second user with a separate client."""
+    return User(api, server.url)
 
 
 @pytest.fixture
-def afar(face: Face, proxy: Proxy) -> User:
-    """Somebody behind the proxy."""
-    return User(face, proxy.url)
+def proxied(api: Api, proxy: Proxy) -> User:
+    """A user whose connections go through the proxy."""
+    return User(api, proxy.url)
 
 
 def queued(server: Server, count: int) -> Callable[[], Any]:
@@ -79,10 +81,10 @@ def free(server: Server) -> Callable[[], Any]:
     return check
 
 
-# What redis-py promises
+# The behaviour of redis-py
 
 
-async def test_the_locks_token_is_what_stands_in_the_key(user: User, server: Server) -> None:
+async def test_the_key_contains_the_token_of_the_lock(user: User, server: Server) -> None:
     lock = user.lock()
     assert lock.local.token is None
     assert await lock.acquire(blocking=False) is True
@@ -123,12 +125,12 @@ async def test_the_shortest_timeout_is_a_millisecond(user: User) -> None:
 @pytest.mark.parametrize("thread_local", [True, False])
 @pytest.mark.parametrize("timeout", [None, 10])
 @pytest.mark.parametrize("token", ["test", b"test", b"\xff\x00"])
-async def test_a_given_token_is_what_stands_in_the_key(
+async def test_the_key_contains_a_given_token(
     user: User, server: Server, token: str | bytes, timeout: float | None, thread_local: bool
 ) -> None:
     lock = user.lock(timeout=timeout, thread_local=thread_local)
     expected = token.encode() if isinstance(token, str) else token
-    for _ in range(2):  # and may be given again
+    for _ in range(2):  # the token may be reused
         assert await lock.acquire(blocking=False, token=token)
         assert server.command("GET", "foo") == lock.local.token == expected
         assert (server.command("PTTL", "foo") == -1) is (timeout is None)
@@ -139,7 +141,9 @@ async def test_a_given_token_is_what_stands_in_the_key(
         assert lock.local.token is None
 
 
-async def test_two_who_give_the_same_token_exclude_one_another(user: User, other: User) -> None:
+async def test_two_locks_with_the_same_given_token_exclude_each_other(
+    user: User, other: User
+) -> None:
     one, two, same = user.lock(timeout=30), other.lock(timeout=30), "same"
     assert await one.acquire(token=same)
     assert not await two.acquire(token=same, blocking=False)
@@ -150,7 +154,9 @@ async def test_two_who_give_the_same_token_exclude_one_another(user: User, other
     await two.do_release(same)
 
 
-async def test_locked_says_whether_anybody_holds_it(user: User, other: User) -> None:
+async def test_locked_returns_whether_the_lock_is_held_by_any_client(
+    user: User, other: User
+) -> None:
     lock = user.lock()
     assert await lock.locked() is False
     await lock.acquire(blocking=False)
@@ -161,10 +167,10 @@ async def test_locked_says_whether_anybody_holds_it(user: User, other: User) -> 
 
 
 @pytest.mark.parametrize("decode_responses", [False, True])
-async def test_owned_says_whether_this_lock_holds_it(
-    face: Face, server: Server, decode_responses: bool
+async def test_owned_returns_whether_this_lock_holds_the_key(
+    api: Api, server: Server, decode_responses: bool
 ) -> None:
-    user = User(face, server.url, decode_responses=decode_responses)
+    user = User(api, server.url, decode_responses=decode_responses)
     one, two = user.lock(timeout=10), user.lock(timeout=10)
     assert await one.owned() is False
     for holder, bystander in ((one, two), (two, one)):
@@ -176,7 +182,7 @@ async def test_owned_says_whether_this_lock_holds_it(
         assert (await holder.owned(), await bystander.owned()) == (False, False)
 
 
-async def test_locks_of_one_name_exclude_one_another(user: User) -> None:
+async def test_locks_with_the_same_name_exclude_each_other(user: User) -> None:
     one, two = user.lock(), user.lock()
     assert await one.acquire(blocking=False)
     assert await two.acquire(blocking=False) is False
@@ -186,7 +192,7 @@ async def test_locks_of_one_name_exclude_one_another(user: User) -> None:
     await two.release()
 
 
-async def test_whether_it_blocks_is_a_setting_that_a_call_may_override(user: User) -> None:
+async def test_a_call_may_override_the_blocking_settings(user: User) -> None:
     holder = user.lock()
     assert await holder.acquire()
     assert not await user.lock(blocking=False).acquire()
@@ -199,7 +205,7 @@ async def test_whether_it_blocks_is_a_setting_that_a_call_may_override(user: Use
 
 @pytest.mark.only_client("threads")
 @pytest.mark.parametrize("sleep", [0.1, 60])
-async def test_blocking_ends_by_the_blocking_timeout_and_hardly_sooner(
+async def test_blocking_ends_at_the_blocking_timeout(
     user: User, server: Server, sleep: float, busy: Busyness
 ) -> None:
     holder = user.lock()
@@ -211,7 +217,7 @@ async def test_blocking_ends_by_the_blocking_timeout_and_hardly_sooner(
     await holder.release()
 
 
-async def test_a_holder_that_asks_again_waits_like_everybody(user: User) -> None:
+async def test_a_holder_that_acquires_again_has_to_wait(user: User) -> None:
     lock = user.lock()
     assert await lock.acquire()
     token = lock.local.token
@@ -244,22 +250,26 @@ async def test_a_with_block_ends_with_an_error_when_the_lock_was_lost(
             await lock.release()
 
 
-@pytest.mark.skipif(not FORGIVES, reason="this redis-py has no raise_on_release_error")
-async def test_a_with_block_may_forgive_that(user: User, server: Server) -> None:
+@pytest.mark.skipif(
+    not CAN_SUPPRESS_RELEASE_ERROR, reason="this redis-py has no raise_on_release_error"
+)
+async def test_a_with_block_may_ignore_the_loss(user: User, server: Server) -> None:
     async with user.lock(timeout=10, raise_on_release_error=False):
         server.command("SET", "foo", "bar")
     async with user.lock("bar", timeout=10, raise_on_release_error=False) as lock:
         await lock.release()
 
 
-async def test_what_was_not_acquired_cannot_be_released(user: User) -> None:
+async def test_a_lock_that_was_not_acquired_cannot_be_released(user: User) -> None:
     with pytest.raises(LockError) as failure:
         await user.lock().release()
     assert not isinstance(failure.value, LockNotOwnedError)
     assert failure.value.lock_name == "foo"
 
 
-async def test_what_is_another_s_by_now_cannot_be_released(user: User, server: Server) -> None:
+async def test_a_lock_that_another_client_holds_now_cannot_be_released(
+    user: User, server: Server
+) -> None:
     lock = user.lock()
     assert await lock.acquire(blocking=False)
     server.command("SET", "foo", "a")
@@ -270,7 +280,7 @@ async def test_what_is_another_s_by_now_cannot_be_released(user: User, server: S
     assert server.command("GET", "foo") == b"a"
 
 
-async def test_extending_adds_to_what_is_left_or_replaces_it(user: User, server: Server) -> None:
+async def test_extend_adds_to_the_remaining_time_or_replaces_it(user: User, server: Server) -> None:
     lock = user.lock(timeout=10)
     assert await lock.acquire(blocking=False)
     assert await lock.extend(10.5) is True
@@ -280,7 +290,7 @@ async def test_extending_adds_to_what_is_left_or_replaces_it(user: User, server:
     await lock.release()
 
 
-async def test_reacquiring_begins_the_timeout_anew(user: User, server: Server) -> None:
+async def test_reacquire_resets_the_timeout(user: User, server: Server) -> None:
     lock = user.lock(timeout=10)
     assert await lock.acquire(blocking=False)
     server.command("PEXPIRE", "foo", 5000)
@@ -290,7 +300,7 @@ async def test_reacquiring_begins_the_timeout_anew(user: User, server: Server) -
 
 
 @pytest.mark.parametrize("verb", [("extend", 10), ("reacquire",)], ids=lambda verb: verb[0])
-async def test_only_what_is_held_with_a_timeout_can_be_prolonged(
+async def test_only_a_held_lock_with_a_timeout_can_be_extended(
     user: User, server: Server, verb: tuple[Any, ...]
 ) -> None:
     name, *args = verb
@@ -306,7 +316,7 @@ async def test_only_what_is_held_with_a_timeout_can_be_prolonged(
         await getattr(lock, name)(*args)
 
 
-def test_it_is_a_lock_of_redis_py() -> None:
+def test_redis_lock_is_a_subclass_of_the_lock_of_redis_py() -> None:
     lock = redis.Redis().lock("foo", lock_class=holdfast.RedisLock)
     assert type(lock) is holdfast.RedisLock
     assert isinstance(lock, redis.lock.Lock)
@@ -315,7 +325,7 @@ def test_it_is_a_lock_of_redis_py() -> None:
     assert isinstance(aio, redis.asyncio.lock.Lock)
 
 
-def test_its_methods_take_the_arguments_that_redis_pys_take() -> None:
+def test_methods_take_the_same_arguments_as_those_of_redis_py() -> None:
     for ours, theirs in (
         (holdfast.RedisLock, redis.lock.Lock),
         (holdfast.AsyncRedisLock, redis.asyncio.lock.Lock),
@@ -332,7 +342,7 @@ def in_a_thread(function: Callable[[], object]) -> object:
     def call() -> None:
         try:
             outcome.append(function())
-        except Exception as error:  # noqa: BLE001 - looked at by the one who asked
+        except Exception as error:  # noqa: BLE001 - returned to the caller
             outcome.append(error)
 
     thread = threading.Thread(target=call)
@@ -341,7 +351,7 @@ def in_a_thread(function: Callable[[], object]) -> object:
     return outcome[0]
 
 
-def test_a_thread_does_not_see_what_another_one_took(server: Server) -> None:
+def test_a_thread_does_not_own_the_lock_of_another_thread(server: Server) -> None:
     with redis.Redis.from_url(server.url) as client:
         lock = client.lock("foo", lock_class=holdfast.RedisLock, timeout=30)
         assert lock.acquire()
@@ -352,7 +362,7 @@ def test_a_thread_does_not_see_what_another_one_took(server: Server) -> None:
         lock.release()
 
 
-def test_a_thread_may_release_what_another_one_took_if_the_lock_is_not_thread_local(
+def test_a_thread_may_release_the_lock_of_another_if_it_is_not_thread_local(
     server: Server,
 ) -> None:
     with redis.Redis.from_url(server.url) as client:
@@ -364,7 +374,7 @@ def test_a_thread_may_release_what_another_one_took_if_the_lock_is_not_thread_lo
         assert server.command("EXISTS", "foo") == 0
 
 
-async def test_whoever_is_given_the_token_can_release(
+async def test_any_client_that_has_the_token_can_release(
     user: User, other: User, server: Server
 ) -> None:
     taken = user.lock()
@@ -378,9 +388,7 @@ async def test_whoever_is_given_the_token_can_release(
 
 
 @pytest.mark.parametrize("name", ["{user:7}:lock", b"\xff\xfe lock", "k" * 2000])
-async def test_any_key_of_redis_can_be_a_name(
-    user: User, server: Server, name: str | bytes
-) -> None:
+async def test_any_redis_key_can_be_a_name(user: User, server: Server, name: str | bytes) -> None:
     lock = user.lock(name)
     assert await lock.acquire()
     assert server.command("GET", name) == lock.local.token
@@ -389,10 +397,10 @@ async def test_any_key_of_redis_can_be_a_name(
     assert server.command("EXISTS", name) == 0
 
 
-# Beside redis-py's own locks
+# Together with redis-py's own locks
 
 
-async def test_it_excludes_and_is_excluded_by_a_plain_lock(user: User, other: User) -> None:
+async def test_redis_lock_and_a_plain_lock_exclude_each_other(user: User, other: User) -> None:
     ours, plain = user.lock(timeout=30), other.plain(timeout=30)
     for holder, bystander in ((ours, plain), (plain, ours)):
         assert await holder.acquire(blocking=False)
@@ -403,8 +411,8 @@ async def test_it_excludes_and_is_excluded_by_a_plain_lock(user: User, other: Us
 
 
 @pytest.mark.parametrize("timeout", [None, 30])
-async def test_each_waits_for_the_other(
-    face: Face, user: User, other: User, server: Server, timeout: float | None
+async def test_redis_lock_and_a_plain_lock_wait_for_each_other(
+    api: Api, user: User, other: User, server: Server, timeout: float | None
 ) -> None:
     ours, plain = user.lock(timeout=timeout), other.plain(timeout=timeout, sleep=0.02)
 
@@ -413,46 +421,46 @@ async def test_each_waits_for_the_other(
         await lock.release()
 
     assert await plain.acquire()
-    waiting = face.start(take(ours))
-    await face.eventually(queued(server, 1))
+    waiting = api.start(take(ours))
+    await api.eventually(queued(server, 1))
     await plain.release()
     await waiting.result()
     assert await ours.acquire()
     server.reset_stats()
-    waiting = face.start(take(plain))
+    waiting = api.start(take(plain))
 
-    async def has_asked() -> bool:
+    async def has_polled() -> bool:
         return commands_processed(server).get("set", 0) > 1
 
-    await face.eventually(has_asked)
+    await api.eventually(has_polled)
     await ours.release()
     await waiting.result()
     assert not server.command("EXISTS", "foo")
     assert not waiters(server, QUEUE)
 
 
-async def test_it_releases_what_a_plain_lock_took_by_its_token(
-    face: Face, user: User, other: User, server: Server
+async def test_redis_lock_releases_a_plain_lock_by_its_token(
+    api: Api, user: User, other: User, server: Server
 ) -> None:
     plain, ours = other.plain(), user.lock()
     assert await plain.acquire()
     ours.local.token = plain.local.token
     assert await ours.owned()
-    waiting = face.start(other.lock().acquire(blocking_timeout=5))
-    await face.eventually(queued(server, 1))
+    waiting = api.start(other.lock().acquire(blocking_timeout=5))
+    await api.eventually(queued(server, 1))
     await ours.release()
     assert await waiting.result() is True
 
 
-async def test_it_excludes_a_lock_of_holdfast_on_the_same_key(
-    user: User, client: Any, face: Face, server: Server
+async def test_redis_lock_and_a_holdfast_lock_exclude_each_other_on_one_key(
+    user: User, client: Any, api: Api, server: Server
 ) -> None:
     ours = user.lock()
     assert await ours.acquire()
     lock = client.lock("job", key="foo")
     assert await lock.try_acquire() is None
-    waiting = face.start(lock.acquire())
-    await face.eventually(queued(server, 1))
+    waiting = api.start(lock.acquire())
+    await api.eventually(queued(server, 1))
     await ours.release()
     lease = await waiting.result()
     assert lease.fence > ours.fence
@@ -463,8 +471,8 @@ async def test_it_excludes_a_lock_of_holdfast_on_the_same_key(
 # Waiting
 
 
-async def test_waiters_are_served_in_the_order_in_which_they_came(
-    face: Face, user: User, other: User, server: Server
+async def test_waiters_of_redis_locks_are_granted_in_fifo_order(
+    api: Api, user: User, other: User, server: Server
 ) -> None:
     holder, served = user.lock(), []
 
@@ -479,8 +487,8 @@ async def test_waiters_are_served_in_the_order_in_which_they_came(
     for number, (who, token) in enumerate(
         [(user, {}), (other, {}), (other, {"token": "given"}), (user, {}), (user, {"token": "x"})]
     ):
-        waiting.append(face.start(wait(number, who, **token)))
-        await face.eventually(queued(server, number + 1))
+        waiting.append(api.start(wait(number, who, **token)))
+        await api.eventually(queued(server, number + 1))
     await holder.release()
     for one in waiting:
         await one.result()
@@ -490,49 +498,52 @@ async def test_waiters_are_served_in_the_order_in_which_they_came(
 
 
 @pytest.mark.only_client("asyncio")
-async def test_waiting_asks_nothing_and_is_woken_by_one_push(
-    face: Face, user: User, other: User, server: Server
+async def test_a_waiter_sends_no_requests_and_is_woken_by_one_push(
+    api: Api, user: User, other: User, server: Server
 ) -> None:
     holder, waiter = user.lock(timeout=30), other.lock(timeout=30, thread_local=False)
     assert await holder.acquire()
-    waiting = face.start(waiter.acquire())
-    await face.eventually(queued(server, 1))
+    waiting = api.start(waiter.acquire())
+    await api.eventually(queued(server, 1))
     server.reset_stats()
 
     async def has_pinged() -> bool:
         return commands_processed(server).get("ping", 0) > 1
 
-    await face.eventually(has_pinged)
+    await api.eventually(has_pinged)
     assert "evalsha" not in commands_processed(server)
     server.reset_stats()
     await holder.release()
     assert await waiting.result() is True
     calls = commands_processed(server)
     assert calls["publish"] == 1
-    assert calls["evalsha"] == 2  # the release, and the waiter's making sure
+    assert calls["evalsha"] == 2  # the release, and the waiter's confirmation
     await waiter.release()
 
 
 @pytest.mark.parametrize("timeout", [None, 10])
-async def test_what_was_handed_over_lasts_as_long_as_its_new_holder_asked_for(
-    face: Face, user: User, other: User, server: Server, timeout: float | None
+async def test_a_lock_that_was_handed_over_has_the_timeout_of_its_new_holder(
+    api: Api, user: User, other: User, server: Server, timeout: float | None
 ) -> None:
-    for who in (user, other):  # in the same client by the answer, in another by a push
+    for who in (
+        user,
+        other,
+    ):  # the same client gets the grant with the reply, another one by a push
         holder, waiter = user.lock(timeout=0.5), who.lock(timeout=timeout)
         assert await holder.acquire()
         assert await holder.extend(30)
-        waiting = face.start(waiter.acquire())
-        await face.eventually(queued(server, 1))
+        waiting = api.start(waiter.acquire())
+        await api.eventually(queued(server, 1))
         await holder.release()
         assert await waiting.result() is True
         left = server.command("PTTL", "foo")
         assert left == -1 if timeout is None else 8000 < left <= 10_000
         assert server.command("GET", "foo").startswith(b"hf1:")
-        # Not through the waiter, whose token a thread of its own may have.
+        # Another thread may have the waiter's token.
         server.command("DEL", "foo")
 
 
-async def test_a_waiter_gets_what_ran_out(user: User, other: User) -> None:
+async def test_a_waiter_is_granted_a_lock_that_expired(user: User, other: User) -> None:
     gone, waiter = user.lock(timeout=0.3), other.lock(timeout=30)
     assert await gone.acquire()
     assert await waiter.acquire(blocking_timeout=5)
@@ -542,7 +553,7 @@ async def test_a_waiter_gets_what_ran_out(user: User, other: User) -> None:
     await waiter.release()
 
 
-async def test_each_taking_has_a_greater_fence(user: User, other: User) -> None:
+async def test_each_acquire_has_a_greater_fence(user: User, other: User) -> None:
     assert user.lock().fence is None
     fences = []
     for who in (user, other, user):
@@ -551,7 +562,7 @@ async def test_each_taking_has_a_greater_fence(user: User, other: User) -> None:
     assert fences == sorted(set(fences))
 
 
-# Lost answers
+# Lost replies
 
 
 @pytest.mark.parametrize(
@@ -567,12 +578,12 @@ async def test_each_taking_has_a_greater_fence(user: User, other: User) -> None:
     ),
     ids=str,
 )
-async def test_a_lost_answer_to_any_request_of_a_cycle_costs_nothing_but_time(
-    afar: User, proxy: Proxy, server: Server, settings: dict[str, Any]
+async def test_a_lost_reply_to_any_request_of_a_cycle_only_delays_it(
+    proxied: User, proxy: Proxy, server: Server, settings: dict[str, Any]
 ) -> None:
-    lock = afar.lock(timeout=settings.get("timeout"))
+    lock = proxied.lock(timeout=settings.get("timeout"))
     for k in range(1, 6):
-        proxy.swallow_reply(k, close=settings["reset"])
+        proxy.drop_reply(k, close=settings["reset"])
         assert await lock.acquire(token=settings.get("token"))
         assert server.command("GET", "foo") == lock.local.token
         assert (server.command("PTTL", "foo") == -1) is ("timeout" not in settings)
@@ -580,22 +591,22 @@ async def test_a_lost_answer_to_any_request_of_a_cycle_costs_nothing_but_time(
         assert server.command("EXISTS", "foo") == 0
         if proxy.rules_left:
             assert k > 2
-            return  # a cycle has no more requests than that
-    raise AssertionError("a cycle takes more requests than it should")
+            return  # a cycle has no more requests
+    raise AssertionError("a cycle takes more requests than expected")
 
 
 @pytest.mark.parametrize("timeout", [None, 30])
-async def test_a_push_that_comes_when_the_lock_was_taken_already_does_not_take_it_away(
-    face: Face, user: User, proxy: Proxy, server: Server, timeout: float | None
+async def test_a_late_push_does_not_release_a_lock_that_was_already_acquired(
+    api: Api, user: User, proxy: Proxy, server: Server, timeout: float | None
 ) -> None:
     holder = user.lock(timeout=0.5)
-    lock = User(face, proxy.url).lock(timeout=timeout, thread_local=False)
+    lock = User(api, proxy.url).lock(timeout=timeout, thread_local=False)
     assert await holder.acquire()
-    waiting = face.start(lock.acquire())
-    await face.eventually(queued(server, 1))
+    waiting = api.start(lock.acquire())
+    await api.eventually(queued(server, 1))
     late = proxy.hold_message()
     await holder.release()
-    assert await waiting.result() is True  # it asked, when the holder's time was up
+    assert await waiting.result() is True  # by a request, when the holder's ttl was over
     assert late.arrived.is_set()
     assert (server.command("PTTL", "foo") == -1) is (timeout is None)
     late.release()
@@ -605,22 +616,22 @@ async def test_a_push_that_comes_when_the_lock_was_taken_already_does_not_take_i
 
 
 @pytest.mark.only_client("threads")
-async def test_a_lost_answer_to_one_who_does_not_wait_leaves_nothing_held(
-    face: Face, afar: User, proxy: Proxy, server: Server
+async def test_a_lost_reply_to_a_non_blocking_acquire_leaves_nothing_held(
+    api: Api, proxied: User, proxy: Proxy, server: Server
 ) -> None:
-    proxy.swallow_reply()
+    proxy.drop_reply()
     with pytest.raises(redis.ConnectionError):
-        await afar.lock(timeout=30).acquire(blocking=False)
-    await face.eventually(free(server))
+        await proxied.lock(timeout=30).acquire(blocking=False)
+    await api.eventually(free(server))
 
 
 @pytest.mark.only_client("asyncio")
-async def test_a_request_that_comes_too_late_does_not_take_the_lock_again(
-    afar: User, proxy: Proxy, server: Server
+async def test_a_request_that_arrives_late_does_not_take_the_lock_again(
+    proxied: User, proxy: Proxy, server: Server
 ) -> None:
     for token in (None, "given"):
         late = proxy.hold_request()
-        lock = afar.lock(timeout=2)
+        lock = proxied.lock(timeout=2)
         assert await lock.acquire(token=token)
         await lock.release()
         late.release()
@@ -628,54 +639,55 @@ async def test_a_request_that_comes_too_late_does_not_take_the_lock_again(
         assert not waiters(server, QUEUE)
 
 
-async def test_a_server_out_of_reach_is_an_error_of_redis_pys(
-    face: Face, afar: User, proxy: Proxy, server: Server
+async def test_an_unreachable_server_raises_an_error_of_redis_py(
+    api: Api, proxied: User, proxy: Proxy, server: Server
 ) -> None:
-    lock = afar.lock()
+    lock = proxied.lock()
     assert await lock.acquire()
     proxy.refuse()
     proxy.cut()
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         await lock.release()
     with pytest.raises(redis.ConnectionError):
-        await afar.lock("bar").acquire()
+        await proxied.lock("bar").acquire()
     assert lock.local.token is not None
     proxy.accept()
-    await face.eventually(free(server))  # in the background
-    await lock.release()  # and once more, which does no harm
+    await api.eventually(free(server))  # in the background
+    await lock.release()  # releasing again does no harm
     assert lock.local.token is None
 
 
 @pytest.mark.parametrize("when", with_one_client_each(["taken", "taken for ever", "extended"]))
-async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR0913, PLR0917 - a whole scene
-    face: Face,
-    afar: User,
+async def test_a_lock_is_cleaned_up_as_long_as_it_may_exist(  # noqa: PLR0913, PLR0917 - named by pytest
+    api: Api,
+    proxied: User,
     proxy: Proxy,
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
-    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")  # a clean-up is given up when its ttl is over
-    monkeypatch.setattr(redis_lock, "_RENEWED_NEVER", replace(redis_lock._RENEWED_NEVER, ttl=0.1))
-    lock = afar.lock(timeout=1 if when == "extended" else None)
+    # A clean-up is abandoned when its ttl is over.
+    monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
+    monkeypatch.setattr(redis_lock, "_BASE_SPEC", replace(redis_lock._BASE_SPEC, ttl=0.1))
+    lock = proxied.lock(timeout=1 if when == "extended" else None)
     given_up_at = time.monotonic() + 3
 
-    def be_gone() -> None:
+    def disconnect() -> None:
         proxy.refuse()
         proxy.cut()
 
-    def be_gone_after(event: threading.Event) -> None:
+    def disconnect_after(event: threading.Event) -> None:
         assert event.wait(PATIENCE)
-        be_gone()
+        disconnect()
 
     async def is_over() -> bool:
         return time.monotonic() > given_up_at
 
     if when == "taken":
-        async with afar.lock("warm"):  # connected
+        async with proxied.lock("warm"):  # so that it is connected
             pass
         asked = proxy.hold_reply()
-        cutting = threading.Thread(target=be_gone_after, args=(asked.arrived,))
+        cutting = threading.Thread(target=disconnect_after, args=(asked.arrived,))
         cutting.start()
         with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             await lock.acquire(blocking=False)
@@ -685,18 +697,18 @@ async def test_a_lock_is_taken_back_for_as_long_as_it_may_be_there(  # noqa: PLR
         assert await lock.acquire()
         if when == "extended":
             await lock.extend(100)
-        be_gone()
+        disconnect()
         with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             await lock.release()
-    await face.eventually(is_over)
+    await api.eventually(is_over)
     proxy.accept()
-    await face.eventually(free(server))
+    await api.eventually(free(server))
 
 
-async def test_a_given_token_is_not_touched_in_the_background(
-    afar: User, proxy: Proxy, server: Server
+async def test_a_given_token_is_not_released_in_the_background(
+    proxied: User, proxy: Proxy, server: Server
 ) -> None:
-    lock, given = afar.lock(), "given"
+    lock, given = proxied.lock(), "given"
     assert await lock.acquire(token=given)
     proxy.refuse()
     proxy.cut()
@@ -708,7 +720,7 @@ async def test_a_given_token_is_not_touched_in_the_background(
     assert server.command("EXISTS", "foo") == 0
 
 
-async def test_a_refusal_is_an_error_of_redis_pys(user: User, server: Server) -> None:
+async def test_a_refused_request_raises_an_error_of_redis_py(user: User, server: Server) -> None:
     server.command("RPUSH", "foo", "a list")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         await user.lock().acquire()
@@ -720,7 +732,7 @@ async def test_a_refusal_is_an_error_of_redis_pys(user: User, server: Server) ->
 def test_a_cancelled_release_still_releases_and_may_be_repeated(
     server: Server, proxy: Proxy
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         client = redis.asyncio.from_url(proxy.url)
         lock = client.lock("foo", lock_class=holdfast.AsyncRedisLock)
         for token in (None, "given"):
@@ -737,11 +749,11 @@ def test_a_cancelled_release_still_releases_and_may_be_repeated(
             assert lock.local.token is None
         await client.aclose()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_cancelled_wait_leaves_the_line(server: Server) -> None:
-    async def story() -> None:
+def test_a_cancelled_wait_leaves_the_queue(server: Server) -> None:
+    async def scenario() -> None:
         client = redis.asyncio.from_url(server.url)
         async with client.lock("foo", lock_class=holdfast.AsyncRedisLock):
             lock = client.lock("foo", lock_class=holdfast.AsyncRedisLock)
@@ -754,23 +766,23 @@ def test_a_cancelled_wait_leaves_the_line(server: Server) -> None:
             assert lock.local.token is None
         await client.aclose()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("token", [None, "given"])
-def test_an_interrupt_after_the_grant_gives_the_lock_back(
+def test_an_interrupt_after_the_grant_releases_the_lock(
     server: Server, monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
     with redis.Redis.from_url(server.url) as client:
         lock = client.lock("foo", lock_class=holdfast.RedisLock)
-        took = lock._took
+        took = lock._record
 
         def interrupted(taking: Any) -> None:
             took(taking)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(lock, "_took", interrupted)
+            patch.setattr(lock, "_record", interrupted)
             lock.acquire(token=token)
         assert server.command("EXISTS", "foo") == 0
         assert lock.local.token is None
@@ -778,23 +790,23 @@ def test_an_interrupt_after_the_grant_gives_the_lock_back(
         lock.release()
 
 
-# Whose client it is
+# Lifetime of holdfast's client
 
 
 async def test_clients_that_share_a_pool_share_connections(
-    face: Face, afar: User, proxy: Proxy
+    api: Api, proxied: User, proxy: Proxy
 ) -> None:
-    async with afar.lock():
+    async with proxied.lock():
         before = proxy.connections
     for _ in range(5):
-        again = User(face, proxy.url)
-        again.client = type(again.client)(connection_pool=afar.client.connection_pool)
+        again = User(api, proxy.url)
+        again.client = type(again.client)(connection_pool=proxied.client.connection_pool)
         async with again.lock():
             pass
     assert proxy.connections == before
 
 
-def test_what_holdfast_keeps_for_a_client_ends_with_it(server: Server) -> None:
+def test_the_runtime_of_a_client_ends_with_the_client(server: Server) -> None:
     client = redis.Redis.from_url(server.url)
     lock = client.lock("foo", lock_class=holdfast.RedisLock)
     with lock:
@@ -803,16 +815,16 @@ def test_what_holdfast_keeps_for_a_client_ends_with_it(server: Server) -> None:
     session = lock._runtime.client._session
     client.close()
     del lock, client
-    gc.collect()  # the pool, and with it what keeps ours alive
+    gc.collect()  # the pool, and then the client that it kept alive
     gc.collect()
     assert session.closed
     assert behind() is None
 
 
-def test_what_holdfast_keeps_for_an_asyncio_client_ends_with_its_loop(proxy: Proxy) -> None:
+def test_the_runtime_of_an_asyncio_client_ends_with_its_loop(proxy: Proxy) -> None:
     client = redis.asyncio.from_url(proxy.url)
 
-    async def story() -> None:
+    async def scenario() -> None:
         holder = client.lock("foo", lock_class=holdfast.AsyncRedisLock)
         before = proxy.connections
         async with holder:
@@ -825,14 +837,13 @@ def test_what_holdfast_keeps_for_an_asyncio_client_ends_with_its_loop(proxy: Pro
         await client.aclose()
 
     for _ in range(2):
-        asyncio.run(story())
-    assert (
-        len(redis_lock_runtime.runtimes_by_loop[client.connection_pool]) == 1
-    )  # that of the last loop
+        asyncio.run(scenario())
+    # Only the runtime of the last loop is left.
+    assert len(redis_lock_runtime.runtimes_by_loop[client.connection_pool]) == 1
     eventually(lambda: all(link.ended for link in proxy._links), what="the end of connections")
 
 
-def test_a_forked_child_may_release_what_its_parent_took_and_takes_its_own(
+def test_a_forked_child_may_release_the_lock_of_its_parent_and_acquire_another(
     server: Server,
 ) -> None:
     text = f"""
@@ -869,17 +880,17 @@ def test_a_forked_child_may_release_what_its_parent_took_and_takes_its_own(
 
 
 def test_a_client_of_several_servers_is_refused_at_once() -> None:
-    for kind, home in (
+    for kind, module in (
         (holdfast.RedisLock, redis.sentinel),
         (holdfast.AsyncRedisLock, redis.asyncio.sentinel),
     ):
-        sentinel: Any = home.Sentinel([("127.0.0.1", 1)])
+        sentinel: Any = module.Sentinel([("127.0.0.1", 1)])
         with pytest.raises(holdfast.ConfigurationError, match="cannot serve this client"):
             sentinel.master_for("primary").lock("foo", lock_class=kind)
 
 
-async def test_clients_of_valkey_py_are_served_too(face: Face, user: User, server: Server) -> None:
-    theirs = User(face, server.url, valkey)
+async def test_clients_of_valkey_py_are_accepted(api: Api, user: User, server: Server) -> None:
+    theirs = User(api, server.url, valkey)
     async with theirs.lock(timeout=10) as lock:
         assert await lock.owned()
         assert await lock.extend(10)

@@ -1,4 +1,4 @@
-"""`holdfast.RedisLock` never reports that a lock is held whose time is over."""
+"""`holdfast.RedisLock` never reports a lock as held after its timeout."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
 
 
 LIMIT = 30.0
-"""Seconds after which something that should have happened counts as failed."""
+"""Seconds to wait for each expected effect."""
 
 
 @pytest.fixture
-def user(face: Face, server: Server) -> User:
-    return User(face, server.url)
+def user(api: Api, server: Server) -> User:
+    return User(api, server.url)
 
 
 @pytest.fixture
-def afar(face: Face, proxy: Proxy) -> User:
+def proxied(api: Api, proxy: Proxy) -> User:
     """A user whose connections go through the proxy."""
-    return User(face, proxy.url)
+    return User(api, proxy.url)
 
 
 def gone(server: Server) -> Callable[[], Any]:
@@ -50,24 +50,24 @@ def is_set(event: threading.Event) -> Callable[[], Any]:
     return check
 
 
-async def test_acquire_does_not_return_true_when_the_lock_s_time_is_over(
-    face: Face, afar: User, proxy: Proxy, server: Server
+async def test_acquire_does_not_return_true_after_the_timeout_of_the_lock(
+    api: Api, proxied: User, proxy: Proxy, server: Server
 ) -> None:
-    assert await afar.lock("warm").acquire()
-    lock = afar.lock(timeout=0.2, thread_local=False)
+    assert await proxied.lock("warm").acquire()
+    lock = proxied.lock(timeout=0.2, thread_local=False)
     late, second = proxy.hold_reply(1), proxy.hold_reply(2)
-    acquiring = face.start(lock.acquire(blocking=False))
-    await face.eventually(is_set(late.arrived), within=LIMIT)
-    await face.eventually(gone(server), within=LIMIT)
+    acquiring = api.start(lock.acquire(blocking=False))
+    await api.eventually(is_set(late.arrived), within=LIMIT)
+    await api.eventually(gone(server), within=LIMIT)
     late.release()
 
-    async def asked_again() -> bool:
+    async def requested_again() -> bool:
         assert not acquiring.done
         return second.arrived.is_set()
 
-    await face.eventually(asked_again, within=LIMIT)
+    await api.eventually(requested_again, within=LIMIT)
     second.release()
-    with contextlib.suppress(redis.exceptions.ConnectionError):  # that reply is late too
+    with contextlib.suppress(redis.exceptions.ConnectionError):  # the second reply is late too
         assert await acquiring.result() is True
 
 
@@ -76,31 +76,31 @@ async def test_acquire_does_not_return_true_when_the_lock_s_time_is_over(
     [("extend", 0.2, True), ("extend", 0.1), ("reacquire",)],
     ids=["extend and replace", "extend", "reacquire"],
 )
-async def test_a_reply_that_arrives_when_the_lock_s_time_is_over_does_not_prolong_it(
-    face: Face, afar: User, proxy: Proxy, server: Server, prolong: tuple[Any, ...]
+async def test_a_reply_that_arrives_after_the_timeout_does_not_extend_the_lock(
+    api: Api, proxied: User, proxy: Proxy, server: Server, prolong: tuple[Any, ...]
 ) -> None:
     name, *args = prolong
-    await have_scripts_known(afar)
-    lock = afar.lock(timeout=0.3, thread_local=False)
+    await load_scripts(proxied)
+    lock = proxied.lock(timeout=0.3, thread_local=False)
     assert await lock.acquire()
     late = proxy.hold_reply()
-    prolonging = face.start(getattr(lock, name)(*args))
-    await face.eventually(is_set(late.arrived), within=LIMIT)
-    await face.eventually(gone(server), within=LIMIT)
+    prolonging = api.start(getattr(lock, name)(*args))
+    await api.eventually(is_set(late.arrived), within=LIMIT)
+    await api.eventually(gone(server), within=LIMIT)
     late.release()
     with pytest.raises(LockNotOwnedError, match=name):
         await prolonging.result()
 
 
-async def test_a_reply_that_takes_longer_than_what_was_added_prolongs_a_lock_with_time_left(
-    face: Face, afar: User, proxy: Proxy
+async def test_a_reply_slower_than_the_added_time_still_extends_a_lock_with_time_left(
+    api: Api, proxied: User, proxy: Proxy
 ) -> None:
-    await have_scripts_known(afar)
-    lock = afar.lock(timeout=60, thread_local=False)
+    await load_scripts(proxied)
+    lock = proxied.lock(timeout=60, thread_local=False)
     assert await lock.acquire()
     late = proxy.hold_reply()
-    extending = face.start(lock.extend(0.01))
-    await face.eventually(is_set(late.arrived), within=LIMIT)
+    extending = api.start(lock.extend(0.01))
+    await api.eventually(is_set(late.arrived), within=LIMIT)
     time.sleep(0.02)
     late.release()
     assert await extending.result() is True
@@ -150,8 +150,8 @@ async def test_an_extension_that_leaves_no_time_is_refused_and_keeps_the_lock(
     await lock.release()
 
 
-async def have_scripts_known(user: User) -> None:
-    """Have the server know redis-py's scripts, so that using one is one request."""
+async def load_scripts(user: User) -> None:
+    """Load redis-py's scripts into the server, so that each later use is one request."""
     async with user.lock("warm", timeout=60) as lock:
         assert await lock.extend(1)
         assert await lock.reacquire()

@@ -1,4 +1,4 @@
-"""Interleavings that once went wrong, each by the name of what must hold."""
+"""Interleavings that once failed. Each test is named after the promise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kit.waiting import PATIENCE, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
     from kit.waiting import Busyness
@@ -35,7 +35,7 @@ KEY = "holdfast:{a}"
 
 
 def on_alarm(work: Callable[[], None]) -> Any:
-    """Have `work` done by a signal handler."""
+    """Run `work` in a handler of SIGALRM."""
 
     def handle(*_: object) -> None:
         work()
@@ -43,12 +43,12 @@ def on_alarm(work: Callable[[], None]) -> Any:
     return signal.signal(signal.SIGALRM, handle)
 
 
-def strike_when(arrived: threading.Event) -> None:
+def signal_when(arrived: threading.Event) -> None:
     arrived.wait(PATIENCE)
     os.kill(os.getpid(), signal.SIGALRM)
 
 
-def test_a_signal_handler_that_uses_the_client_takes_nobody_elses_answer(
+def test_a_signal_handler_that_uses_the_client_receives_no_reply_of_another_request(
     server: Server, proxy: Proxy
 ) -> None:
     with holdfast.Client(server.url) as others, holdfast.Client(proxy.url) as client:
@@ -57,14 +57,14 @@ def test_a_signal_handler_that_uses_the_client_takes_nobody_elses_answer(
         held = proxy.hold_reply(1)
         before = on_alarm(mine.release)
         try:
-            strike = threading.Thread(target=strike_when, args=(held.arrived,))
+            signaller = threading.Thread(target=signal_when, args=(held.arrived,))
             deliver = threading.Timer(0.3, held.release)
-            strike.start()
+            signaller.start()
             deliver.start()
             assert client.lock("b", ttl=30).try_acquire() is None
         finally:
             signal.signal(signal.SIGALRM, before)
-        strike.join()
+        signaller.join()
         deliver.join()
         assert server.command("EXISTS", KEY) == 0
         theirs.release()
@@ -84,30 +84,30 @@ def interrupted(self):
 threading.Thread.start = interrupted
 signal.signal(signal.SIGALRM, lambda *_: client.lock("b").acquire().release())
 lease = client.lock("a", ttl=0.5).acquire()
-first = lease._held.deadline
-while lease.held and lease._held.deadline == first: pass
-assert lease.held, "it was not renewed"
+first = lease._state.deadline
+while lease.held and lease._state.deadline == first: pass
+assert lease.held, "the lease was not renewed"
 lease.release()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-async def test_an_answer_that_comes_twice_grants_nobody_another_lock(
-    face: Face, server: Server, proxy: Proxy
+async def test_a_duplicated_reply_grants_no_other_lock(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = face.connect(proxy.url)
+    client = api.connect(proxy.url)
     async with client.lock("a"):
         pass
     proxy.double_reply(1)
     lease = await client.lock("a").acquire()
-    server.command("SET", "holdfast:{b}", "somebody", "PX", 30_000)
+    server.command("SET", "holdfast:{b}", "another client", "PX", 30_000)
     assert await client.lock("b").try_acquire() is None
     assert server.command("GET", KEY).decode() == lease.token
     await lease.release()
 
 
-def test_a_lock_with_a_short_ttl_leaves_the_others_their_connection(proxy: Proxy) -> None:
-    async def story() -> None:
+def test_a_lock_with_a_short_ttl_does_not_close_the_shared_connection(proxy: Proxy) -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(proxy.url) as client:
             async with client.lock("warm"):
                 pass
@@ -115,26 +115,39 @@ def test_a_lock_with_a_short_ttl_leaves_the_others_their_connection(proxy: Proxy
             proxy.delay(0.05)
             done = asyncio.Event()
 
-            async def innocent() -> None:
+            async def ordinary() -> None:
                 for _ in range(5):
                     async with client.lock(f"own:{id(asyncio.current_task())}"):
                         pass
                 done.set()
 
             async def hasty() -> None:
-                names = map("hasty {}".format, itertools.count())  # none is held already
+                # A new name each time, so none is held already.
+                names = map("hasty {}".format, itertools.count())
                 while not done.is_set():
                     with pytest.raises(holdfast.NodeUnavailable):
                         await client.lock(next(names), ttl=0.04).acquire(timeout=0)
 
-            await asyncio.gather(innocent(), hasty())
+            await asyncio.gather(ordinary(), hasty())
             assert proxy.connections <= connections + 1, "only the renewer may have connected"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_error_while_the_renewer_connects_costs_no_lease(server: Server) -> None:
-    class Moody(redis.credentials.CredentialProvider):
+async def test_a_lock_with_a_short_ttl_is_acquired_although_all_connections_are_dead(
+    api: Api, proxy: Proxy
+) -> None:
+    """As after a firewall has dropped them: nothing arrives, and new connections work."""
+    client = api.connect(proxy.url)
+    async with client.lock("a", ttl=1):
+        pass
+    proxy.mute()
+    lease = await client.lock("a", ttl=1, timeout=10).acquire()
+    await lease.release()
+
+
+def test_an_error_while_the_renewer_connects_loses_no_lease(server: Server) -> None:
+    class FailingOnce(redis.credentials.CredentialProvider):
         def __init__(self) -> None:
             self.calls = 0
 
@@ -145,32 +158,32 @@ def test_an_error_while_the_renewer_connects_costs_no_lease(server: Server) -> N
             return "ann", "pw"
 
     server.command("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all")
-    theirs = redis.Redis(host=server.host, port=server.port, credential_provider=Moody())
+    theirs = redis.Redis(host=server.host, port=server.port, credential_provider=FailingOnce())
     with holdfast.Client(theirs) as client:
         lease = client.lock("a", ttl=30).acquire()
-        first = lease._held.deadline
+        first = lease._state.deadline
         renew_now(client, lease)
-        eventually(lambda: lease._held.deadline > first, what="it is renewed")
+        eventually(lambda: lease._state.deadline > first, what="it is renewed")
         lease.release()
     server.command("ACL", "DELUSER", "ann")
 
 
-def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
+def test_two_threads_that_release_the_last_two_levels_release_the_lock(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a", ttl=30, reentrant=True)
-        grips = [lock.acquire(), lock.acquire()]
+        leases = [lock.acquire(), lock.acquire()]
         both = threading.Barrier(2)
-        check = releasing.check
+        check = releasing.check_valid
 
-        def together(*args: Any) -> Any:
+        def check_then_wait(*args: Any) -> Any:
             found = check(*args)
             both.wait(PATIENCE)
             return found
 
-        monkeypatch.setattr(releasing, "check", together)
-        threads = [threading.Thread(target=lease.release) for lease in grips]
+        monkeypatch.setattr(releasing, "check_valid", check_then_wait)
+        threads = [threading.Thread(target=lease.release) for lease in leases]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -179,10 +192,10 @@ def test_two_threads_loosening_the_last_two_grips_give_the_lock_back(
 
 
 @pytest.mark.only_client("threads")
-async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
-    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch, busy: Busyness
+async def test_a_hung_name_server_does_not_delay_the_report_of_a_loss(
+    api: Api, own_server: Server, monkeypatch: pytest.MonkeyPatch, busy: Busyness
 ) -> None:
-    client = face.connect(own_server.url.replace("127.0.0.1", "localhost"), command_timeout=3)
+    client = api.connect(own_server.url.replace("127.0.0.1", "localhost"), command_timeout=3)
     lease = await client.lock("a", ttl=1.2).acquire()
     hung = threading.Event()
 
@@ -192,18 +205,18 @@ async def test_a_name_server_that_hangs_does_not_delay_the_telling_of_a_loss(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     own_server.kill()
-    assert await face.wait(lease.lost, PATIENCE)
-    late = now() - lease._held.deadline
+    assert await api.wait(lease.lost, PATIENCE)
+    late = now() - lease._state.deadline
     hung.set()
     assert late < 1 + busy.allowance
 
 
-async def test_l4_holds_also_when_a_connection_must_be_opened(
-    face: Face, own_server: Server, busy: Busyness
+async def test_acquire_ends_in_time_even_if_it_must_connect_first(
+    api: Api, own_server: Server, busy: Busyness
 ) -> None:
     own_server.freeze()
     for timeout in (0, 0.2):
-        client = face.connect(own_server.url, command_timeout=5)
+        client = api.connect(own_server.url, command_timeout=5)
         began = now()
         with pytest.raises(holdfast.NodeUnavailable):
             await client.lock("a", ttl=0.4).acquire(timeout=timeout)
@@ -211,10 +224,10 @@ async def test_l4_holds_also_when_a_connection_must_be_opened(
     own_server.thaw()
 
 
-async def test_a_late_request_of_a_lease_that_was_taken_finds_a_tombstone(
-    face: Face, server: Server, proxy: Proxy
+async def test_a_late_request_of_a_lost_lease_finds_a_tombstone(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = face.connect(proxy.url, command_timeout=1)
+    client = api.connect(proxy.url, command_timeout=1)
     async with client.lock("a"):
         pass
     late = proxy.hold_request(1)
@@ -228,14 +241,14 @@ async def test_a_late_request_of_a_lease_that_was_taken_finds_a_tombstone(
 
 
 async def test_a_wrong_password_is_tried_once_and_not_again_in_the_background(
-    face: Face, own_server: Server
+    api: Api, own_server: Server
 ) -> None:
     own_server.command("ACL", "SETUSER", "ann", "on", ">right", "~*", "&*", "+@all")
     own_server.command("ACL", "LOG", "RESET")
-    client = face.connect(f"redis://ann:wrong@{own_server.host}:{own_server.port}")
+    client = api.connect(f"redis://ann:wrong@{own_server.host}:{own_server.port}")
     with pytest.raises(holdfast.ConfigurationError):
         await client.lock("a").acquire()
-    assert not client._session.renewer.handed_in
+    assert not client._session.renewer.inbox
     assert client._session.renewer._background._thread is None
 
 
@@ -246,26 +259,26 @@ def test_an_interrupt_is_never_replaced_by_an_error_about_the_lock(
         client.lock("a").acquire().release()
         held = proxy.hold_reply(1)
 
-        def strike() -> None:
+        def send_signal() -> None:
             held.arrived.wait(PATIENCE)
-            proxy.refuse()  # so that giving the lock back fails at first
+            proxy.refuse()  # so that the release fails at first
             os.kill(os.getpid(), signal.SIGINT)
 
-        striker = threading.Thread(target=strike)
+        signaller = threading.Thread(target=send_signal)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        striker.start()
+        signaller.start()
         try:
             with pytest.raises(KeyboardInterrupt):
                 client.lock("a", ttl=60).acquire()
         finally:
             signal.signal(signal.SIGINT, before)
-        striker.join()
+        signaller.join()
         held.release()
         proxy.accept()
         eventually(lambda: server.command("EXISTS", KEY) == 0)
 
 
-def test_a_block_may_be_left_by_another_thread_than_entered_it(server: Server) -> None:
+def test_a_with_block_may_be_left_by_another_thread(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lock = client.lock("a")
         entering = threading.Thread(target=lock.__enter__)
@@ -276,35 +289,35 @@ def test_a_block_may_be_left_by_another_thread_than_entered_it(server: Server) -
         assert not lock.locked()
 
 
-async def test_a_lease_is_a_context_manager_of_its_own(client: Any) -> None:
+async def test_a_lease_is_a_context_manager(client: Any) -> None:
     lock = client.lock("a")
     async with await lock.acquire(timeout=5) as lease:
         assert lease.held
     assert not await lock.locked()
 
 
-async def test_reentering_many_times_leaves_no_trace(client: Any) -> None:
+async def test_reentering_many_times_leaves_no_references(client: Any) -> None:
     lock = client.lock("a", reentrant=True)
     async with lock as outer:
-        before = len(outer._hold.grips)
+        before = len(outer._lease.refs)
         for _ in range(50):
             async with lock:
                 pass
-        assert len(outer._hold.grips) == before
+        assert len(outer._lease.refs) == before
 
 
-async def test_a_release_that_was_denied_is_made_good_when_the_right_is_given(
-    face: Face, own_server: Server
+async def test_a_denied_release_is_repeated_until_the_user_has_the_right(
+    api: Api, own_server: Server
 ) -> None:
     rights = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+time"]
     rights += ["+zadd", "+zrem", "+zrange"]
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *rights)
-    client = face.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
+    client = api.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     lease = await client.lock("a", ttl=60).acquire()
     with pytest.raises(holdfast.ConfigurationError, match=r"\+del"):
         await lease.release()
     own_server.command("ACL", "SETUSER", "ann", "+del")
-    eventually(lambda: own_server.command("EXISTS", KEY) == 0, what="it is given back")
+    eventually(lambda: own_server.command("EXISTS", KEY) == 0, what="the lock is released")
 
 
 async def test_the_fence_counter_outlives_a_long_lease(client: Any, server: Server) -> None:
@@ -312,8 +325,8 @@ async def test_the_fence_counter_outlives_a_long_lease(client: Any, server: Serv
         assert server.command("PTTL", f"{KEY}:fence") > 7_200_000
 
 
-def test_a_blocked_loop_is_not_taken_for_a_silent_server(server: Server) -> None:
-    async def story() -> None:
+def test_a_blocked_loop_is_not_mistaken_for_a_silent_server(server: Server) -> None:
+    async def scenario() -> None:
         async with holdfast.AsyncClient(server.url, command_timeout=0.2) as client:
             async with client.lock("warm"):
                 pass
@@ -321,7 +334,7 @@ def test_a_blocked_loop_is_not_taken_for_a_silent_server(server: Server) -> None
             await asyncio.sleep(0)
             time.sleep(0.5)
             lease = await acquiring
-            assert not lease._held.needs_tombstone
+            assert not lease._state.needs_tombstone
             await lease.release()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Releasing a lease when the caller is interrupted, or its process is forked."""
+"""Releasing a lease when the caller is interrupted or its process is forked."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.adapters.threads import run
-from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
-from holdfast.core.release import abandon, release
+from holdfast.adapters.thread_port import run
+from holdfast.core.lease_state import HELD, LOST, RELEASED, RELEASING
+from holdfast.core.release import release, release_in_background
 from kit.failing_port import (
     UNSENT,
     FailingPort,
     has_waiter,
+    hook_raising,
     install,
-    is_asking,
-    note_cleanups,
-    strike,
+    must_recheck,
+    record_cleanups,
     wait_for,
 )
 
@@ -45,41 +45,41 @@ def port(client: Any) -> FailingPort:
 
 @pytest.fixture
 def cleanups(client: Any) -> list[Any]:
-    """What is left to the background, which does not do it."""
-    return note_cleanups(client)
+    """The clean-ups that are left to the background, which does not run them."""
+    return record_cleanups(client)
 
 
 def test_an_interrupted_release_is_finished(
     client: Any, port: FailingPort, server: Server, cleanups: list[Any]
 ) -> None:
     lease = client.lock("a").acquire()
-    line, waiter = wait_for(client, lease)
-    port.before["release"] = strike(KeyboardInterrupt())
+    channel, waiter = wait_for(client, lease)
+    port.before["release"] = hook_raising(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         run(release(client._session, lease))
     assert not server.command("EXISTS", KEY)
     assert len(port.sent("release")) == 2
-    assert lease._hold.state is RELEASED
+    assert lease._lease.state is RELEASED
     assert not client._session.held.newest
-    assert not has_waiter(line, lease)
+    assert not has_waiter(channel, lease)
     assert not cleanups
-    assert is_asking(line, waiter)
+    assert must_recheck(channel, waiter)
 
 
 def test_a_release_that_is_interrupted_before_its_request_is_finished_in_the_same_way(
     client: Any, port: Any, server: Server
 ) -> None:
     lease = client.lock("a").acquire()
-    hold = lease._hold
+    state = lease._lease
     seen: list[object] = []
     port.before["release"] = lambda: seen.extend(
-        [hold.state, hold.unsure, {**client._session.held.newest}]
+        [state.state, state.release_may_have_run, {**client._session.held.newest}]
     )
-    port.now = strike(KeyboardInterrupt(), lambda: delattr(port, "now"))
+    port.now = hook_raising(KeyboardInterrupt(), lambda: delattr(port, "now"))
     with pytest.raises(KeyboardInterrupt):
         run(release(client._session, lease))
     assert seen == [RELEASING, True, {}]
-    assert hold.state is RELEASED
+    assert state.state is RELEASED
     assert not server.command("EXISTS", KEY)
 
 
@@ -88,8 +88,8 @@ def test_a_forked_child_abandons_nothing_of_its_parent(
 ) -> None:
     lease = client.lock("a").acquire()
     port.forked = 1
-    abandon(client._session, lease)
-    assert lease._hold.state is HELD
+    release_in_background(client._session, lease)
+    assert lease._lease.state is HELD
     assert not cleanups
 
 
@@ -99,39 +99,39 @@ def test_an_interrupted_release_that_cannot_be_finished_is_left_to_the_backgroun
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
     lease.extend(50)
-    line, _ = wait_for(client, lease)
-    again = [] if error is None else [lambda: port.before.update(release=strike(error))]
-    port.before["release"] = strike(KeyboardInterrupt(), *again)
+    channel, _ = wait_for(client, lease)
+    again = [] if error is None else [lambda: port.before.update(release=hook_raising(error))]
+    port.before["release"] = hook_raising(KeyboardInterrupt(), *again)
     port.plan["release"] = [UNSENT]
     with pytest.raises(KeyboardInterrupt if error is None else SystemExit):
         run(release(client._session, lease))
     (cleanup,) = cleanups
     assert (cleanup.args[0], cleanup.ttl) == (lease.token, 50)
-    assert not has_waiter(line, lease)
+    assert not has_waiter(channel, lease)
 
 
-def test_a_release_of_which_nothing_can_be_awaited_is_left_to_the_background(
+def test_a_release_that_cannot_await_is_left_to_the_background(
     client: Any, port: FailingPort, cleanups: list[Any]
 ) -> None:
     lease = client.lock("a").acquire()
-    line, waiter = wait_for(client, lease)
-    port.before["release"] = strike(GeneratorExit())
+    channel, waiter = wait_for(client, lease)
+    port.before["release"] = hook_raising(GeneratorExit())
     with pytest.raises(GeneratorExit):
         run(release(client._session, lease))
     assert len(port.sent("release")) == len(cleanups) == 1
-    assert lease._hold.state is RELEASED
-    assert not has_waiter(line, lease)
-    assert is_asking(line, waiter)
+    assert lease._lease.state is RELEASED
+    assert not has_waiter(channel, lease)
+    assert must_recheck(channel, waiter)
 
 
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), GeneratorExit(), holdfast.ConfigurationError("never")]
 )
-def test_a_lease_that_was_not_waited_for_ends_the_same_way(
+def test_an_interrupted_release_without_waiters_ends_the_same_way(
     client: Any, port: FailingPort, cleanups: list[Any], error: BaseException
 ) -> None:
     lease = client.lock("a").acquire()
-    port.before["release"] = strike(error)
+    port.before["release"] = hook_raising(error)
     with pytest.raises(type(error)) as caught:
         run(release(client._session, lease))
     assert caught.value is error
@@ -140,7 +140,7 @@ def test_a_lease_that_was_not_waited_for_ends_the_same_way(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
 @pytest.mark.parametrize("ends", ["lost", "forked"])
-def test_the_interrupted_release_of_what_is_not_ours_sends_nothing_more(
+def test_an_interrupted_release_of_a_lost_or_forked_lease_sends_nothing_more(
     client: Any, port: FailingPort, cleanups: list[Any], error: BaseException, ends: str
 ) -> None:
     lease = client.lock("a").acquire()
@@ -148,21 +148,21 @@ def test_the_interrupted_release_of_what_is_not_ours_sends_nothing_more(
 
     def end() -> None:
         if ends == "lost":
-            lease._hold.lose("key_missing")
+            lease._lease.lose("key_missing")
         else:
             port.forked = 1
 
-    port.before["release"] = strike(error, end)
+    port.before["release"] = hook_raising(error, end)
     with pytest.raises(type(error)):
         run(release(client._session, lease))
     assert len(port.sent("release")) == 1
     assert not cleanups
-    assert (lease._hold.state is LOST) is (ends == "lost")
+    assert (lease._lease.state is LOST) is (ends == "lost")
     if ends == "forked":
-        assert not is_asking(waiter.line, waiter)
+        assert not must_recheck(waiter.channel, waiter)
 
 
-@pytest.mark.parametrize("moment", ["before", "amid", "between"])
+@pytest.mark.parametrize("moment", ["before", "during", "between"])
 def test_a_forked_child_does_not_release_what_its_parent_holds(
     client: Any, port: FailingPort, cleanups: list[Any], moment: str
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(
         with pytest.raises(UNAVAILABLE):
             run(release(client._session, lease))
         cleanups.clear()
-    if moment == "amid":
+    if moment == "during":
         port.before["release"] = lambda: setattr(port, "forked", 1)
         port.plan["release"] = [UNSENT]
     else:
@@ -182,6 +182,6 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(
         with pytest.raises(holdfast.NotHeld, match="acquire the lock here") as error:
             run(release(client._session, lease))
         assert error.value.lock == "a"
-    assert len(port.sent("release")) == (moment == "amid")
+    assert len(port.sent("release")) == (moment == "during")
     assert sent == 3 * (moment == "between")
     assert not cleanups

@@ -1,4 +1,4 @@
-"""What acquire.lua answers and leaves on the server, as its header says."""
+"""The replies and effects of acquire.lua, as its header documents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.scripts import ACQUIRE
 from holdfast.sim.choices import Choices
 from holdfast.sim.node import Server as SimServer
 from holdfast.sim.settings import CALM
-from holdfast.sim.world import World
-from kit.scripted import Listening, ScriptedLock, is_about, token
+from holdfast.sim.simulation import Simulation
+from kit.scripted import ScriptedLock, Subscriber, is_about, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +23,9 @@ ME, OTHER, FIRST, SECOND, THIRD = (
     token(name) for name in ("me", "other", "first", "second", "third")
 )
 LATER = 9e15
-"""A ticket of a waiter that came last, whatever the time is; a whole number of minutes."""
+"""A ticket after all others, whatever the time is, and a whole number of minutes."""
 MINUTE = 60_000_000
-BURIED = 1e16 + 9e12 + 2
+TOMBSTONE_AT = 1e16 + 9e12 + 2
 TTL = 100_000
 
 
@@ -51,7 +51,8 @@ def test_fences_grow_even_beyond_the_servers_clock(lock: ScriptedLock) -> None:
             lock.put(fence=5_000_000_000_000_001)
             after = lock.run(ACQUIRE, ME, ttl, "", settings)
             assert after.reply == after.fence == 5_000_000_000_000_002
-            assert is_about(after.fence_left, kept)
+            until_then_ms = (after.fence - after.began_us) // 1000 + 1
+            assert is_about(after.fence_left, kept + until_then_ms)
             lock.put(fence=5_000_000)
             after = lock.run(ACQUIRE, ME, ttl, "", settings)
             assert after.reply == after.fence >= after.began_us
@@ -91,7 +92,7 @@ def test_a_retry_after_the_counter_was_lost_gets_a_fence(lock: ScriptedLock) -> 
     assert after.began_us <= after.reply == after.fence <= after.ended_us
 
 
-def test_a_lock_delay_is_no_part_of_a_lease(lock: ScriptedLock) -> None:
+def test_the_lock_delay_is_not_part_of_a_lease(lock: ScriptedLock) -> None:
     lock.put(ME, 40_000)
     after = lock.run(ACQUIRE, ME, TTL, "", "50000 fair ")
     assert after.reply[0] == after.holder == ME
@@ -102,7 +103,7 @@ def test_a_lock_delay_is_no_part_of_a_lease(lock: ScriptedLock) -> None:
     assert is_about(after.left, TTL + 50_000)
 
 
-def test_a_request_that_does_not_wait_changes_nothing_of_a_held_lock(lock: ScriptedLock) -> None:
+def test_a_request_that_does_not_wait_does_not_change_a_held_lock(lock: ScriptedLock) -> None:
     for settings in ("", "0 fair ", "0 barge ", "0 fair &us"):
         for px, left in ((50_000, 50_000), (None, -1)):
             lock.put(OTHER, px, queue=[(FIRST, 5)])
@@ -117,8 +118,8 @@ def test_a_request_that_does_not_wait_changes_nothing_of_a_held_lock(lock: Scrip
 def test_a_request_without_a_place_neither_queues_its_token_nor_removes_it(
     lock: ScriptedLock, server: Server
 ) -> None:
-    # It may be late, and its token may have got a place by a later request.
-    with Listening(server, "first", "second") as pushes:
+    # The request may be late, and a later request may have queued its token.
+    with Subscriber(server, "first", "second") as pushes:
         queues: list[list[tuple[str, float]]]
         queues = [[(ME, 1), (FIRST, 2)], [("!" + ME, 1), (FIRST, 2)], [(FIRST, 2)]]
         for queue in queues:
@@ -139,17 +140,17 @@ def test_a_waiter_gets_a_ticket_by_the_servers_clock_and_behind_all_others(
     lock: ScriptedLock,
 ) -> None:
     for mark in ("", "!"):
-        for buried in ([], [("+gone", 1e16)], [("+gone", BURIED)]):
-            lock.put(OTHER, queue=[(FIRST, 5), *buried])
+        for tombstones in ([], [("+gone", 1e16)], [("+gone", TOMBSTONE_AT)]):
+            lock.put(OTHER, queue=[(FIRST, 5), *tombstones])
             after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
             ticket = int(after.reply[2])
             assert after.began_us <= ticket <= after.ended_us
             assert after.reply[3:] == [0, ""]
-            assert after.queue == [(FIRST, 5), (mark + ME, ticket), *buried]
-            lock.put(OTHER, queue=[(FIRST, LATER), *buried])
+            assert after.queue == [(FIRST, 5), (mark + ME, ticket), *tombstones]
+            lock.put(OTHER, queue=[(FIRST, LATER), *tombstones])
             after = lock.run(ACQUIRE, ME, TTL, mark + "0", "")
             assert after.reply[2:] == [f"{LATER + 1:.0f}", 0, ""]
-            assert after.queue == [(FIRST, LATER), (mark + ME, LATER + 1), *buried]
+            assert after.queue == [(FIRST, LATER), (mark + ME, LATER + 1), *tombstones]
 
 
 def test_a_request_for_a_place_that_is_sent_twice_keeps_the_first_place(lock: ScriptedLock) -> None:
@@ -161,7 +162,7 @@ def test_a_request_for_a_place_that_is_sent_twice_keeps_the_first_place(lock: Sc
         assert after.queue == queue
 
 
-def test_a_ticket_keeps_its_place_and_says_if_it_was_lost(lock: ScriptedLock) -> None:
+def test_a_ticket_restores_its_place_and_reports_if_it_was_lost(lock: ScriptedLock) -> None:
     for place, before, lost, member in (
         ("3", [], 1, ME),
         ("!3", [], 1, "!" + ME),
@@ -177,8 +178,8 @@ def test_a_ticket_keeps_its_place_and_says_if_it_was_lost(lock: ScriptedLock) ->
 
 
 def test_a_ticket_stays_the_same_even_if_its_waiter_has_another_place(lock: ScriptedLock) -> None:
-    # An earlier request without a ticket, which was sent twice, arrived after the first place was
-    # lost in a failover.
+    # An earlier request without a ticket was sent twice. Its copy arrived after a failover lost the
+    # first place.
     queue = [(FIRST, 2.0), (SECOND, 4.0), (ME, 9.0)]
     lock.put(OTHER, queue=queue)
     after = lock.run(ACQUIRE, ME, TTL, "3", "")
@@ -186,7 +187,7 @@ def test_a_ticket_stays_the_same_even_if_its_waiter_has_another_place(lock: Scri
     assert after.queue == queue
 
 
-def test_a_queue_is_kept_for_an_hour_by_the_first_of_a_minute_and_by_tickets(
+def test_the_first_request_of_a_minute_and_tickets_keep_the_queue_for_an_hour(
     lock: ScriptedLock,
 ) -> None:
     for place, queue, kept in (
@@ -203,10 +204,10 @@ def test_a_queue_is_kept_for_an_hour_by_the_first_of_a_minute_and_by_tickets(
         assert is_about(after.queue_left, 3_600_000) if kept else after.queue_left == -1
 
 
-def test_a_buried_token_gets_neither_the_lock_nor_a_place(lock: ScriptedLock) -> None:
+def test_a_token_with_a_tombstone_gets_neither_the_lock_nor_a_place(lock: ScriptedLock) -> None:
     for settings in ("", "0 barge "):
         for holder in (None, OTHER):
-            queue = [(FIRST, 5), ("+" + ME, BURIED), ("+gone", BURIED + 2)]
+            queue = [(FIRST, 5), ("+" + ME, TOMBSTONE_AT), ("+gone", TOMBSTONE_AT + 2)]
             lock.put(holder, queue=queue)
             after = lock.run(ACQUIRE, ME, TTL, "0", settings)
             assert (after.reply, after.holder, after.queue) == (0, holder, queue)
@@ -215,7 +216,7 @@ def test_a_buried_token_gets_neither_the_lock_nor_a_place(lock: ScriptedLock) ->
 def test_the_first_waiter_gets_a_lock_that_is_found_free(
     lock: ScriptedLock, server: Server
 ) -> None:
-    with Listening(server, "first", "second", "third") as pushes:
+    with Subscriber(server, "first", "second", "third") as pushes:
         for ttl, window in ((100, 250), (600, 600), (5_000, 1_000)):
             for delay in (0, 1, 50_000):
                 settings = f"{delay} fair " if delay else ""
@@ -236,7 +237,7 @@ def test_the_first_waiter_gets_a_lock_that_is_found_free(
 def test_a_request_that_does_not_wait_hands_a_free_lock_to_the_first_waiter(
     lock: ScriptedLock, server: Server
 ) -> None:
-    with Listening(server, "first") as pushes:
+    with Subscriber(server, "first") as pushes:
         lock.put(queue=[(FIRST, 5)])
         after = lock.run(ACQUIRE, ME, TTL)
         assert after.reply == [FIRST, 1000, "0", 0, ""]
@@ -245,13 +246,13 @@ def test_a_request_that_does_not_wait_hands_a_free_lock_to_the_first_waiter(
 
 
 def test_waiters_whose_client_is_gone_are_passed_over(lock: ScriptedLock, server: Server) -> None:
-    with Listening(server, "second", "third") as pushes:
+    with Subscriber(server, "second", "third") as pushes:
         lock.put(queue=[(FIRST, 5), (SECOND, 6), (token("gone"), 7), (THIRD, 8)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "")
         assert after.holder == SECOND
         assert [each[0] for each in after.queue] == [THIRD, ME]
-        told = [("G", after.fence, 1000, 0, SECOND), ("W", 0, 1000, 0, THIRD)]
-        assert pushes.messages() == told
+        expected = [("G", after.fence, 1000, 0, SECOND), ("W", 0, 1000, 0, THIRD)]
+        assert pushes.messages() == expected
         for place in ("", "0"):
             for settings in ("", "0 fair "):
                 lock.put(queue=[(FIRST, 5), (token("gone"), 7)])
@@ -261,17 +262,17 @@ def test_waiters_whose_client_is_gone_are_passed_over(lock: ScriptedLock, server
                 assert is_about(after.left, TTL)
 
 
-def test_a_waiter_that_listens_elsewhere_counts_as_there(lock: ScriptedLock) -> None:
+def test_a_waiter_subscribed_on_a_replica_counts_as_present(lock: ScriptedLock) -> None:
     lock.put(queue=[("!" + FIRST, 5), (FIRST, 6)])
     after = lock.run(ACQUIRE, ME, TTL, "0", "")
     assert after.holder == after.reply[0] == FIRST
     assert [each[0] for each in after.queue] == [ME]
 
 
-def test_a_grant_to_another_waiter_of_the_same_client_comes_with_the_answer(
+def test_a_grant_to_another_waiter_of_the_same_client_is_in_the_reply(
     lock: ScriptedLock, server: Server
 ) -> None:
-    with Listening(server, "me", "second") as pushes:
+    with Subscriber(server, "me", "second") as pushes:
         lock.put(queue=[(token("me", 2), 5), (SECOND, 6)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "")
         mine = token("me", 2)
@@ -281,8 +282,8 @@ def test_a_grant_to_another_waiter_of_the_same_client_comes_with_the_answer(
         assert pushes.messages() == [("W", 0, 1000, 0, SECOND)]
 
 
-def test_a_lock_without_order_is_granted_to_any_request(lock: ScriptedLock, server: Server) -> None:
-    with Listening(server, "first") as pushes:
+def test_an_unfair_lock_is_granted_to_any_request(lock: ScriptedLock, server: Server) -> None:
+    with Subscriber(server, "first") as pushes:
         lock.put(queue=[(FIRST, 5), (ME, 6), ("!" + ME, 7)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "0 barge ")
         assert after.began_us <= after.reply == after.fence <= after.ended_us
@@ -291,23 +292,23 @@ def test_a_lock_without_order_is_granted_to_any_request(lock: ScriptedLock, serv
         assert pushes.messages() == []
 
 
-def test_a_lock_for_ever_has_no_expiry(lock: ScriptedLock, server: Server) -> None:
+def test_a_lock_without_timeout_has_no_expiry(lock: ScriptedLock, server: Server) -> None:
     lock.put()
     after = lock.run(ACQUIRE, ME, TTL, "", "0 forever ")
     assert (after.holder, after.left) == (ME, -1)
-    with Listening(server, "first"):  # to whom it is handed over as any other
+    with Subscriber(server, "first"):  # handed over like any other lock
         lock.put(queue=[(FIRST, 5)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "0 forever ")
         assert after.holder == FIRST
         assert 0 < after.left <= 1000
 
 
-def test_no_lock_is_granted_in_a_quarantine_where_servers_are_guarded(
+def test_no_lock_is_granted_in_a_quarantine_of_guarded_servers(
     lock: ScriptedLock,
 ) -> None:
     for settings, refused in (("0 fair+guard ", True), ("0 barge+guard ", True), ("", False)):
         lock.put()
-        lock.ask(("SET", "holdfast:quarantine", "1000", "PX", 50_000))
+        lock.call(("SET", "holdfast:quarantine", "1000", "PX", 50_000))
         after = lock.run(ACQUIRE, ME, TTL, "0", settings)
         if refused:
             kind, _, left = after.reply.partition(" ")
@@ -322,7 +323,7 @@ def test_no_lock_is_granted_in_a_quarantine_where_servers_are_guarded(
 
 def test_waiters_that_come_in_the_same_microsecond_have_different_tickets() -> None:
     """Simulated, because a real server does not receive two requests in one microsecond."""
-    server, keys = SimServer(World(Choices()), "server", CALM), keys_of(b"holdfast:{a}")
+    server, keys = SimServer(Simulation(Choices()), "server", CALM), keys_of(b"holdfast:{a}")
     server.script(ACQUIRE, keys, ("hf1:a:1:", "5000"))
     tickets = [server.script(ACQUIRE, keys, (f"hf1:b:{n}:", "5000", "0", ""))[2] for n in range(3)]
     assert len(set(tickets)) == 3

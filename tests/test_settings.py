@@ -1,4 +1,5 @@
-"""The settings of a lock: their bounds, how a wrong one is refused, and what follows from them."""
+"""The settings of a lock: their bounds, the errors for wrong ones, and the values derived from
+them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.core.kind import EXCLUSIVE
 from holdfast.core.spec import (
     check_ttl,
     checked_longest_ttl,
@@ -34,18 +36,18 @@ NAMED = "lock 'a': "
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": b"a"}, "", "name=b'a': give a string"),
     ({"name": ""}, "", "the name is empty"),
-    ({"name": "é" * 512 + "x"}, "é" * 40, f"lock '{'é' * 40}': the name has 1025 bytes and may"),
+    ({"name": "é" * 512 + "x"}, "é" * 40, f"lock '{'é' * 40}': the name has 1025 bytes, and at"),
     ({"name": "\ud800"}, "", "the name is not text"),
     ({"key": 7}, "", "key=7: give a string"),
     ({"key": ""}, "", "the key is empty"),
-    ({"key": "x" * 1025}, "x" * 40, f"lock '{'x' * 40}': the key has 1025 bytes and may have 1024"),
+    ({"key": "x" * 1025}, "x" * 40, f"lock '{'x' * 40}': the key has 1025 bytes, and at most 1024"),
     ({"key": "\ud800"}, "", "the key is not text"),
     ({"ttl": 0.0099}, "a", "ttl=0.0099: give seconds from 0.01 to 31536000,"),
     ({"ttl": YEAR + 1}, "a", "ttl=31536001.0: give seconds"),
     ({"ttl": "30"}, "a", "ttl='30': give seconds"),
     ({"ttl": True}, "a", "ttl=True: give seconds"),
     ({"ttl": math.nan}, "a", "ttl=nan: give seconds"),
-    ({"ttl": 31, "longest_ttl": 30}, "a", "ttl=31: this client says that no lock has more than "),
+    ({"ttl": 31, "longest_ttl": 30}, "a", "ttl=31 exceeds longest_ttl=30 of this client"),
     ({"timeout": -0.001}, "a", "timeout=-0.001: give seconds"),
     ({"timeout": math.inf}, "a", "timeout=inf: give seconds"),
     ({"timeout": "5"}, "a", "timeout='5': give seconds"),
@@ -54,21 +56,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_hold": math.inf}, "a", "max_hold=inf: give seconds"),
     ({"max_hold": "5"}, "a", "max_hold='5': give seconds"),
     ({"max_hold": True}, "a", "max_hold=True: give seconds"),
-    ({"max_hold": 5, "renew": False}, "a", "max_hold caps renewal and means nothing with"),
+    ({"max_hold": 5, "renew": False}, "a", "max_hold needs renew=True"),
     ({"lock_delay": -0.001}, "a", "lock_delay=-0.001: give seconds"),
     ({"lock_delay": YEAR + 1}, "a", "lock_delay=31536001.0: give seconds"),
     ({"lock_delay": None}, "a", "lock_delay=None: give seconds"),
-    ({"replicas": -1}, "a", "replicas=-1: give how many replicas there are"),
-    ({"replicas": 1001}, "a", "replicas=1001: give how many"),
-    ({"replicas": 1.0}, "a", "replicas=1.0: give how many"),
+    ({"replicas": -1}, "a", "replicas=-1: give the number of replicas"),
+    ({"replicas": 1001}, "a", "replicas=1001: give the number"),
+    ({"replicas": 1.0}, "a", "replicas=1.0: give the number"),
     ({"label": 5}, "a", "label: give a string of at most 200 characters"),
     ({"label": "x" * 201}, "a", "label: give a string of at most 200 characters"),
     ({"label": "\ud800"}, "", "the label is not text"),
     ({"owner": 5}, "a", "owner: give a string of at most 200 characters"),
     ({"owner": "\ud800"}, "", "the owner is not text"),
-    ({"owner": "us", "reentrant": True}, "a", "an owner may take it again in any thread or task"),
-    ({"owner": "us", "quorum": True}, "a", "an owner's holds are kept by one server"),
-    ({"replicas": 1, "quorum": True}, "a", "a majority of servers needs no replicas"),
+    ({"owner": "us", "reentrant": True}, "a", "an owner may acquire it in any thread or task"),
+    ({"owner": "us", "quorum": True}, "a", "an owner needs a single server"),
+    ({"replicas": 1, "quorum": True}, "a", "a quorum uses no replicas"),
     ({"min_validity": -0.001}, "a", "min_validity=-0.001: give seconds below the ttl of 30"),
     ({"min_validity": validity_of(30)}, "a", "min_validity=29.69"),
     ({"min_validity": "1"}, "a", "min_validity='1': give seconds"),
@@ -99,7 +101,7 @@ FINE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("given", "lock", "message"), WRONG)
-def test_a_wrong_setting_is_refused_with_its_value_and_the_lock(
+def test_the_error_for_a_wrong_setting_names_its_value_and_the_lock(
     given: dict[str, Any], lock: str, message: str
 ) -> None:
     with pytest.raises(holdfast.ConfigurationError) as caught:
@@ -113,14 +115,14 @@ def test_a_setting_at_its_bound_is_accepted(given: dict[str, Any]) -> None:
     describe(**{"name": "a", **PLAIN, **given})
 
 
-def test_a_ttl_above_the_longest_says_which_ttl_all_clients_need() -> None:
-    with pytest.raises(holdfast.ConfigurationError, match=r"longest_ttl=30 s.*longest_ttl=31$"):
+def test_the_error_for_a_ttl_above_longest_ttl_names_the_needed_value() -> None:
+    with pytest.raises(holdfast.ConfigurationError, match=r"longest_ttl=30 .*longest_ttl=31, or"):
         check_ttl(31, lock="a", longest=30.0)
     with pytest.raises(holdfast.ConfigurationError, match=r"^lock 'b': pause=1: .* from 2 to "):
         check_ttl(1, lock="b", least=2, name="pause")
 
 
-def test_what_follows_from_the_settings_of_a_lock() -> None:
+def test_derived_values_follow_from_the_settings_of_a_lock() -> None:
     plain: dict[str, Any] = {
         "name": "a",
         "ttl": 30.0,
@@ -144,8 +146,11 @@ def test_what_follows_from_the_settings_of_a_lock() -> None:
         "first_due": pytest.approx(29.699 / 3),
         "command_timeout": 2.0,
         "longest_ttl": math.inf,
-        "taking": ACQUIRE,
-        "asked": (),
+        "acquire_script": ACQUIRE,
+        "extra_args": (),
+        "kind": EXCLUSIVE,
+        "weight": 0,
+        "limit": 0,
     }
     in_shop = Keys(tuple(key.replace(b":", b":in:shop:", 1) for key in plain["keys"]))
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -224,28 +229,28 @@ def _barge() -> dict[str, Any]:
 
 def test_renewing_needs_only_the_keys_that_exist_while_the_lock_is_held() -> None:
     plain = describe("a", **PLAIN, replicas=2)
-    assert plain.kept_keys.names == plain.keys[:2]
-    assert plain.kept_keys.replicas == 2
+    assert plain.renewal_keys.names == plain.keys[:2]
+    assert plain.renewal_keys.replicas == 2
     owned = describe("a", **{**PLAIN, "owner": "us"})
-    assert owned.kept_keys is owned.keys
+    assert owned.renewal_keys is owned.keys
 
 
 def test_a_lock_with_another_name_has_its_keys_and_the_same_settings() -> None:
     cases: list[dict[str, Any]] = [{}, {"owner": "us", "namespace": "shop"}, {"replicas": 2}]
     for given in cases:
         first = describe(**{"name": "a", **PLAIN, **given})
-        first.kept_keys  # noqa: B018 - as renewing it does
-        other, expected = first.named("b{}"), describe(**{"name": "b{}", **PLAIN, **given})
+        first.renewal_keys  # noqa: B018 - as renewing it does
+        other, expected = first.with_name("b{}"), describe(**{"name": "b{}", **PLAIN, **given})
         assert vars(other) == vars(expected)
         assert other.keys.replicas == expected.keys.replicas
-        assert other.kept_keys[0] == other.keys[0]
+        assert other.renewal_keys[0] == other.keys[0]
         with pytest.raises(holdfast.ConfigurationError, match="the name is empty") as caught:
-            first.named("")
+            first.with_name("")
         assert caught.value.lock == ""
 
 
-def test_when_a_caller_has_its_answer_even_if_no_server_replies() -> None:
-    spec = describe("a", **PLAIN)  # with 2 s for a command
+def test_a_caller_returns_in_time_even_if_no_server_replies() -> None:
+    spec = describe("a", **PLAIN)  # with a command timeout of 2 s
     slow = describe("a", **{**PLAIN, "command_timeout": 0.05})
     assert TimeBudget.begin(spec, None, 100.0).end == math.inf
     for timeout, end, slow_end in (
@@ -260,7 +265,7 @@ def test_when_a_caller_has_its_answer_even_if_no_server_replies() -> None:
         assert TimeBudget.begin(slow, timeout, 100.0).end == pytest.approx(slow_end)
 
 
-def test_what_few_locks_have_is_written_for_the_scripts() -> None:
+def test_unusual_settings_are_encoded_for_the_scripts() -> None:
     for delay_ms, group, fair, guarded, written in (
         (0, "", True, False, ""),
         (5, "", True, False, "5 fair "),
@@ -274,25 +279,27 @@ def test_what_few_locks_have_is_written_for_the_scripts() -> None:
     assert settings_of(0, "") == ""
 
 
-def test_a_ttl_and_its_validity_follow_from_each_other() -> None:
+def test_ttl_and_validity_are_converted_into_each_other() -> None:
     for ttl in (0.01, 1.0, 30.0):
         assert validity_of(ttl) == pytest.approx(ttl * 0.99 - 0.001)
         assert ttl_of(validity_of(ttl)) == pytest.approx(ttl)
     assert [to_ms(seconds) for seconds in (0, 0.0101, 1, 1.0001)] == ["0", "11", "1000", "1001"]
 
 
-def test_a_namespace_is_short_and_printable_and_ends_no_part_of_a_key() -> None:
+def test_a_namespace_is_short_and_printable_without_colons_and_braces() -> None:
     assert checked_namespace(None) == ""
     for good in ("a", "shop.production", "é" * 100):
         assert checked_namespace(good) == good
     for bad in ("", "x" * 101, "a:b", "a{", "}", "a\n", 7, b"a"):
         with pytest.raises(holdfast.ConfigurationError) as caught:
             checked_namespace(bad)
-        assert str(caught.value).startswith(f"namespace={bad!r}: give 1 to 100 printable")
+        assert str(caught.value).startswith(
+            f"namespace={bad!r} is not valid: give 1 to 100 printable"
+        )
         assert caught.value.lock == ""
 
 
-def test_the_longest_ttl_of_a_client_is_a_ttl() -> None:
+def test_longest_ttl_must_be_a_valid_ttl() -> None:
     for good, seconds in ((1, 1.0), (0.001, 0.001), (YEAR, YEAR), (timedelta(seconds=2), 2.0)):
         assert checked_longest_ttl(good) == seconds
         assert type(checked_longest_ttl(good)) is float
@@ -321,7 +328,7 @@ def test_every_setting_of_a_client_reaches_the_lock() -> None:
         assert specs.describe(*arguments) is specs.describe(*arguments)
 
 
-def test_a_new_name_with_known_settings_needs_no_description() -> None:
+def test_a_new_name_with_known_settings_uses_the_cached_spec() -> None:
     client = holdfast.Client("redis://127.0.0.1:1")
     specs = client._specs
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Collections that one thread iterates over while others add to them, at any line."""
+"""Collections that one thread iterates over while another thread adds to them, at any line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import redis.asyncio
 
 import holdfast
-from holdfast.adapters import tasks
+from holdfast.adapters import asyncio_port
+from holdfast.api import redis_lock_runtime
 from holdfast.core import waiters
-from holdfast.faces import redis_lock_runtime
 from holdfast.keys import keys_of
-from holdfast.wire import cluster, given, target
-from holdfast.wire.crowd import BlockingCrowd
-from kit.homes import settle_in
+from holdfast.wire import cluster, server_argument, target
+from holdfast.wire.thread_node_pools import ThreadNodePools
 from kit.interleave import interleaved
+from kit.quorum_servers import init_for_quorum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,29 +41,31 @@ def test_waiters_are_woken_while_other_threads_begin_to_wait(
     where: str | list[str], numbers: Iterator[int], within: ModuleType
 ) -> None:
     with holdfast.Client(where) as client:
-        knows = client._session.waiters
+        waiters_of_client = client._session.waiters
         lock = client.lock("a")._spec
-        lines = [knows.line(lock.keys.at(0))]
+        channels = [waiters_of_client.channel(lock.keys.at(0))]
 
         def begin_to_wait() -> None:
             number = next(numbers)
-            lines.append(knows.line(keys_of(b"holdfast:{%d}" % number).at(number)))
+            channels.append(
+                waiters_of_client.channel(keys_of(b"holdfast:{%d}" % number).at(number))
+            )
 
         begin_to_wait()
-        interleaved(lambda: knows.recheck_all(lock), begin_to_wait, within=within)
-        assert len(lines) > 2 or within is weakref
+        interleaved(lambda: waiters_of_client.recheck_all(lock), begin_to_wait, within=within)
+        assert len(channels) > 2 or within is weakref
 
 
-def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
+def test_nodes_of_a_quorum_connect_at_the_same_time(
     own_server: Server, numbers: Iterator[int]
 ) -> None:
-    settle_in(own_server)
-    first, *_ = given.targets_of([own_server.url, *NOWHERE[:2]], 60.0)
+    init_for_quorum(own_server)
+    first, *_ = server_argument.parse_targets([own_server.url, *NOWHERE[:2]], 60.0)
     assert isinstance(first, target.ServerTarget)
 
     def another_is_connected() -> None:
         number = next(numbers)
-        first.processes[f"node {number}"] = f"process {number}"
+        first.run_ids[f"node {number}"] = f"process {number}"
 
     interleaved(lambda: first.connect(30), another_is_connected, within=target).disconnect()
 
@@ -71,36 +73,36 @@ def test_nodes_of_a_quorum_are_connected_to_at_the_same_time(
 def test_nodes_of_a_cluster_are_suspected_while_its_map_is_requested(
     numbers: Iterator[int],
 ) -> None:
-    asked = cluster.Cluster(given.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
+    asked = cluster.Cluster(server_argument.from_url(NOWHERE[0]), [("127.0.0.1", 1)])
     asked.suspect(("127.0.0.1", 1))
-    doubt: Callable[[], None] = lambda: asked.suspect(("127.0.0.1", 10 + next(numbers)))  # noqa: E731
-    assert interleaved(asked.to_ask, doubt, within=cluster)
+    suspect_another: Callable[[], None] = lambda: asked.suspect(("127.0.0.1", 10 + next(numbers)))  # noqa: E731
+    assert interleaved(asked.nodes_to_query, suspect_another, within=cluster)
 
 
 def test_a_client_is_closed_while_threads_begin_to_use_it() -> None:
-    crowd = BlockingCrowd(given.targets_of(NOWHERE, 60.0), 1.0)
-    tables = [crowd.new_pool(), crowd.new_pool()]
-    interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=_weakrefset)
-    interleaved(crowd.close, lambda: tables.append(crowd.new_pool()), within=weakref)
+    pools = ThreadNodePools(server_argument.parse_targets(NOWHERE, 60.0), 1.0)
+    opened = [pools.new_pool(), pools.new_pool()]
+    interleaved(pools.close, lambda: opened.append(pools.new_pool()), within=_weakrefset)
+    interleaved(pools.close, lambda: opened.append(pools.new_pool()), within=weakref)
 
 
 def test_event_loops_begin_and_end_while_another_one_begins() -> None:
-    port = tasks.TasksPort(given.from_url(NOWHERE[0]), 1.0)
+    port = asyncio_port.AsyncioPort(server_argument.from_url(NOWHERE[0]), 1.0)
 
     async def use() -> None:
-        port._here()
+        port._current()
 
     begin: Callable[[], None] = lambda: asyncio.run(use())  # noqa: E731 - an action
     begin()
-    interleaved(begin, begin, within=tasks)
+    interleaved(begin, begin, within=asyncio_port)
 
 
 def test_event_loops_start_background_work_at_the_same_time() -> None:
-    aside = tasks.AsideTasks()
+    background = asyncio_port.BackgroundTasks()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def begin() -> None:
-        assert aside.begin(asyncio.sleep(0))
+        assert background.begin(asyncio.sleep(0))
 
     def run() -> None:
         loops.append(asyncio.new_event_loop())
@@ -108,7 +110,7 @@ def test_event_loops_start_background_work_at_the_same_time() -> None:
 
     run()
     try:
-        interleaved(run, run, within=tasks)
+        interleaved(run, run, within=asyncio_port)
     finally:
         for loop in loops:
             loop.run_until_complete(asyncio.sleep(0))

@@ -1,4 +1,4 @@
-"""Signals that arrive while a client works: whether their handlers raise, or only take time."""
+"""Signals that arrive while a client works. Their handlers raise, or only take time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 LIMIT = 60.0
-"""Seconds for a process that needs one or two, on a machine with much else to do."""
+"""Seconds for a process that takes one or two on an idle machine."""
 
 
 def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a text of Python in a process, to its end."""
+    """Run Python code in a process until it ends."""
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
@@ -56,10 +56,9 @@ finally:
         pytest.param('client.atomic.compare_and_set("k", None, b"x" * 2**26)', id="sending"),
     ],
 )
-def test_timeouts_hold_although_signals_arrive_more_often(
-    own_server: Server, request_: str
-) -> None:
-    # The server hangs for as long as the process lives: without its timeout it would never end.
+def test_timeouts_hold_even_if_signals_arrive_more_often(own_server: Server, request_: str) -> None:
+    # The server hangs as long as the process lives. Without its timeout the process would never
+    # end.
     try:
         ended = python(HANGS.format(request=request_), own_server.url, str(own_server.pid))
     finally:
@@ -69,38 +68,39 @@ def test_timeouts_hold_although_signals_arrive_more_often(
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
 def test_an_interrupted_process_ends_by_itself_and_leaves_nothing_locked(server: Server) -> None:
-    # The first argument of EVALSHA is a number: hiredis must not convert it.
+    # The first argument of EVALSHA is a number. hiredis must not convert it.
     ended = python(
         """
         import itertools, random, signal, sys, time
         import holdfast
 
-        class Struck(Exception):
+        class Interrupted(Exception):
             pass
 
-        def strike(*_):
-            raise Struck
+        def interrupt(*_):
+            raise Interrupted
 
-        signal.signal(signal.SIGALRM, strike)
+        signal.signal(signal.SIGALRM, interrupt)
         client = holdfast.Client(sys.argv[1])
-        struck = 0
+        interrupted = 0
         for number in itertools.count():
-            if struck == 2000:
+            if interrupted == 2000:
                 break
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0005))
                 lock = client.lock(f"{number}", ttl=1, renew=False, fair=False)
                 lock.acquire(timeout=1).release()
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except Struck:
-                struck += 1
+            except Interrupted:
+                interrupted += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
         client.close()
         """,
         server.url,
     )
     assert ended.returncode == 0, ended.stderr
-    # A signal between acquire and release strikes the user's code: that lock has its ttl.
+    # A signal between acquire and release interrupts the user's code. That lock stays until its
+    # ttl.
     eventually(
         lambda: server.command("KEYS", "holdfast:*}") == [], what="nothing is locked", within=LIMIT
     )

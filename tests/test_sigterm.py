@@ -1,6 +1,6 @@
-"""SIGTERM: by default the lock stays until its ttl is over; with one line it is released.
+"""SIGTERM: by default the lock stays until its ttl is over. A handler of one line releases it.
 
-The programs are those of docs/guarantees.md.
+The programs are those of docs/losing-a-lease.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 LIMIT = 30.0
-"""Seconds after which something that should have happened counts as failed."""
+"""Seconds to wait for each expected effect."""
 
 MAIN_THREAD = """
     import signal, sys, time, holdfast
@@ -98,12 +98,14 @@ def test_without_a_handler_sigterm_leaves_the_lock_until_its_ttl_is_over(
 
 
 @pytest.mark.parametrize("program", [MAIN_THREAD, OTHER_THREADS], ids=["main", "threads"])
-def test_a_handler_that_exits_has_threads_release_their_locks(server: Server, program: str) -> None:
+def test_a_handler_that_exits_lets_threads_release_their_locks(
+    server: Server, program: str
+) -> None:
     assert terminated(server, program, EXIT) == 143
     assert server.command("EXISTS", "holdfast:{a}") == 0
 
 
-def test_a_handler_that_cancels_the_main_task_has_all_tasks_release_their_locks(
+def test_a_handler_that_cancels_the_main_task_lets_all_tasks_release_their_locks(
     server: Server,
 ) -> None:
     terminated(server, TASKS, CANCEL)

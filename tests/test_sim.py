@@ -1,4 +1,4 @@
-"""The simulator: worlds that are the same each time, and in which every promise is kept."""
+"""The simulator: runs are deterministic, and every promise is kept in them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.hold import Grip, Hold
-from holdfast.sim import lock_play
+from holdfast.core.lease_state import LeaseRef, LeaseState
+from holdfast.sim import lock_turns
 from holdfast.sim.checks.promises import PROMISES, Violated
 from holdfast.sim.choices import Choices, PossibleChoices, RandomChoices, every, shrink
-from holdfast.sim.play import Play, play
+from holdfast.sim.run import SimulationRun, simulate
 from holdfast.sim.settings import CALM, STORMY, Settings
+from holdfast.sim.simulation import Cancelled, Future, Process, Simulation, Stuck
 from holdfast.sim.states import RARE_STATES, STATES
 from holdfast.sim.swarm import FAULTS, draw
 from holdfast.sim.sweep import OUTAGE_BUDGETS, OUTAGES, Found, Report, exhaust, sweep
-from holdfast.sim.world import Cancelled, Future, Process, Stuck, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
     from holdfast.sim.client import SimClient
 
-KEPT = sorted((Path(__file__).parent / "worlds").glob("*.json"))
+SAVED_RUNS = sorted((Path(__file__).parent / "saved_runs").glob("*.json"))
 
 # Every promise, in many runs
 
@@ -49,14 +49,14 @@ def test_three_thousand_runs_reach_every_state() -> None:
 
 
 @pytest.mark.long
-def test_no_interleaving_of_a_small_world_with_one_fault_breaks_a_promise() -> None:
+def test_no_interleaving_of_a_small_run_with_one_fault_breaks_a_promise() -> None:
     report = Report()
     for outcome in exhaust():
         report.note(CALM, outcome)
     for outcome in exhaust(OUTAGES, OUTAGE_BUDGETS):
         report.note(CALM, outcome)
     assert [(each.check, each.detail) for each in report.found] == []
-    assert report.worlds > 20_000
+    assert report.runs > 20_000
     for state in (
         "granted by a push",
         "granted after a holder that never released",
@@ -67,14 +67,14 @@ def test_no_interleaving_of_a_small_world_with_one_fault_breaks_a_promise() -> N
         assert report.reached[state] > 50, state
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
-def test_what_was_found_once_is_not_found_again(kept: Path) -> None:
-    found = Found.load(kept.read_text())
+@pytest.mark.parametrize("saved_run", SAVED_RUNS, ids=lambda path: path.stem)
+def test_saved_runs_break_no_promise(saved_run: Path) -> None:
+    found = Found.load(saved_run.read_text())
     outcome = found.run()
     assert (outcome.check, outcome.detail) == ("", "")
 
 
-# The same each time
+# Determinism
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_what_was_found_once_is_not_found_again(kept: Path) -> None:
 def test_a_seed_gives_the_same_run_byte_for_byte(first: int) -> None:
     for seed in range(first, first + 20):
         settings = draw(seed)
-        once, again = (play(settings, RandomChoices(seed)) for _ in range(2))
+        once, again = (simulate(settings, RandomChoices(seed)) for _ in range(2))
         assert repr(once) == repr(again)
-        assert repr(play(settings, Choices(once.choices))) == repr(once)
+        assert repr(simulate(settings, Choices(once.choices))) == repr(once)
 
 
-def test_another_seed_gives_another_world() -> None:
-    assert len({repr(play(STORMY, RandomChoices(seed)).trace) for seed in range(20)}) == 20
+def test_another_seed_gives_another_run() -> None:
+    assert len({repr(simulate(STORMY, RandomChoices(seed)).trace) for seed in range(20)}) == 20
 
 
-def test_what_was_found_can_be_kept_and_read_back() -> None:
-    found = Found(replace(STORMY, ttl=0.3), [0, 3, 0, 0, 1], "S1", "two of them", seed=7)
+def test_a_found_run_can_be_saved_and_loaded() -> None:
+    found = Found(replace(STORMY, ttl=0.3), [0, 3, 0, 0, 1], "S1", "two at once", seed=7)
     again = Found.load(found.dump())
     assert (again.settings, list(again.choices), again.check) == (
         found.settings,
@@ -113,15 +113,15 @@ def test_what_was_found_can_be_kept_and_read_back() -> None:
         '{"settings": {}, "choices": {"9999999999": 1}, "check": "", "detail": ""}',
     ],
 )
-def test_what_is_no_saved_world_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"saved world|Expecting value"):
+def test_an_invalid_saved_run_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"saved run|Expecting value"):
         Found.load(text)
 
 
 # Choices
 
 
-def test_every_list_of_choices_within_the_budget_is_gone_through_once() -> None:
+def test_every_list_of_choices_within_the_budget_is_tried_once() -> None:
     def run(choices: Choices) -> object:
         return [choices.pick("a", (1, 1, 1)), choices.pick("b", (1, 1)), choices.pick("c", (1, 1))]
 
@@ -129,14 +129,14 @@ def test_every_list_of_choices_within_the_budget_is_gone_through_once() -> None:
     assert sorted(every(run, {})) == [[0, 0, 0]]
 
 
-def test_what_can_never_be_chosen_is_not_gone_through() -> None:
+def test_choices_with_zero_weight_are_not_tried() -> None:
     def run(choices: Choices) -> object:
         return choices.pick("a", (0.9, 0, 0, 0.1))
 
     assert sorted(every(run, {"a": 1})) == [[0], [3]]
 
 
-def test_a_list_of_another_run_chooses_nothing_that_is_switched_off() -> None:
+def test_choices_of_another_run_choose_nothing_with_zero_weight() -> None:
     choices = PossibleChoices([2, 2])
     assert choices.pick("fault", (0.9, 0.1, 0.0)) == 0
     assert choices.pick("fault", (0.9, 0.1, 0.1)) == 2
@@ -150,7 +150,7 @@ def test_a_budget_counts_over_all_faults() -> None:
     assert sorted(every(run, {"fault": 1})) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
-def test_choices_that_a_world_makes_because_of_others_are_gone_through_too() -> None:
+def test_choices_that_depend_on_others_are_tried_too() -> None:
     def run(choices: Choices) -> object:
         return choices.pick("a", (1, 1)) and choices.pick("b", (1, 1))
 
@@ -177,8 +177,8 @@ def test_an_unexpected_error_is_reported_as_a_violation(monkeypatch: pytest.Monk
     async def fails(*_: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(lock_play, "acquire", fails)
-    outcome = play(CALM, RandomChoices(1))
+    monkeypatch.setattr(lock_turns, "acquire", fails)
+    outcome = simulate(CALM, RandomChoices(1))
     assert (outcome.check, outcome.detail) == ("ERROR", "ZeroDivisionError('a mistake')")
 
 
@@ -186,23 +186,23 @@ def test_wrong_arguments_that_are_accepted_are_reported_as_a_violation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.core.value.check_ttl", lambda *_, **__: None)
-    outcome = play(replace(CALM, cached=1.0), RandomChoices(1))
+    outcome = simulate(replace(CALM, cached=1.0), RandomChoices(1))
     assert (outcome.check, outcome.detail) == ("CACHE", "{'ttl': 0.0} was accepted")
 
 
-# The world
+# Processes and clocks
 
 
-def _two() -> tuple[World, Process]:
-    world = World(Choices())
-    return world, Process(world, "one")
+def _simulation_and_process() -> tuple[Simulation, Process]:
+    sim = Simulation(Choices())
+    return sim, Process(sim, "one")
 
 
-def test_somebody_who_waits_for_what_cannot_happen_is_noticed() -> None:
-    world, process = _two()
+def test_a_task_that_waits_forever_is_detected() -> None:
+    sim, process = _simulation_and_process()
     task = process.spawn(_forever(), "waits")
     with pytest.raises(Stuck):
-        world.run(lambda: task.result.done, 10_000_000)
+        sim.run(lambda: task.result.done, 10_000_000)
 
 
 async def _forever() -> None:
@@ -210,68 +210,68 @@ async def _forever() -> None:
 
 
 def test_a_paused_process_does_nothing_while_its_clock_runs_and_then_catches_up_in_order() -> None:
-    world, process = _two()
+    sim, process = _simulation_and_process()
     done: list[tuple[int, str]] = []
     for name, at in (("a", 10), ("b", 20), ("c", 300)):
-        world.at(at, lambda name=name: process.call(lambda: done.append((world.now, name))))  # type: ignore[misc]  # bound early
-    world.at(5, lambda: process.pause(100))
-    world.run(lambda: len(done) == 3, 1000)
+        sim.at(at, lambda name=name: process.call(lambda: done.append((sim.now, name))))  # type: ignore[misc]  # bound early
+    sim.at(5, lambda: process.pause(100))
+    sim.run(lambda: len(done) == 3, 1000)
     assert done == [(105, "a"), (105, "b"), (300, "c")]
     assert process.now() == pytest.approx(0.0003)
 
 
-def test_a_crashed_process_never_goes_on() -> None:
-    world, process = _two()
+def test_a_crashed_process_never_continues() -> None:
+    sim, process = _simulation_and_process()
     done: list[str] = []
     process.after(1.0, lambda: done.append("late"))
-    world.at(10, process.crash)
+    sim.at(10, process.crash)
     with pytest.raises(Stuck):
-        world.run(lambda: bool(done), 3_000_000)
+        sim.run(lambda: bool(done), 3_000_000)
     assert not done
 
 
 def test_a_clock_that_runs_fast_reaches_a_time_sooner() -> None:
-    world = World(Choices())
-    fast = Process(world, "fast", rate=1.1, offset=50.0)
+    sim = Simulation(Choices())
+    fast = Process(sim, "fast", rate=1.1, offset=50.0)
     done: list[int] = []
-    fast.after(1.1, lambda: done.append(world.now))
-    world.run(lambda: bool(done), 3_000_000)
+    fast.after(1.1, lambda: done.append(sim.now))
+    sim.run(lambda: bool(done), 3_000_000)
     assert done[0] == pytest.approx(1_000_000, abs=5)
-    assert fast.true_time(fast.now()) == pytest.approx(world.now, abs=1)
+    assert fast.true_time(fast.now()) == pytest.approx(sim.now, abs=1)
 
 
 def test_a_cancelled_task_is_woken_where_it_waits() -> None:
-    world, process = _two()
+    sim, process = _simulation_and_process()
     seen: list[str] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         try:
             await Future[None]()
         except Cancelled:
             seen.append("cancelled")
             raise
 
-    task = process.spawn(story(), "story")
-    world.at(10, task.cancel)
-    world.run(lambda: task.result.done, 100)
+    task = process.spawn(scenario(), "scenario")
+    sim.at(10, task.cancel)
+    sim.run(lambda: task.result.done, 100)
     assert seen == ["cancelled"]
 
 
-# What is checked is checked
+# The checks detect violations
 
 
-def test_a_lock_that_nobody_can_have_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_granted_is_reported_as_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object) -> None:
         await Future[None]()
 
-    monkeypatch.setattr(lock_play, "acquire", never)
-    outcome = play(CALM, RandomChoices(1))
+    monkeypatch.setattr(lock_turns, "acquire", never)
+    outcome = simulate(CALM, RandomChoices(1))
     assert outcome.check == "L2"
 
 
 def test_the_table_of_promises_names_the_modules_that_check_each() -> None:
     checking: dict[str, set[str]] = {}
-    for file in Path(lock_play.__file__).parent.rglob("*.py"):
+    for file in Path(lock_turns.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
                 case ast.Call(
@@ -282,44 +282,46 @@ def test_the_table_of_promises_names_the_modules_that_check_each() -> None:
     assert {letter: set(each.modules.split()) for letter, each in PROMISES.items()} == checking
 
 
-def test_two_who_believe_at_once_are_reported() -> None:
-    world = Play(replace(CALM, clients=2), Choices())
-    first, second = world.clients
-    spec = world.spec
-    held = [(client, _hold(client, spec, number)) for number, client in enumerate((first, second))]
-    for number, (_, hold) in enumerate(held):
-        world.checks.record.fences[number + 1] = hold.token
-    world.checks.granted(*held[0])
-    with pytest.raises(Violated, match="both believe"):
-        world.checks.granted(*held[1])
-    world.world.end()
+def test_two_holders_at_once_are_reported() -> None:
+    run = SimulationRun(replace(CALM, clients=2), Choices())
+    first, second = run.clients
+    spec = run.spec
+    held = [(client, _lease(client, spec, number)) for number, client in enumerate((first, second))]
+    for number, (_, lease) in enumerate(held):
+        run.checks.record.fences[number + 1] = lease.token
+    run.checks.granted(*held[0])
+    with pytest.raises(Violated, match="hold the lock at the same time"):
+        run.checks.granted(*held[1])
+    run.sim.end()
 
 
-def _hold(client: SimClient, spec: LockSpec, number: int) -> Hold:
+def _lease(client: SimClient, spec: LockSpec, number: int) -> LeaseState:
     token = f"hf1:{client.machine.name}:1:sim@sim:1:t:"
     session = client.session
-    return Hold(spec, token, number + 1, client.now(), None, session.process, session, Grip())
+    return LeaseState(
+        spec, token, number + 1, client.now(), None, session.process, session, LeaseRef()
+    )
 
 
-def test_every_state_that_matters_is_named_once() -> None:
+def test_every_state_is_listed_once() -> None:
     assert len(set(STATES)) == len(STATES)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"hand_off": 0.9}, {"hand_off": 0.1, "owner": True}, {"hand_off": 0.1, "nodes": 3}]
 )
-def test_hand_off_ends_some_time_and_is_for_locks_without_an_owner(wrong: dict[str, float]) -> None:
+def test_invalid_hand_off_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="hand_off"):
         replace(CALM, **wrong)  # type: ignore[arg-type]  # settings of several types
 
 
-def test_what_is_handed_on_is_adopted_where_nothing_goes_wrong() -> None:
+def test_exported_leases_are_adopted_in_runs_without_faults() -> None:
     report = sweep(range(40), {**dict.fromkeys(FAULTS, 0.0), "hand_off": 0.4})
     assert [(each.seed, each.check, each.detail) for each in report.found] == []
     assert report.reached["a lease adopted"] > 20
 
 
-def test_settings_say_whether_exclusion_can_be_trusted() -> None:
-    assert STORMY.trusts
+def test_settings_know_whether_exclusion_is_guaranteed() -> None:
+    assert STORMY.assumptions_hold
     for broken in ("wipe", "evict", "clock_jump", "failover"):
-        assert not replace(Settings(), **{broken: 0.1}).trusts  # type: ignore[arg-type]  # a probability
+        assert not replace(Settings(), **{broken: 0.1}).assumptions_hold  # type: ignore[arg-type]  # a probability

@@ -1,4 +1,4 @@
-"""The simulator's model of atomic operations: real servers do the same."""
+"""The simulator's model of atomic operations behaves as real servers do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.errors import HoldfastError
 from holdfast.sim.atomic_model import (
     LEAST,
@@ -22,7 +22,7 @@ from holdfast.sim.atomic_model import (
     Script,
     Take,
 )
-from holdfast.sim.atomic_play import NUMBERS
+from holdfast.sim.atomic_turns import NUMBERS
 from holdfast.sim.keyspace import Entry
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OPERATIONS: list[Operation] = [
 
 
 @pytest.mark.parametrize("once", [None, "order 7"])
-def test_a_real_server_does_what_the_model_says(server: Server, once: str | None) -> None:
+def test_a_real_server_behaves_as_the_model(server: Server, once: str | None) -> None:
     numbers = NUMBERS if once is None else (None, 10, MOST - 4, "x")
     values = [None if number is None else str(number).encode() for number in numbers]
     with holdfast.Client(server.url) as client:
@@ -51,7 +51,7 @@ def test_a_real_server_does_what_the_model_says(server: Server, once: str | None
             if isinstance(operation, Script) and value not in {None, b"10", b"x", "member"}:
                 continue  # Lua holds only 53 bits
             if isinstance(operation, Script) and operation.ending == "error({})" and not once:
-                continue  # Redis 7.0 ends when a script raises that
+                continue  # Redis 7.0 crashes when a script raises that
             key = f"{KEY}{number}"
             if value == "member":
                 server.command("ZADD", key, 1, "member")
@@ -62,7 +62,7 @@ def test_a_real_server_does_what_the_model_says(server: Server, once: str | None
             tried = type(operation)(**{**vars(operation), "key": key, "once": once})
             for _ in range(1 if once is None else 2):
                 effect = tried.effect(before, 0)
-                assert answer_of(client, tried) == effect.answer, (tried, value)
+                assert answer_of(client, tried) == effect.result, (tried, value)
                 if isinstance(before, Entry) and not isinstance(before.value, bytes):
                     assert server.command("TYPE", key) == b"zset"
                     continue

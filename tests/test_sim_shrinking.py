@@ -1,4 +1,4 @@
-"""A run that breaks a promise is made smaller: its settings, then its choices, in limited time."""
+"""Shrinking a run that breaks a promise: first its settings, then its choices, in limited time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from holdfast.sim import shrinking
-from holdfast.sim.play import RunResult
+from holdfast.sim.run import RunResult
 from holdfast.sim.settings import CALM, STORMY, Settings
 from holdfast.sim.shrinking import simplifications, smallest
 from holdfast.sim.swarm import FAULTS, draw
@@ -33,31 +33,33 @@ LARGE = Settings(
 )
 
 
-def _play(broken: Callable[[Settings, list[int]], bool]) -> Callable[..., RunResult]:
-    """Make runs of a hundred choices, of which some break S1."""
+def _simulation_that_fails_if(
+    broken: Callable[[Settings, list[int]], bool],
+) -> Callable[..., RunResult]:
+    """Return a function that simulates runs of a hundred choices, some of which break S1."""
 
-    def play(settings: Settings, choices: Choices) -> RunResult:
+    def simulate(settings: Settings, choices: Choices) -> RunResult:
         made = [choices.pick("any", (8, 1, 1, 1)) for _ in range(100)]
         check = "S1" if broken(settings, made) else ""
         return RunResult(check, "both", made, Counter(), [])
 
-    return play
+    return simulate
 
 
 def _found() -> Found:
     return Found(LARGE, [index % 4 for index in range(100)], "S1", "both", seed=7)
 
 
-def test_settings_and_choices_become_as_few_as_the_failure_needs(
+def test_shrinking_keeps_only_needed_settings_and_choices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(settings: Settings, made: list[int]) -> bool:
         return settings.clients > 1 and settings.slow > 0 and any(made[10:30])
 
-    monkeypatch.setattr(shrinking, "play", _play(broken))
+    monkeypatch.setattr(shrinking, "simulate", _simulation_that_fails_if(broken))
     seen: list[Found] = []
     small = smallest(_found(), progress=seen.append)
-    assert small.settings.unusual() == {"clients": 2, "turns": 1, "slow": STORMY.slow}
+    assert small.settings.non_default() == {"clients": 2, "turns": 1, "slow": STORMY.slow}
     assert [chosen for chosen in small.choices if chosen] == [1]
     assert small.check == "S1"
     assert seen[-1] == small
@@ -67,12 +69,12 @@ def test_a_simplification_that_shifts_the_choices_is_tried_with_fresh_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(settings: Settings, made: list[int]) -> bool:
-        kept = made == list(_found().choices)
-        return kept if settings == LARGE else made[0] == 2
+        unchanged = made == list(_found().choices)
+        return unchanged if settings == LARGE else made[0] == 2
 
-    monkeypatch.setattr(shrinking, "play", _play(broken))
+    monkeypatch.setattr(shrinking, "simulate", _simulation_that_fails_if(broken))
     small = smallest(_found())
-    assert small.settings.unusual() == {"clients": 1, "turns": 1}
+    assert small.settings.non_default() == {"clients": 1, "turns": 1}
     assert list(small.choices) == [2]
 
 
@@ -85,7 +87,7 @@ def test_shrinking_ends_in_time_and_returns_the_smallest_so_far(
         next(played)
         return settings.calm and bool(made)
 
-    monkeypatch.setattr(shrinking, "play", _play(broken))
+    monkeypatch.setattr(shrinking, "simulate", _simulation_that_fails_if(broken))
     ticks = count()
     small = smallest(_found(), 10.0, clock=lambda: next(ticks))
     assert small.settings.calm
@@ -98,6 +100,6 @@ def test_simpler_settings_are_allowed_and_end_in_a_calm_run_of_one_client() -> N
         settings = draw(seed)
         for _ in range(60):
             settings = next(simplifications(settings), settings)
-        assert settings.unusual() == {"clients": 1, "turns": 1}
+        assert settings.non_default() == {"clients": 1, "turns": 1}
     assert not list(simplifications(Settings(clients=1, turns=1)))
     assert CALM.calm

@@ -1,4 +1,4 @@
-"""Settings of simulation runs: drawn by seed, with everything switched on in some runs."""
+"""Settings of simulation runs: drawn by seed, so that each feature and fault is in some runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.sim.choices import RandomChoices
-from holdfast.sim.play import play
+from holdfast.sim.run import simulate
 from holdfast.sim.settings import CALM, Settings
-from holdfast.sim.swarm import FAULTS, FEATURES, SIZES, draw, pairs_of, possible_pairs, switched_on
+from holdfast.sim.swarm import (
+    FAULTS,
+    FEATURES,
+    LATER_FEATURES,
+    SIZES,
+    draw,
+    pairs_of,
+    possible_pairs,
+    switched_on,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +40,7 @@ def test_a_seed_draws_the_same_settings_each_time(drawn: list[Settings]) -> None
 
 def test_every_setting_is_drawn() -> None:
     names = {each.name for each in fields(Settings)}
-    assert names == {"nodes", "replicas", *SIZES, *FEATURES, *FAULTS}
+    assert names == {"nodes", "replicas", *SIZES, *FEATURES, *LATER_FEATURES, *FAULTS}
 
 
 def test_every_pair_of_features_and_faults_is_switched_on_together(drawn: list[Settings]) -> None:
@@ -54,7 +63,7 @@ def test_most_runs_have_few_kinds_of_faults_and_some_none(drawn: list[Settings])
 
 
 def test_exclusion_is_checked_in_most_runs(drawn: list[Settings]) -> None:
-    assert 0.05 < sum(not each.trusts for each in drawn) / len(drawn) < 0.2
+    assert 0.05 < sum(not each.assumptions_hold for each in drawn) / len(drawn) < 0.2
 
 
 @pytest.mark.parametrize(
@@ -80,12 +89,12 @@ def test_fixed_settings_are_as_given_and_the_others_are_drawn(fixed: dict[str, A
 @pytest.mark.parametrize(
     "fixed", [{"owner": True, "reentrant": True}, {"nodes": 2}, {"nodes": 3, "failover": 0.1}]
 )
-def test_fixed_settings_that_do_not_go_together_are_refused(fixed: dict[str, Any]) -> None:
+def test_fixed_settings_that_cannot_be_combined_are_refused(fixed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reentrant|node"):
         draw(0, fixed)
 
 
-class _Collected(RandomChoices):
+class _CollectingChoices(RandomChoices):
     """Collects garbage before every 50th choice."""
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:
@@ -98,12 +107,12 @@ def test_a_run_does_not_depend_on_the_garbage_collector() -> None:
     settings = [draw(seed, {"drop": 0.3, "fork": 0.05}) for seed in range(8)]
     gc.disable()
     try:
-        without = [play(each, RandomChoices(7)).trace for each in settings]
+        without = [simulate(each, RandomChoices(7)).trace for each in settings]
     finally:
         gc.enable()
-    assert [play(each, _Collected(7)).trace for each in settings] == without
+    assert [simulate(each, _CollectingChoices(7)).trace for each in settings] == without
 
 
 def test_settings_that_differ_from_a_calm_run_are_named() -> None:
-    assert CALM.unusual() == {}
-    assert replace(CALM, slow=0.1, fair=False).unusual() == {"slow": 0.1, "fair": False}
+    assert CALM.non_default() == {}
+    assert replace(CALM, slow=0.1, fair=False).non_default() == {"slow": 0.1, "fair": False}

@@ -1,4 +1,4 @@
-"""What a waiter whose process is stopped costs itself and the waiters behind it."""
+"""How long a waiter in a stopped process delays itself and the waiters behind it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.contention import KEY, assert_clean, in_line, joined, waiters
+from kit.contention import KEY, assert_clean, enqueue, wait_until_queued, waiters
 from kit.processes import Process
 
 if TYPE_CHECKING:
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.servers import Server
 
 WAITER = """
@@ -23,29 +23,29 @@ WAITER = """
 
 
 @pytest.mark.only_client("threads")
-async def test_a_grant_is_valid_for_one_second_until_its_waiter_is_heard_from(
-    face: Face, server: Server
+async def test_a_grant_to_a_stopped_waiter_is_valid_for_one_second(
+    api: Api, server: Server
 ) -> None:
-    lease = await face.connect(server.url).lock("a", ttl=60).acquire()
+    lease = await api.connect(server.url).lock("a", ttl=60).acquire()
     with Process(server, WAITER) as stopped:
-        await in_line(face, server, 1)
+        await wait_until_queued(api, server, 1)
         stopped.stop()
         await lease.release()
-        assert waiters(server) == 0, "it was not granted to the stopped process"
+        assert waiters(server) == 0, "the lock was not granted to the stopped process"
         assert server.command("PTTL", KEY) <= 1000
 
 
 @pytest.mark.only_client("asyncio")
 async def test_a_process_stopped_beyond_its_window_keeps_its_place_in_the_queue(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
-    holder, second, third = (face.connect(server.url) for _ in range(3))
+    holder, second, third = (api.connect(server.url) for _ in range(3))
     lease = await holder.lock("a", ttl=60).acquire()
     with Process(server, WAITER) as stopped:
-        assert stopped.says() == "waiting"
-        await in_line(face, server, 1)
-        waits, waits_longer = await joined(
-            face,
+        assert stopped.read_line() == "waiting"
+        await wait_until_queued(api, server, 1)
+        waits, waits_longer = await enqueue(
+            api,
             server,
             second.lock("a", ttl=60).acquire(),
             third.lock("a", ttl=60).acquire(),
@@ -54,15 +54,15 @@ async def test_a_process_stopped_beyond_its_window_keeps_its_place_in_the_queue(
         stopped.stop()
         await lease.release()
         next_lease = await waits.result(30)
-        stopped.go_on()
-        await in_line(face, server, 2)
+        stopped.resume()
+        await wait_until_queued(api, server, 2)
         next_lease.check()
         await next_lease.release()
-        fence = int(stopped.says())
+        fence = int(stopped.read_line())
         assert fence > next_lease.fence
-        assert not waits_longer.done, "it was passed over by a waiter that came later"
-        stopped.tell()
-        assert stopped.says() == "released"
+        assert not waits_longer.done, "a waiter that came later was granted first"
+        stopped.send_line()
+        assert stopped.read_line() == "released"
         last = await waits_longer.result(30)
         assert last.fence > fence
         await last.release()

@@ -1,4 +1,4 @@
-"""A client for threads that is used in coroutines: it blocks the loop, but never breaks a lock."""
+"""The client for threads, used in coroutines: it blocks the loop, but never breaks a lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 
-def test_two_tasks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Server) -> None:
+def test_two_tasks_of_one_loop_never_hold_a_reentrant_lock_together(server: Server) -> None:
     async def main() -> None:
         entered, left = asyncio.Event(), asyncio.Event()
 
@@ -28,7 +28,7 @@ def test_two_tasks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Se
 
         holding = asyncio.create_task(holder())
         await entered.wait()
-        for timeout in (None, PATIENCE):  # no time helps: the holder cannot run meanwhile
+        for timeout in (None, PATIENCE):  # no timeout helps, because the holder cannot run
             with pytest.raises(holdfast.WouldDeadlock, match="AsyncClient") as caught:
                 lock.acquire(timeout=timeout)
             assert "reentrant" not in str(caught.value)
@@ -43,7 +43,7 @@ def test_two_tasks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Se
         asyncio.run(main())
 
 
-def test_a_task_may_take_a_reentrant_lock_again(server: Server) -> None:
+def test_a_task_may_reenter_a_reentrant_lock(server: Server) -> None:
     async def main() -> None:
         lock, plain = client.lock("a", reentrant=True), client.lock("a")
         with lock as outer:
@@ -59,7 +59,7 @@ def test_a_task_may_take_a_reentrant_lock_again(server: Server) -> None:
         asyncio.run(main())
 
 
-def test_an_owners_hold_on_the_same_loop_is_not_waited_for_either(server: Server) -> None:
+def test_waiting_for_an_owners_lease_on_the_same_loop_is_refused(server: Server) -> None:
     async def main() -> None:
         async def hold() -> holdfast.Lease:
             return client.lock("a", owner="us").acquire()
@@ -103,7 +103,7 @@ def test_each_task_leaves_the_with_block_that_it_entered(server: Server) -> None
         asyncio.run(main())
 
 
-def test_a_lock_that_a_task_of_another_loop_holds_is_waited_for(server: Server) -> None:
+def test_a_task_waits_for_a_lock_held_on_another_loop(server: Server) -> None:
     held, waiting = threading.Event(), threading.Event()
 
     async def hold() -> None:
@@ -125,7 +125,7 @@ def test_a_lock_that_a_task_of_another_loop_holds_is_waited_for(server: Server) 
         other.join(PATIENCE)
 
 
-def test_a_callback_of_a_loop_may_take_a_lock(server: Server) -> None:
+def test_a_callback_of_a_loop_may_acquire_a_lock(server: Server) -> None:
     async def main() -> None:
         done = asyncio.get_running_loop().create_future()
 
@@ -141,7 +141,7 @@ def test_a_callback_of_a_loop_may_take_a_lock(server: Server) -> None:
 
 
 def in_callbacks(*callbacks: Callable[[], object]) -> None:
-    """Run each as a callback of one event loop, in no task, and raise what it raises."""
+    """Run each function as a callback of one event loop, outside any task, and raise its error."""
 
     async def main() -> None:
         for callback in callbacks:
@@ -165,7 +165,7 @@ def in_callbacks(*callbacks: Callable[[], object]) -> None:
     asyncio.run(main())
 
 
-def test_two_callbacks_of_one_loop_are_never_both_inside_a_reentrant_lock(server: Server) -> None:
+def test_two_callbacks_of_one_loop_never_hold_a_reentrant_lock_together(server: Server) -> None:
     leases: list[holdfast.Lease] = []
 
     def second() -> None:
@@ -207,7 +207,7 @@ def test_a_callback_leaves_the_with_block_that_it_entered(server: Server) -> Non
                 leases.extend([outer, inner])
             left.set_result([lease.held for lease in leases])
 
-        with lock as lease:  # the list of the lock has leases of a task and of a callback
+        with lock as lease:  # the lock now has leases of a task and of a callback
             leases.append(lease)
             asyncio.get_running_loop().call_soon(callback)
             assert await asyncio.wait_for(left, PATIENCE) == [True, False, False]

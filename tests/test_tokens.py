@@ -1,4 +1,4 @@
-"""What is written in a lock's key: how it is made, and what is read from it."""
+"""Tokens: how the value of a lock's key is made, and what is read from it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from dataclasses import astuple
 import pytest
 
 from holdfast.core.token import (
-    Mint,
-    Party,
+    TokenFactory,
+    TokenInfo,
     client_in,
     encode,
-    holders_share,
-    is_ours,
+    has_permits,
+    holder_ms_left,
+    is_holdfast_token,
+    parse_token,
+    permits_suffix,
     read_holder,
-    read_party,
     suffix_of,
 )
 
 TOKEN = b"hf1:c:1:ann@web:7:Main:nightly"
 
 
-def test_a_token_names_its_client_and_its_place_and_is_drawn_once() -> None:
-    mint = Mint("c", "a@n:n", "web@1", 7)
-    assert mint.client == "c"
-    assert mint.draw("Main", "") == "hf1:c:1:a%40n%3An@web%401:7:Main:"
-    assert mint.draw("Main", "x:&us") == "hf1:c:2:a%40n%3An@web%401:7:Main:x:&us"
-    assert mint.draw("a:b", "") == "hf1:c:3:a%40n%3An@web%401:7:a%3Ab:"
+def test_a_token_contains_its_client_and_actor_and_is_unique() -> None:
+    factory = TokenFactory("c", "a@n:n", "web@1", 7)
+    assert factory.client == "c"
+    assert factory.new_token("Main", "") == "hf1:c:1:a%40n%3An@web%401:7:Main:"
+    assert factory.new_token("Main", "x:&us") == "hf1:c:2:a%40n%3An@web%401:7:Main:x:&us"
+    assert factory.new_token("a:b", "") == "hf1:c:3:a%40n%3An@web%401:7:a%3Ab:"
 
 
 def test_the_encoded_names_of_actors_are_bounded() -> None:
-    mint = Mint("c", "ann", "web", 7)
+    factory = TokenFactory("c", "ann", "web", 7)
     for number in range(1000):
-        mint.draw(f"Thread-{number}", "")
-    assert len(mint._actors) == 1000
-    mint.draw("Thread-0", "")
-    assert len(mint._actors) == 1000
-    assert mint.draw("one more", "").endswith(":7:one more:")
-    assert len(mint._actors) == 1
+        factory.new_token(f"Thread-{number}", "")
+    assert len(factory._actors) == 1000
+    factory.new_token("Thread-0", "")
+    assert len(factory._actors) == 1000
+    assert factory.new_token("one more", "").endswith(":7:one more:")
+    assert len(factory._actors) == 1
 
 
 @pytest.mark.parametrize(
-    ("label", "delay_ms", "group", "suffix"),
+    ("label", "delay_ms", "owner_suffix", "suffix"),
     [
         (None, 0, "", ""),
         ("", 0, "", ""),
@@ -51,36 +53,39 @@ def test_the_encoded_names_of_actors_are_bounded() -> None:
         (None, 5, "&us", ":+5:&us"),
     ],
 )
-def test_label_delay_and_owner_end_a_token(
-    label: str | None, delay_ms: int, group: str, suffix: str
+def test_a_token_ends_with_label_delay_and_owner(
+    label: str | None, delay_ms: int, owner_suffix: str, suffix: str
 ) -> None:
-    assert suffix_of(label, delay_ms, group) == suffix
-    party = read_party(Mint("c", "ann", "web", 7).draw("Main", suffix).encode())
+    assert suffix_of(label, delay_ms, owner_suffix) == suffix
+    party = parse_token(TokenFactory("c", "ann", "web", 7).new_token("Main", suffix).encode())
     assert party is not None
-    owner = group[1:] or None
-    assert party == Party("ann", "web", 7, "Main", label or None, owner, delay_ms)
+    owner = owner_suffix[1:] or None
+    assert party == TokenInfo("ann", "web", 7, "Main", label or None, owner, delay_ms)
 
 
-def test_whatever_a_part_of_a_token_is_it_is_read_as_it_was() -> None:
+def test_parts_of_a_token_with_special_characters_are_read_back() -> None:
     for text in ("a:b", "a@b", "é%", "+5", "&us", "\udcff", " -_.!~*'()[]@/+=,<>#"):
         encoded = encode(text)
         assert ":" not in encoded
-        drawn = Mint("c", text, text, 7).draw(text, suffix_of(text, 0, "&" + encoded))
-        assert read_party(drawn.encode()) == Party(text, text, 7, text, text, text, 0)
+        drawn = TokenFactory("c", text, text, 7).new_token(text, suffix_of(text, 0, "&" + encoded))
+        assert parse_token(drawn.encode()) == TokenInfo(text, text, 7, text, text, text, 0)
     assert encode(" -_.!~*'()[]@/+=,<>#") == " -_.!~*'()[]@/+=,<>#"
 
 
 @pytest.mark.parametrize(
     ("token", "party"),
     [
-        (TOKEN, Party("ann", "web", 7, "Main", "nightly", None, 0)),
-        (TOKEN + b":+250", Party("ann", "web", 7, "Main", "nightly", None, 250)),
-        (TOKEN + b":&us", Party("ann", "web", 7, "Main", "nightly", "us", 0)),
-        (TOKEN + b":&", Party("ann", "web", 7, "Main", "nightly", "", 0)),
-        (TOKEN + b":+250:&us", Party("ann", "web", 7, "Main", "nightly", "us", 250)),
-        (b"hf1:c:1:@web:7:Main:", Party("", "web", 7, "Main", None, None, 0)),
-        (b"hf1:c:1:web:7:Main:", Party(None, "web", 7, "Main", None, None, 0)),
-        (b"hf1:c:1:web:" + b"9" * 19 + b":M:", Party(None, "web", 10**19 - 1, "M", None, None, 0)),
+        (TOKEN, TokenInfo("ann", "web", 7, "Main", "nightly", None, 0)),
+        (TOKEN + b":+250", TokenInfo("ann", "web", 7, "Main", "nightly", None, 250)),
+        (TOKEN + b":&us", TokenInfo("ann", "web", 7, "Main", "nightly", "us", 0)),
+        (TOKEN + b":&", TokenInfo("ann", "web", 7, "Main", "nightly", "", 0)),
+        (TOKEN + b":+250:&us", TokenInfo("ann", "web", 7, "Main", "nightly", "us", 250)),
+        (b"hf1:c:1:@web:7:Main:", TokenInfo("", "web", 7, "Main", None, None, 0)),
+        (b"hf1:c:1:web:7:Main:", TokenInfo(None, "web", 7, "Main", None, None, 0)),
+        (
+            b"hf1:c:1:web:" + b"9" * 19 + b":M:",
+            TokenInfo(None, "web", 10**19 - 1, "M", None, None, 0),
+        ),
         (b"hf1:c:1:web:" + b"9" * 20 + b":M:", None),
         (TOKEN + b":+" + b"9" * 20, None),
         (TOKEN + b":&us:+250", None),
@@ -89,9 +94,9 @@ def test_whatever_a_part_of_a_token_is_it_is_read_as_it_was() -> None:
         (TOKEN + b":x", None),
         (TOKEN + b":-250", None),
         (TOKEN + b":+250:-250", None),
-        (b"hf1:c:1:a@b@c:7:Main:", Party("a@b", "c", 7, "Main", None, None, 0)),
+        (b"hf1:c:1:a@b@c:7:Main:", TokenInfo("a@b", "c", 7, "Main", None, None, 0)),
         (b"hf1:c:1:web:7\n:Main:", None),
-        (b"hf1:c:1:web:7:\n:", Party(None, "web", 7, "\n", None, None, 0)),
+        (b"hf1:c:1:web:7:\n:", TokenInfo(None, "web", 7, "\n", None, None, 0)),
         (TOKEN + b":", None),
         (b"hf1:c:1:ann@web:x:Main:nightly", None),
         (b"hf1:c:1:ann@web:7:Main", None),
@@ -100,17 +105,17 @@ def test_whatever_a_part_of_a_token_is_it_is_read_as_it_was() -> None:
         (b"\xff\xfe", None),
     ],
 )
-def test_only_tokens_of_ours_say_who_drew_them(token: bytes, party: Party | None) -> None:
-    assert read_party(token) == party
+def test_only_tokens_of_holdfast_contain_a_party(token: bytes, party: TokenInfo | None) -> None:
+    assert parse_token(token) == party
 
 
-def test_a_token_says_which_client_hands_the_lock_over() -> None:
-    assert is_ours(TOKEN)
-    assert not is_ours(b"hf10:c:1")
+def test_a_token_contains_its_client() -> None:
+    assert is_holdfast_token(TOKEN)
+    assert not is_holdfast_token(b"hf10:c:1")
     assert client_in("hf1:~c:1:ann@web:7:Main:") == "~c"
 
 
-def test_the_lock_delay_is_not_the_holders() -> None:
+def test_the_remaining_time_of_a_holder_excludes_the_lock_delay() -> None:
     for token, left_ms, share in (
         (TOKEN, 300, 300),
         (TOKEN, 0, 0),
@@ -122,19 +127,32 @@ def test_the_lock_delay_is_not_the_holders() -> None:
         (b"of another library", 300, 300),
         (b"of another library", -1, -1),
     ):
-        assert holders_share(token, left_ms) == share, (token, left_ms)
+        assert holder_ms_left(token, left_ms) == share, (token, left_ms)
 
 
-def test_a_holder_is_what_its_token_its_key_and_the_last_fence_say() -> None:
+def test_a_holder_is_read_from_its_token_expiry_and_fence() -> None:
     whole = TOKEN + b":+250:&us"
     assert astuple(read_holder(whole, 1750, b"1700000000000000")) == (
         *("web", 7, "nightly", 1_700_000_000.0, 1_700_000_000_000_000, 1.5, "Main"),
-        *(whole.decode(), "ann", "us"),
+        *(whole.decode(), "ann", "us", None, None),
     )
     assert astuple(read_holder(TOKEN, 0)) == (
         *("web", 7, "nightly", None, None, 0.0, "Main", TOKEN.decode(), "ann", None),
+        *(None, None),
     )
     assert read_holder(TOKEN, -1).remaining is None
     foreign = read_holder(b"\xff", 1500, b"17")
-    assert astuple(foreign) == (None, None, None, None, None, 1.5, None, "\udcff", None, None)
+    nothing = None, None, None, None
+    assert astuple(foreign) == (None, None, None, None, None, 1.5, None, "\udcff", *nothing)
+    permits = read_holder(TOKEN + b":$2/4", 1500)
+    assert (permits.weight, permits.limit, permits.exclusive) == (2, 4, False)
+    assert read_holder(TOKEN + b":$4/4", 1500).exclusive
+    assert read_holder(TOKEN, 1500).exclusive
+
+
+@pytest.mark.parametrize("label", ["$1/2", ":$1/2", "x$"])
+def test_no_label_or_owner_looks_like_permits(label: str) -> None:
+    assert not has_permits(f"hf1:c:1:me@here:1:main:{suffix_of(label, 0, '')}")
+    assert not has_permits(f"hf1:c:1:me@here:1:main:{suffix_of('', 0, '&' + encode(label))}")
+    assert has_permits(f"hf1:c:1:me@here:1:main:{suffix_of(label, 0, '')}{permits_suffix(1, 2)}")
     assert read_holder(b"\xff", -1).remaining is None

@@ -1,4 +1,4 @@
-"""Looking at a holder, evicting one, and extending a lease, when requests fail."""
+"""Reading the holder, evicting it and extending a lease, when requests fail."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.core import extend as extend_module
 from holdfast.core.deployment import OneServer
 from holdfast.core.evict import _request
 from holdfast.core.token import read_holder
@@ -40,33 +41,35 @@ def port(client: Any) -> FailingPort:
     return found
 
 
-@pytest.mark.parametrize("fates", [[], [UNSENT], [LOST, UNSENT], [LATE, LATE]])
-def test_a_holder_is_asked_for_again_until_there_is_an_answer(
-    client: Any, port: FailingPort, fates: list[str]
+@pytest.mark.parametrize("outcomes", [[], [UNSENT], [LOST, UNSENT], [LATE, LATE]])
+def test_the_request_for_a_holder_is_repeated_until_there_is_a_reply(
+    client: Any, port: FailingPort, outcomes: list[str]
 ) -> None:
     lock = client.lock("a", label="nightly")
     with lock:
-        port.plan["inspect"] = [*fates]
+        port.plan["inspect"] = [*outcomes]
         assert lock.holder().label == "nightly"
-        assert port.sent("inspect") == [1.0] * (len(fates) + 1)
+        assert port.sent("inspect") == [1.0] * (len(outcomes) + 1)
     assert lock.holder() is None
 
 
-def test_a_holder_that_no_server_tells_is_unavailable(client: Any, port: FailingPort) -> None:
-    for fates in ([UNSENT] * 3, [LOST] * 3):
-        port.plan["inspect"] = [*fates]
+def test_reading_the_holder_without_a_reply_raises_unavailable(
+    client: Any, port: FailingPort
+) -> None:
+    for outcomes in ([UNSENT] * 3, [LOST] * 3):
+        port.plan["inspect"] = [*outcomes]
         with pytest.raises(UNAVAILABLE) as caught:
             client.lock("a").holder()
-        assert str(caught.value) == f"the holder of 'a' is not known: it is {fates[0]}"
+        assert str(caught.value) == f"the holder of 'a' is not known: it is {outcomes[0]}"
         assert (caught.value.lock, caught.value.node) == ("a", "n1")
         assert len(port.sent("inspect")) == 3
 
 
-def test_a_lock_in_its_delay_has_no_holder(client: Any, server: Server) -> None:
+def test_a_lock_in_its_lock_delay_has_no_holder(client: Any, server: Server) -> None:
     lock = client.lock("a", lock_delay=50)
     lease = lock.acquire()
     assert lock.holder() is not None
-    server.command("PEXPIRE", KEY, 40_000)  # less than the delay: the lease is over
+    server.command("PEXPIRE", KEY, 40_000)  # less than the lock delay, so the lease is over
     assert lock.holder() is None
     server.command("PERSIST", KEY)
     assert lock.holder().remaining is None
@@ -87,12 +90,12 @@ EVICTIONS: list[tuple[list[str], type[Exception] | None, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("fates", "error", "sent"), EVICTIONS)
-def test_an_eviction_is_sent_again_until_there_is_an_answer(  # noqa: PLR0913, PLR0917 - named by pytest
+@pytest.mark.parametrize(("outcomes", "error", "sent"), EVICTIONS)
+def test_an_eviction_is_sent_again_until_there_is_a_reply(  # noqa: PLR0913, PLR0917 - named by pytest
     client: Any,
     port: FailingPort,
     server: Server,
-    fates: list[str],
+    outcomes: list[str],
     error: type[Exception] | None,
     sent: int,
 ) -> None:
@@ -100,7 +103,7 @@ def test_an_eviction_is_sent_again_until_there_is_an_answer(  # noqa: PLR0913, P
         lease = other.lock("a").acquire()
         lock = client.lock("a")
         seen = lock.holder()
-        port.plan["evict"] = [*fates]
+        port.plan["evict"] = [*outcomes]
         if error is None:
             assert lock.evict(seen) is True
             assert not server.command("EXISTS", KEY)
@@ -108,10 +111,10 @@ def test_an_eviction_is_sent_again_until_there_is_an_answer(  # noqa: PLR0913, P
             with pytest.raises(error) as caught:
                 lock.evict(seen)
             assert (caught.value.lock, caught.value.node) == ("a", "n1")  # type: ignore[attr-defined]
-            began = "was not taken from its holder: it is unsent"
+            began = "was not evicted: it is unsent"
             if error is UNKNOWN:
-                began = "may have been taken from its holder, or not: it is "
-            assert str(caught.value).startswith(f"'a' {began}")
+                began = "may or may not have been evicted: it is "
+            assert str(caught.value).startswith(f"the holder of 'a' {began}")
         assert port.sent("evict") == [1.0] * sent
         del lease
 
@@ -124,11 +127,11 @@ def test_a_holder_that_is_gone_is_not_evicted(client: Any, port: FailingPort) ->
     port.plan["evict"] = [UNSENT]
     assert lock.evict(seen) is False
     port.plan["evict"] = [LATE]
-    assert lock.evict(seen) is True, "the first request may have done it"
+    assert lock.evict(seen) is True, "the first request may have evicted it"
 
 
 @pytest.mark.parametrize(
-    ("fates", "error", "sent"),
+    ("outcomes", "error", "sent"),
     [
         ([], None, 1),
         ([UNSENT, LATE], None, 3),
@@ -141,33 +144,33 @@ def test_an_extension_counts_from_the_request_that_was_answered(  # noqa: PLR091
     client: Any,
     port: FailingPort,
     server: Server,
-    fates: list[str],
+    outcomes: list[str],
     error: type[Exception] | None,
     sent: int,
 ) -> None:
-    port.lasts, began = 0.5, port.time
+    port.duration, began = 0.5, port.time
     lease = client.lock("a", ttl=30).acquire()
     port.time += 2.0
-    port.plan["renew"] = [*fates]
+    port.plan["renew"] = [*outcomes]
     if error is None:
         lease.extend(50)
-        answered = began + 2 + 0.5 * len(fates)
-        assert lease._held.deadline == pytest.approx(answered + 49.499)
-        assert lease._hold.longest_ttl == 50
+        answered = began + 2 + 0.5 * len(outcomes)
+        assert lease._state.deadline == pytest.approx(answered + 49.499)
+        assert lease._lease.longest_ttl == 50
         assert 49_000 < server.command("PTTL", KEY) <= 50_000
-        lease.extend(20)  # fewer seconds are the holder's; the server keeps what it has
-        assert lease._held.deadline == pytest.approx(answered + 19.799)
-        assert lease._hold.longest_ttl == 50
+        lease.extend(20)  # shortens the holder's deadline, but not the expiry on the server
+        assert lease._state.deadline == pytest.approx(answered + 19.799)
+        assert lease._lease.longest_ttl == 50
         assert server.command("PTTL", KEY) > 45_000
     else:
-        with pytest.raises(error, match=fates[0]):
+        with pytest.raises(error, match=outcomes[0]):
             lease.extend(50)
-        assert lease._held.deadline == pytest.approx(began + 29.699)
+        assert lease._state.deadline == pytest.approx(began + 29.699)
     assert len(port.sent("renew")) == sent + (error is None)
     lease.release()
 
 
-def test_a_lease_that_cannot_be_extended_says_why(
+def test_the_error_of_a_failed_extension_has_the_reason(
     client: Any, port: FailingPort, server: Server
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
@@ -182,7 +185,7 @@ def test_a_lease_that_cannot_be_extended_says_why(
     assert (lost.value.reason, lost.value.lock) == ("key_missing", "a")
     with pytest.raises(holdfast.LeaseLost):
         lease.extend(20)
-    assert len(port.sent("renew")) == 1, "what is lost is not extended"
+    assert len(port.sent("renew")) == 1, "a lost lease is not extended"
     lease = client.lock("a", ttl=30).acquire()
     server.command("SET", KEY, "of another client", "PX", 1000)
     with pytest.raises(holdfast.LeaseLost) as lost:
@@ -200,7 +203,7 @@ def test_an_extension_that_is_answered_after_the_deadline_is_too_late(
         lease.extend(50)
     assert lost.value.reason in {"expired", "unreachable"}
     again = client.lock("b", ttl=30).acquire()
-    port.plan["renew"], port.lasts = [LATE], 40.0
+    port.plan["renew"], port.duration = [LATE], 40.0
     with pytest.raises(holdfast.LeaseLost):
         again.extend(50)
     assert len(port.sent("renew")) == 2
@@ -215,7 +218,7 @@ def test_an_extension_that_is_answered_after_the_deadline_is_too_late(
         ("", FakeQuorum(), "0 barge ", 3),
     ],
 )
-def test_an_eviction_has_the_delay_of_the_token_and_the_settings_of_the_client(
+def test_an_eviction_has_the_lock_delay_of_the_token_and_the_settings_of_the_client(
     suffix: str, deployment: Deployment, settings: str, keys: int
 ) -> None:
     session: Any = SimpleNamespace(deployment=deployment)
@@ -228,3 +231,20 @@ def test_an_eviction_has_the_delay_of_the_token_and_the_settings_of_the_client(
     foreign = _request(session, spec, read_holder(b"\xff", 1000))
     assert foreign[2][0] == sha1(b"\xff", usedforsecurity=False).hexdigest()
     assert foreign[2][2].partition(" ")[0] in {"", "0"}
+
+
+def test_an_extension_that_is_applied_after_the_deadline_raises(
+    client: Any, port: FailingPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is paused between the check of the reply and its use."""
+    lease = client.lock("a", ttl=10).acquire()
+    renew = extend_module.renew_now
+
+    async def renew_and_pause(*args: Any) -> float:
+        sent_at = await renew(*args)
+        port.time += 10
+        return sent_at
+
+    monkeypatch.setattr(extend_module, "renew_now", renew_and_pause)
+    with pytest.raises(holdfast.LeaseLost):
+        lease.extend(10)

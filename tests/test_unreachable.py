@@ -1,4 +1,5 @@
-"""A server that cannot be used: one short error that names the lock, the server and the remedy."""
+"""A server that cannot be used causes one short error, which names the lock, the server and the
+remedy."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ import pytest
 
 import holdfast
 from holdfast.wire.clock import now
-from kit.gate import Gate
+from kit.pausable_proxy import PausableProxy
 from kit.servers import Server, programs
-from kit.tls_front import TlsFront
+from kit.tls_proxy import TlsProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 PROGRAM = next(iter(programs().values()))
 PATIENCE = 30.0
 HOST = "127.0.0.1"
 NOT_LOCAL = "127.0.0.2"
-"""An address of this machine that protected mode does not take for it."""
+"""An address of this machine that protected mode does not treat as local."""
 
 
 @contextlib.contextmanager
-def nobody() -> Iterator[str]:
+def refused_port() -> Iterator[str]:
     with socket.socket() as taken:
-        taken.bind((HOST, 0))  # and not listened to
+        taken.bind((HOST, 0))  # bound, but not listening
         yield f"redis://{HOST}:{taken.getsockname()[1]}"
 
 
@@ -51,16 +52,16 @@ def no_such_socket() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def something_that_answers(reply: bytes) -> Iterator[str]:
+def server_with_reply(reply: bytes) -> Iterator[str]:
     with socket.create_server((HOST, 0)) as listener:
 
         def answer() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    visitor, _ = listener.accept()
-                    with visitor:
-                        visitor.recv(65536)
-                        visitor.sendall(reply)
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(reply)
 
         threading.Thread(target=answer, daemon=True).start()
         yield f"redis://{HOST}:{listener.getsockname()[1]}"
@@ -69,28 +70,28 @@ def something_that_answers(reply: bytes) -> Iterator[str]:
 
 
 def http_server() -> AbstractContextManager[str]:
-    return something_that_answers(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+    return server_with_reply(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
 def another_protocol() -> AbstractContextManager[str]:
-    return something_that_answers(b"SSH-2.0-OpenSSH_9.6\r\n")
+    return server_with_reply(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
 @contextlib.contextmanager
-def tls_to_a_talkative_port() -> Iterator[str]:
+def tls_to_a_port_that_answers() -> Iterator[str]:
     with http_server() as url:
         yield url.replace("redis://", "rediss://")
 
 
 @contextlib.contextmanager
 def plain_to_a_tls_port() -> Iterator[str]:
-    with Server.start(PROGRAM) as server, TlsFront(HOST, server.port) as front:
+    with Server.start(PROGRAM) as server, TlsProxy(HOST, server.port) as front:
         yield f"redis://{HOST}:{front.port}"
 
 
 @contextlib.contextmanager
 def untrusted_certificate() -> Iterator[str]:
-    with Server.start(PROGRAM) as server, TlsFront(HOST, server.port) as front:
+    with Server.start(PROGRAM) as server, TlsProxy(HOST, server.port) as front:
         yield f"rediss://{HOST}:{front.port}"
 
 
@@ -111,20 +112,20 @@ def tls_to_a_hung_server() -> Iterator[str]:
 def protected_mode() -> Iterator[str]:
     program = programs().get("redis")
     if sys.platform != "linux" or program is None:
-        pytest.skip("no second loopback address, or no server that minds it")
+        pytest.skip("no second loopback address, or no server that treats it as remote")
     with (
         Server.start(program, "--protected-mode", "yes") as server,
-        Gate(server, source=NOT_LOCAL) as gate,
+        PausableProxy(server, source=NOT_LOCAL) as proxy,
     ):
-        with socket.create_connection((HOST, server.port), 5, (NOT_LOCAL, 0)) as stranger:
-            stranger.sendall(b"PING\r\n")
-            if stranger.recv(65536).startswith(b"+"):
-                pytest.skip("this server takes the whole of 127.0.0.0/8 for its own host")
-        yield gate.url
+        with socket.create_connection((HOST, server.port), 5, (NOT_LOCAL, 0)) as remote:
+            remote.sendall(b"PING\r\n")
+            if remote.recv(65536).startswith(b"+"):
+                pytest.skip("this server treats all of 127.0.0.0/8 as local")
+        yield proxy.url
 
 
 @contextlib.contextmanager
-def password_wanted() -> Iterator[str]:
+def password_required() -> Iterator[str]:
     with Server.start(PROGRAM, "--requirepass", "secret") as server:
         yield server.url
 
@@ -143,7 +144,7 @@ def loading_server() -> Iterator[str]:
         for number in range(200):
             server.command("SET", f"k{number}", secrets.token_bytes(1500))
         server.command("SAVE")
-        # Of 200 keys, 0.1 s each: it loads for 20 s, and looks at its connections meanwhile.
+        # It loads for 20 s, 0.1 s for each of 200 keys, and serves its connections in between.
         server._command_line += ["--key-load-delay", "100000"]
         server._command_line += ["--loading-process-events-interval-bytes", "1024"]
         server.restart(ready=False)
@@ -151,18 +152,18 @@ def loading_server() -> Iterator[str]:
 
 
 SITUATIONS: list[tuple[Callable[[], AbstractContextManager[str]], str]] = [
-    (nobody, "refused.*start the server, or correct the address"),
+    (refused_port, "refused.*start the server, or correct the address"),
     (no_such_host, "host name does not resolve.*correct the name"),
     (no_such_socket, "no such socket.*start the server, or correct the path"),
     (http_server, "HTTP server.*give the port of Redis"),
     (another_protocol, "does not speak the protocol of Redis"),
     (tls_to_a_hung_server, "Write redis:// if it does not use TLS.*hangs"),
-    (tls_to_a_talkative_port, "does not speak TLS.*write redis://"),
+    (tls_to_a_port_that_answers, "does not speak TLS.*write redis://"),
     (plain_to_a_tls_port, "write rediss://"),
     (untrusted_certificate, "certificate is not trusted.*ssl_ca_certs"),
     (hung_server, "no reply in time.*hangs"),
     (protected_mode, "protected mode.*password.*protected-mode no"),
-    (password_wanted, "wants a password.*redis://user:password@"),
+    (password_required, "requires a password.*redis://user:password@"),
     (loading_server, "still loading its data.*try again"),
     (no_clients_allowed, "too many connections.*raise maxclients"),
 ]
@@ -171,19 +172,20 @@ SITUATIONS: list[tuple[Callable[[], AbstractContextManager[str]], str]] = [
 @pytest.mark.parametrize(
     ("situation", "words"), SITUATIONS, ids=[situation.__name__ for situation, _ in SITUATIONS]
 )
-async def test_the_cause_is_recognised_and_the_remedy_named(
-    face: Face, situation: Callable[[], AbstractContextManager[str]], words: str
+async def test_the_error_names_the_cause_and_the_remedy(
+    api: Api, situation: Callable[[], AbstractContextManager[str]], words: str
 ) -> None:
     hangs = situation in {hung_server, tls_to_a_hung_server}
     with situation() as url:
-        client = face.connect(url, command_timeout=0.4 if hangs else PATIENCE)
+        client = api.connect(url, command_timeout=0.4 if hangs else PATIENCE)
         with pytest.raises((holdfast.NodeUnavailable, holdfast.ConfigurationError)) as caught:
             await client.lock("a").acquire(timeout=0)
     check(caught.value, url, words)
 
 
 def check(error: BaseException, url: str, words: str) -> None:
-    """The lock, the server once, what happened and what to do, and nothing behind it."""
+    """Check that the error names the lock, the server once, the cause and the remedy, and has no
+    cause chained."""
     message = str(error)
     address = url.rpartition("/0")[0] or url
     where = address.partition("://")[2]
@@ -198,13 +200,13 @@ def check(error: BaseException, url: str, words: str) -> None:
 
 
 @pytest.mark.only_client("threads")
-async def test_tls_to_a_plain_port_is_recognised(face: Face, server: Server) -> None:
-    """Neither Redis nor Valkey answers a TLS handshake; both answer a PING without TLS.
+async def test_tls_to_a_plain_port_is_recognised(api: Api, server: Server) -> None:
+    """Neither Redis nor Valkey answers a TLS handshake. Both answer a PING without TLS.
 
     The time to answer it is short. So a busy machine may need several attempts.
     """
     url = f"rediss://{HOST}:{server.port}"
-    client = face.connect(url, command_timeout=0.4)
+    client = api.connect(url, command_timeout=0.4)
     end = now() + PATIENCE
     while True:
         with pytest.raises(holdfast.NodeUnavailable) as caught:
@@ -216,17 +218,17 @@ async def test_tls_to_a_plain_port_is_recognised(face: Face, server: Server) -> 
 
 @pytest.mark.parametrize("timeout", [None, 3600])
 async def test_an_absent_server_is_reported_at_once_whatever_the_timeout(
-    face: Face, timeout: float | None
+    api: Api, timeout: float | None
 ) -> None:
-    with nobody() as url, pytest.raises(holdfast.NodeUnavailable) as caught:
-        await face.connect(url).lock("a").acquire(timeout=timeout)
+    with refused_port() as url, pytest.raises(holdfast.NodeUnavailable) as caught:
+        await api.connect(url).lock("a").acquire(timeout=timeout)
     check(caught.value, url, "refused")
 
 
-async def test_a_server_that_hangs_after_it_answered_is_named(
-    face: Face, own_server: Server
+async def test_the_error_names_a_server_that_hangs_after_a_first_reply(
+    api: Api, own_server: Server
 ) -> None:
-    client = face.connect(own_server.url, command_timeout=0.4)
+    client = api.connect(own_server.url, command_timeout=0.4)
     async with client.lock("a"):
         pass
     own_server.freeze()

@@ -1,4 +1,4 @@
-"""Waits that once went wrong, each by the name of what must hold."""
+"""Waits that once failed. Each test is named after the promise."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.core import line as core_line
 from holdfast.core import subscribe as subscribing
+from holdfast.core import waiter_channel
 from holdfast.scripts import ACQUIRE, RELEASE
-from kit.contention import KEY, QUEUE, assert_clean, in_line, joined, waited, waiters
-from kit.faces import Tasks
+from kit.apis import Tasks
+from kit.contention import (
+    KEY,
+    QUEUE,
+    acquire_and_release,
+    assert_clean,
+    enqueue,
+    wait_until_queued,
+    waiters,
+)
 from kit.processes import Process
 from kit.redis_py import User
 from kit.servers import ReplyError, commands_processed
 from kit.waiting import PATIENCE, eventually
 from test_redis_lock import queued
-from test_waiting_faults import _came, calls
+from test_waiting_faults import _arrived, calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kit.faces import Face
+    from kit.apis import Api
     from kit.proxy import Proxy
     from kit.servers import Server
 
@@ -47,14 +55,14 @@ BURST = {
         asyncio.run(main())
     """,
 }
-"""Eight who begin to wait at once, in a process that has never waited before."""
+"""Eight waiters that start at once, in a process that has never waited before."""
 
 STOPPED = """
     print("waiting", flush=True)
     client.lock("a", ttl=60).acquire()
     time.sleep(60)
 """
-"""A process that waits, and is stopped while it does."""
+"""A process that waits, and is stopped while it waits."""
 
 STOPPED_PAIR = """
     import threading
@@ -63,41 +71,39 @@ STOPPED_PAIR = """
         threading.Thread(target=client.lock("a", ttl=60).acquire).start()
     time.sleep(60)
 """
-"""The same, with two threads that wait."""
+"""The same with two waiting threads."""
 
 
 # Exclusion
 
 
-async def test_an_owner_may_be_named_like_a_flag_of_the_protocol(
-    face: Face, server: Server
-) -> None:
-    one, two, stranger = (face.connect(server.url) for _ in range(3))
+async def test_an_owner_may_be_named_like_a_flag_of_the_protocol(api: Api, server: Server) -> None:
+    one, two, outsider = (api.connect(server.url) for _ in range(3))
     first = await one.lock("a", owner="get lost").acquire()
     second = await two.lock("a", owner="get lost").acquire()
     await first.release()
     assert second.held
-    assert await stranger.lock("a").try_acquire() is None
+    assert await outsider.lock("a").try_acquire() is None
     await second.release()
     assert_clean(server)
 
 
 @pytest.mark.parametrize(("wanted", "freed"), [("acct", "{acct}"), ("{acct}", "acct")])
-async def test_keys_that_differ_only_in_braces_have_lines_of_their_own(
-    wanted: str, freed: str, face: Face, server: Server
+async def test_keys_that_differ_only_in_braces_have_separate_queues(
+    wanted: str, freed: str, api: Api, server: Server
 ) -> None:
-    one, two, three = (face.connect(server.url) for _ in range(3))
+    one, two, three = (api.connect(server.url) for _ in range(3))
     first = await one.lock("x", key=wanted).acquire()
     second = await two.lock("y", key=freed).acquire()
-    waiting = face.start(three.lock("x", key=wanted).acquire())
+    waiting = api.start(three.lock("x", key=wanted).acquire())
 
-    async def stands() -> bool:
+    async def is_queued() -> bool:
         return len(server.command("KEYS", "*:queue")) == 1
 
-    await face.eventually(stands)
+    await api.eventually(is_queued)
     await second.release()
-    assert server.command("EXISTS", freed) == 0, "it was handed to who waits for another"
-    assert await stands()
+    assert server.command("EXISTS", freed) == 0, "handed to a waiter for another key"
+    assert await is_queued()
     assert first.held
     await first.release()
     handed = await waiting.result()
@@ -106,30 +112,30 @@ async def test_keys_that_differ_only_in_braces_have_lines_of_their_own(
 
 
 @pytest.mark.only_client("threads")
-async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
-    face: Face, server: Server, proxy: Proxy
+async def test_a_grant_that_is_returned_late_ends_no_other_lease_of_its_owner(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    holder, far, near, stranger = (
-        face.connect(url) for url in (server.url, proxy.url, server.url, server.url)
+    holder, far, near, outsider = (
+        api.connect(url) for url in (server.url, proxy.url, server.url, server.url)
     )
     lease = await holder.lock("a").acquire()
-    gives_up, joins, waits = await joined(
-        face,
+    gives_up, joins, waits = await enqueue(
+        api,
         server,
         far.lock("a", owner="us").acquire(timeout=1),
         near.lock("a", owner="us").acquire(),
-        stranger.lock("a").acquire(),
+        outsider.lock("a").acquire(),
     )
     push = proxy.hold_message()
     await lease.release()
     shared = await joins.result()
     with pytest.raises(holdfast.AcquireTimeout):
         await gives_up.result()
-    handed_back = proxy.hold_reply(matching=calls(RELEASE))
+    returned = proxy.hold_reply(matching=calls(RELEASE))
     push.release()
-    await _came(face, handed_back)
-    handed_back.release()
-    assert server.command("GET", KEY).endswith(b"&us"), "a stranger got it meanwhile"
+    await _arrived(api, returned)
+    returned.release()
+    assert server.command("GET", KEY).endswith(b"&us"), "another owner was granted the lock"
     assert waiters(server) == 1
     shared.check()
     await shared.release()
@@ -137,19 +143,19 @@ async def test_a_grant_that_is_handed_back_late_ends_no_other_hold_of_its_owner(
     assert_clean(server)
 
 
-async def test_who_asks_without_a_place_in_line_is_not_told_that_it_has_one(
-    face: Face, server: Server
+async def test_the_reply_to_a_request_without_a_place_contains_no_ticket(
+    api: Api, server: Server
 ) -> None:
-    """It would wait in line, deaf, for ever. Found by the simulator."""
-    near, far = face.connect(server.url), face.connect(server.url)
+    """Otherwise it waits forever, without being notified. Found by the simulator."""
+    near, far = api.connect(server.url), api.connect(server.url)
     lease = await near.lock("a").acquire()
-    (waits,) = await joined(face, server, far.lock("a").acquire())
-    server.command("DEL", KEY)  # as if it had run out
+    (waits,) = await enqueue(api, server, far.lock("a").acquire())
+    server.command("DEL", KEY)  # as if it had expired
     keys = far.lock("a")._spec.keys
     asked = ("hf1:elsewhere:1:::t:", "30000", "", "", "001")
     holder, _, ticket, *_ = server.command("EVAL", ACQUIRE.text, len(keys), *keys, *asked)
     handed = await waits.result()
-    assert holder == handed.token.encode(), "the first in line gets it, whoever asks"
+    assert holder == handed.token.encode(), "the first in the queue is granted the lock"
     assert ticket == b"0"
     assert waiters(server) == 0
     with contextlib.suppress(holdfast.LeaseLost):
@@ -157,29 +163,29 @@ async def test_who_asks_without_a_place_in_line_is_not_told_that_it_has_one(
     await handed.release()
 
 
-async def test_an_asking_that_a_grant_overtook_takes_no_lock_when_it_arrives_late(
-    face: Face, server: Server, proxy: Proxy
+async def test_a_late_request_that_a_grant_overtook_takes_no_lock(
+    api: Api, server: Server, proxy: Proxy
 ) -> None:
-    holder, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
+    holder, far = api.connect(server.url), api.connect(proxy.url, command_timeout=1)
     lease = await holder.lock("a").acquire()
-    (waiting,) = await joined(face, server, far.lock("a").acquire())
+    (waiting,) = await enqueue(api, server, far.lock("a").acquire())
     late = proxy.hold_request(matching=calls(ACQUIRE))
-    far._session.waiters.line(far.lock("a")._spec.keys).recheck_all()
-    await _came(face, late)
+    far._session.waiters.channel(far.lock("a")._spec.keys).recheck_all()
+    await _arrived(api, late)
     await lease.release()
     await (await waiting.result()).release()
     late.release()
-    assert server.command("EXISTS", KEY) == 0, "it is held by nobody's hand"
+    assert server.command("EXISTS", KEY) == 0, "the late request took the lock"
     assert_clean(server)
 
 
-# Nobody waits longer than they must
+# No waiter is delayed
 
 
-async def test_a_redis_lock_released_by_its_token_elsewhere_goes_to_who_waits_here(
-    face: Face, server: Server
+async def test_a_redis_lock_released_by_token_in_another_client_is_granted_to_a_waiter(
+    api: Api, server: Server
 ) -> None:
-    here, elsewhere = User(face, server.url), User(face, server.url)
+    here, elsewhere = User(api, server.url), User(api, server.url)
     mine = here.lock(timeout=20)
     assert await mine.acquire()
     order = list[object]()
@@ -190,8 +196,8 @@ async def test_a_redis_lock_released_by_its_token_elsewhere_goes_to_who_waits_he
         order.append("waiter")
         await lock.release()
 
-    waiting = face.start(wait())
-    await face.eventually(queued(server, 1))
+    waiting = api.start(wait())
+    await api.eventually(queued(server, 1))
     theirs = elsewhere.lock(timeout=20)
     theirs.local.token = mine.local.token
     await theirs.release()
@@ -199,18 +205,18 @@ async def test_a_redis_lock_released_by_its_token_elsewhere_goes_to_who_waits_he
     assert order == ["waiter"]
 
 
-async def test_a_server_that_is_busy_for_once_is_listened_to_afterwards(
-    face: Face, own_server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_subscribes_after_its_server_was_busy(
+    api: Api, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribing, "RETRY_AFTER", 0.1)
     events: list[holdfast.Event] = []
-    holder = face.connect(own_server.url)
-    client = face.connect(own_server.url, on_event=events.append)
+    holder = api.connect(own_server.url)
+    client = api.connect(own_server.url, on_event=events.append)
     lease = await holder.lock("a").acquire()
     own_server.command("CONFIG", "SET", "lua-time-limit", 20)
 
     def be_busy() -> None:
-        with contextlib.suppress(ReplyError):  # that it was killed
+        with contextlib.suppress(ReplyError):  # because the script is killed
             own_server.command("EVAL", "while true do end", 0)
 
     def is_busy() -> bool:
@@ -228,14 +234,16 @@ async def test_a_server_that_is_busy_for_once_is_listened_to_afterwards(
     own_server.command("SCRIPT", "KILL")
     script.join()
     order = list[object]()
-    (waiting,) = await joined(face, own_server, waited(client.lock("a"), order, "waiter"))
-    assert events == [], "it polls for ever"
+    (waiting,) = await enqueue(
+        api, own_server, acquire_and_release(client.lock("a"), order, "waiter")
+    )
+    assert events == [], "it polls forever"
     await lease.release()
     await waiting.result()
 
 
-async def test_clean_releases_of_an_owner_leave_no_lock_delay(face: Face, server: Server) -> None:
-    one, two, other = (face.connect(server.url) for _ in range(3))
+async def test_releases_of_an_owner_cause_no_lock_delay(api: Api, server: Server) -> None:
+    one, two, other = (api.connect(server.url) for _ in range(3))
     first = await one.lock("a", owner="us", lock_delay=5).acquire()
     second = await two.lock("a", owner="us", lock_delay=5).acquire()
     await first.release()
@@ -246,21 +254,21 @@ async def test_clean_releases_of_an_owner_leave_no_lock_delay(face: Face, server
     assert_clean(server)
 
 
-async def test_a_burst_of_first_waits_that_dies_is_passed_over_at_once(
-    face: Face, server: Server
+async def test_first_waiters_of_a_dead_process_are_skipped_at_once(
+    api: Api, server: Server
 ) -> None:
-    holder, other = face.connect(server.url), face.connect(server.url)
+    holder, other = api.connect(server.url), api.connect(server.url)
     lease = await holder.lock("a").acquire()
-    with Process(server, BURST[face.name].replace("URL", repr(server.url))):
-        await in_line(face, server, 8)
-        (waiting,) = await joined(face, server, other.lock("a").acquire(), already=8)
+    with Process(server, BURST[api.name].replace("URL", repr(server.url))):
+        await wait_until_queued(api, server, 8)
+        (waiting,) = await enqueue(api, server, other.lock("a").acquire(), already=8)
     *dead, alive = [token.decode() for token in server.command("ZRANGE", QUEUE, 0, -1)]
     channels = {f"holdfast:push:{token.split(':')[1]}" for token in dead}
 
     async def gone() -> bool:
         return not any(server.command("PUBSUB", "NUMSUB", *channels)[1::2])
 
-    await face.eventually(gone)
+    await api.eventually(gone)
     await lease.release()
     assert server.command("GET", KEY).decode() == alive.lstrip("!"), (
         "a dead waiter was granted the lock"
@@ -268,10 +276,10 @@ async def test_a_burst_of_first_waits_that_dies_is_passed_over_at_once(
     await (await waiting.result()).release()
 
 
-def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
+def test_a_waiter_that_leaves_passes_the_watch_to_the_next(
     server: Server,
 ) -> None:
-    """Otherwise the last waiter asks again only when the first holder's ttl is over."""
+    """Otherwise the last waiter sends a request only when the first holder's ttl is over."""
 
     async def leave_and_wait() -> None:
         async with (
@@ -281,14 +289,14 @@ def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
         ):
             lease = await holder.lock("a", ttl=60).acquire()
             with Process(server, STOPPED) as stopped:
-                assert stopped.says() == "waiting"
+                assert stopped.read_line() == "waiting"
                 eventually(lambda: waiters(server) == 1, what="the process is in the queue")
                 leaves = asyncio.ensure_future(watcher.lock("a", ttl=60).acquire())
-                await in_line(Tasks(), server, 2)
+                await wait_until_queued(Tasks(), server, 2)
                 waits = asyncio.ensure_future(waiter.lock("a", ttl=60).acquire())
-                await in_line(Tasks(), server, 3)
+                await wait_until_queued(Tasks(), server, 3)
                 stopped.stop()
-                await lease.release()  # grants it to the stopped process; `watcher` is to watch
+                await lease.release()  # grants it to the stopped process, and `watcher` is to watch
                 leaves.cancel()
                 handed = await asyncio.wait_for(waits, 30)
                 assert handed.held
@@ -297,13 +305,14 @@ def test_a_waiter_that_leaves_passes_its_duty_to_watch_the_holder_to_the_next(
     asyncio.run(leave_and_wait())
 
 
-def released_before_stopped_processes(
+def release_before_stopped_processes(
     server: Server,
     programs: Sequence[str],
     after: Callable[[list[Process]], None],
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Release a lock that `programs`, then stopped, and one live client wait for, in this order.
+    """Release a lock while `programs`, then stopped, and one live client wait for it, in this
+    order.
 
     `before` is called when all of them wait, and `after` when the lock was released.
     """
@@ -317,7 +326,7 @@ def released_before_stopped_processes(
         processes, places = list[Process](), 0
         for program in programs:
             processes.append(ended.enter_context(Process(server, program)))
-            assert processes[-1].says() == "waiting"
+            assert processes[-1].read_line() == "waiting"
             places += 2 if program is STOPPED_PAIR else 1
             eventually(lambda: waiters(server) == places, what="the process is in the queue")  # noqa: B023 - called at once
         waiting = threads.submit(client.lock("a", ttl=60, timeout=30).acquire)
@@ -331,25 +340,25 @@ def released_before_stopped_processes(
 
 
 @pytest.mark.parametrize("stopped", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_stopped_processes_in_the_queue_cost_windows_and_not_a_ttl(
+def test_stopped_processes_in_the_queue_delay_a_waiter_by_windows_and_not_a_ttl(
     server: Server, stopped: int
 ) -> None:
-    released_before_stopped_processes(server, [STOPPED] * stopped, lambda _: None)
+    release_before_stopped_processes(server, [STOPPED] * stopped, lambda _: None)
 
 
-def test_a_process_killed_while_it_watches_a_stopped_one_costs_windows_and_not_a_ttl(
+def test_a_process_killed_while_it_watches_a_stopped_one_delays_a_waiter_by_windows(
     server: Server,
 ) -> None:
     def kill_watcher(processes: list[Process]) -> None:
         processes[1].kill()
 
-    released_before_stopped_processes(server, [STOPPED, STOPPED], kill_watcher)
+    release_before_stopped_processes(server, [STOPPED, STOPPED], kill_watcher)
 
 
-def test_a_stopped_process_with_the_next_two_places_costs_windows_and_not_a_ttl(
+def test_a_stopped_process_with_the_next_two_places_delays_a_waiter_by_windows(
     server: Server,
 ) -> None:
-    released_before_stopped_processes(server, [STOPPED_PAIR], lambda _: None)
+    release_before_stopped_processes(server, [STOPPED_PAIR], lambda _: None)
 
 
 def test_the_second_watcher_that_leaves_passes_the_watch_to_another_waiter(
@@ -366,14 +375,14 @@ def test_the_second_watcher_that_leaves_passes_the_watch_to_another_waiter(
         def leave(_: list[Process]) -> None:
             assert leaving[0].cancel()
 
-        released = released_before_stopped_processes
+        released = release_before_stopped_processes
         async with holdfast.AsyncClient(server.url) as last:
             await asyncio.to_thread(released, server, [STOPPED] * 2, leave, wait_last)
 
     asyncio.run(wait_and_leave())
 
 
-async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(client: Any) -> None:
+async def test_a_holder_that_acquires_as_an_owner_gets_would_deadlock(client: Any) -> None:
     async with client.lock("a"):
         with pytest.raises(holdfast.WouldDeadlock):
             await client.lock("a", owner="us").acquire(timeout=5)
@@ -382,38 +391,40 @@ async def test_who_holds_a_lock_and_asks_for_it_as_an_owner_is_told_at_once(clie
 # Nothing is left behind
 
 
-def test_a_grant_heard_amid_queueing_leaves_nobody_in_line(
+def test_a_grant_that_arrives_while_queueing_leaves_no_waiter(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a loop nothing can be heard in between.
-    monkeypatch.setattr(core_line, "PING_EVERY", 0.1)
+    # On a loop no message can arrive in between.
+    monkeypatch.setattr(waiter_channel, "PING_EVERY", 0.1)
     with holdfast.Client(server.url) as holder, holdfast.Client(server.url) as client:
-        lease = holder.lock("a", ttl=0.5).acquire()  # so that somebody looks again soon
-        hand_in, overtaken = core_line.Line.hand_in, list[str]()
+        lease = holder.lock("a", ttl=0.5).acquire()  # short, so that a waiter checks again soon
+        submit, overtaken = waiter_channel.WaiterChannel.submit, list[str]()
 
-        def overtake(line: core_line.Line, what: str, waiter: Any, *rest: float) -> None:
+        def overtake(
+            channel: waiter_channel.WaiterChannel, what: str, waiter: Any, *rest: float
+        ) -> None:
             if what == "queued" and not overtaken:
                 overtaken.append(what)
                 lease.release()
-                eventually(lambda: waiter.grant, what="the grant is heard")
-            hand_in(line, what, waiter, *rest)
+                eventually(lambda: waiter.grant, what="the grant arrives")
+            submit(channel, what, waiter, *rest)
 
-        monkeypatch.setattr(core_line.Line, "hand_in", overtake)
+        monkeypatch.setattr(waiter_channel.WaiterChannel, "submit", overtake)
         client.lock("a", ttl=0.5).acquire().release()
         assert overtaken
-        line = client._session.waiters.line(client.lock("a")._spec.keys)
-        eventually(lambda: line.idle and not line._waiting, what="nobody waits any more")
+        channel = client._session.waiters.channel(client.lock("a")._spec.keys)
+        eventually(lambda: channel.idle and not channel._waiting, what="no waiter is left")
 
 
 @pytest.mark.only_client("asyncio")
-async def test_a_release_made_good_in_the_background_leaves_no_token_known(
-    face: Face, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+async def test_a_release_that_is_repeated_in_the_background_leaves_no_known_token(
+    api: Api, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_line, "PING_EVERY", 0.1)
-    holder, far = face.connect(server.url), face.connect(proxy.url, command_timeout=1)
+    monkeypatch.setattr(waiter_channel, "PING_EVERY", 0.1)
+    holder, far = api.connect(server.url), api.connect(proxy.url, command_timeout=1)
     lease = await holder.lock("a").acquire()
     order = list[object]()
-    (waiting,) = await joined(face, server, waited(far.lock("a"), order, "far"))
+    (waiting,) = await enqueue(api, server, acquire_and_release(far.lock("a"), order, "far"))
     await lease.release()
     await waiting.result()
     lease = await far.lock("a", ttl=20).acquire()
@@ -421,34 +432,35 @@ async def test_a_release_made_good_in_the_background_leaves_no_token_known(
     with pytest.raises(holdfast.OutcomeUnknown):
         await lease.release()
     proxy.heal()
-    line = far._session.waiters.line(far.lock("a")._spec.keys)
+    channel = far._session.waiters.channel(far.lock("a")._spec.keys)
 
     async def forgotten() -> bool:
-        return bool(line.idle)
+        return bool(channel.idle)
 
-    await face.eventually(forgotten)
+    await api.eventually(forgotten)
 
 
 @pytest.mark.only_client("threads")
 @pytest.mark.parametrize("fair", [True, False])
-async def test_a_waiter_that_is_in_the_queue_after_it_gave_up_is_taken_out(
-    fair: bool, face: Face, server: Server
+async def test_a_waiter_that_is_in_the_queue_after_its_timeout_is_removed(
+    fair: bool, api: Api, server: Server
 ) -> None:
-    """As after a failover that undid its leaving, or an outage that was longer than its clean-up.
+    """This happens after a failover that undid its leaving, or an outage longer than its clean-up.
 
-    Its client listens, so the server takes it for a waiter, and notifies it instead of the next.
+    Its client is subscribed, so the server treats it as a waiter and notifies it instead of the
+    next.
     """
-    holder, gave_up, waiter = (face.connect(server.url) for _ in range(3))
+    holder, gave_up, waiter = (api.connect(server.url) for _ in range(3))
     lock = holder.lock("a", ttl=60, fair=fair)
     lease = await lock.acquire()
-    (leaving,) = await joined(face, server, gave_up.lock("a", ttl=60, fair=fair).acquire(timeout=1))
+    (leaving,) = await enqueue(api, server, gave_up.lock("a", ttl=60, fair=fair).acquire(timeout=1))
     (entry,) = server.command("ZRANGE", QUEUE, 0, -1)
     with pytest.raises(holdfast.AcquireTimeout):
         await leaving.result()
     assert waiters(server) == 0
     server.command("ZADD", QUEUE, 1, entry)
-    waits = face.start(waiter.lock("a", ttl=60, fair=fair).acquire())
-    await in_line(face, server, 2)
+    waits = api.start(waiter.lock("a", ttl=60, fair=fair).acquire())
+    await wait_until_queued(api, server, 2)
     await lease.release()
     handed = await waits.result()
     assert entry not in server.command("ZRANGE", QUEUE, 0, -1)
@@ -456,19 +468,19 @@ async def test_a_waiter_that_is_in_the_queue_after_it_gave_up_is_taken_out(
     assert_clean(server)
 
 
-async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock(
-    face: Face, server: Server
+async def test_a_message_for_a_token_without_an_attempt_releases_no_lock(
+    api: Api, server: Server
 ) -> None:
-    """A lease that was exported is held by a token that its exporter does not know any more."""
-    holder, far, third = (face.connect(server.url) for _ in range(3))
+    """An exported lease is held by a token that its exporter no longer knows."""
+    holder, far, third = (api.connect(server.url) for _ in range(3))
     lease = await holder.lock("a").acquire()
-    (waits,) = await joined(face, server, far.lock("a").acquire())
+    (waits,) = await enqueue(api, server, far.lock("a").acquire())
     await lease.release()
     handed = await waits.result()
     text = await handed.export()
-    (other,) = await joined(face, server, far.lock("a").acquire())  # so that `far` listens
-    line = far._session.waiters.line(far.lock("a")._spec.keys)
-    line.forget(handed.token)
+    (other,) = await enqueue(api, server, far.lock("a").acquire())  # so that `far` is subscribed
+    channel = far._session.waiters.channel(far.lock("a")._spec.keys)
+    channel.unregister(handed.token)
     token = handed.token
     message = f"A:0:0:{len(token)}:{token}{KEY}"
     called = commands_processed(server).get("evalsha", 0)
@@ -477,7 +489,7 @@ async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock
     async def answered() -> bool:
         return commands_processed(server).get("evalsha", 0) > called
 
-    await face.eventually(answered, within=30)
+    await api.eventually(answered, within=30)
     assert server.command("GET", KEY).decode() == token
     adopted = await third.adopt(text)
     await adopted.release()
@@ -485,25 +497,25 @@ async def test_a_message_for_a_token_that_no_attempt_waits_with_releases_no_lock
     assert_clean(server)
 
 
-async def test_a_refused_request_leaves_nothing_to_clean_up(face: Face, server: Server) -> None:
-    client, holder = face.connect(server.url), face.connect(server.url)
+async def test_a_refused_request_leaves_nothing_to_clean_up(api: Api, server: Server) -> None:
+    client, holder = api.connect(server.url), api.connect(server.url)
     lease = await holder.lock("a", ttl=60).acquire()
-    (waits,) = await joined(face, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
+    (waits,) = await enqueue(api, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
     await lease.release()
-    await (await waits.result()).release()  # it has waited: from now on it asks for a place at once
+    await (await waits.result()).release()  # so that it requests a place at once from now on
     server.command("RPUSH", "holdfast:{b}", "a list")
     with pytest.raises(holdfast.ConfigurationError, match="in use for something else"):
         await client.lock("b").acquire(timeout=PATIENCE)
     assert not client._session.renewer._cleanups
-    assert not any(line._known for line in client._session.waiters._lines.values())
+    assert not any(each._registered for each in client._session.waiters._channels.values())
 
 
 async def test_a_waiter_whose_later_request_is_refused_leaves_the_queue(
-    face: Face, server: Server
+    api: Api, server: Server
 ) -> None:
-    client, holder = face.connect(server.url), face.connect(server.url)
+    client, holder = api.connect(server.url), api.connect(server.url)
     lease = await holder.lock("a", ttl=60).acquire()
-    (waits,) = await joined(face, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
+    (waits,) = await enqueue(api, server, client.lock("a", ttl=60).acquire(timeout=PATIENCE))
     lease.check()
     (entry,) = server.command("ZRANGE", QUEUE, 0, -1)
     server.command("DEL", KEY)
@@ -518,4 +530,4 @@ async def test_a_waiter_whose_later_request_is_refused_leaves_the_queue(
     async def has_left() -> bool:
         return waiters(server) == 0
 
-    await face.eventually(has_left)
+    await api.eventually(has_left)

@@ -1,24 +1,58 @@
-"""Distributed locks on Redis and Valkey that tell their holder the truth.
+"""Distributed locks on Redis and Valkey, whose leases report when they are lost.
 
     import holdfast
 
-    client = holdfast.Client("redis://localhost")  # or your redis-py or valkey-py client
+    client = holdfast.Client("redis://localhost")  # or a redis-py or valkey-py client
     with client.lock("invoice:42") as lease:
         save(invoice, fence=lease.fence)
 
-Names are imported when they are first used: `import holdfast` alone costs next to nothing.
+Names are imported on first use, so that `import holdfast` alone is fast.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost the most
+TYPE_CHECKING = False  # type checkers treat it as true; importing typing would be slow
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from holdfast import guards
+    from holdfast.api.async_atomic import AsyncAtomic, AsyncAtomicScript
+    from holdfast.api.async_cached import AsyncCached
+    from holdfast.api.async_client import AsyncClient, AsyncLease, AsyncLock
+    from holdfast.api.async_multi_lock import AsyncMultiLease, AsyncMultiLock
+    from holdfast.api.async_once import AsyncOnce
+    from holdfast.api.async_rate import AsyncRate
+    from holdfast.api.async_shared import (
+        AsyncReadLock,
+        AsyncRWLock,
+        AsyncSemaphore,
+        AsyncWriteLease,
+        AsyncWriteLock,
+    )
+    from holdfast.api.atomic import Atomic, AtomicScript
+    from holdfast.api.cached import Cached
+    from holdfast.api.client import Client, Lease, Lock
+    from holdfast.api.codecs import JSON, PICKLE, RAW, Codec
+    from holdfast.api.lease_view import UNSET, Unset
+    from holdfast.api.multi_lock import MultiLease, MultiLock
+    from holdfast.api.once import Once
+    from holdfast.api.periodic_run import PeriodicRun
+    from holdfast.api.rate import Rate
+    from holdfast.api.redis_lock import AsyncRedisLock, RedisLock
+    from holdfast.api.shared import ReadLock, RWLock, Semaphore, WriteLease, WriteLock
+    from holdfast.api.targets import (
+        HasConnectionClass,
+        HasConnectionPool,
+        HasNodesManager,
+        SingleTarget,
+        Target,
+    )
     from holdfast.core.atomic import Outcome
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event, EventKind
+    from holdfast.core.periodic import LastRun, Skipped
+    from holdfast.core.rate import Verdict
     from holdfast.errors import (
         AcquireTimeout,
         ConfigurationError,
@@ -30,20 +64,12 @@ if TYPE_CHECKING:
         NoQuorum,
         NotHeld,
         OutcomeUnknown,
+        RateLimited,
         ScriptFailed,
+        StaleFence,
         WouldDeadlock,
         WrongValue,
     )
-    from holdfast.faces.async_atomic import AsyncAtomic, AsyncAtomicScript
-    from holdfast.faces.async_cached import AsyncCached
-    from holdfast.faces.async_client import AsyncClient, AsyncLease, AsyncLock
-    from holdfast.faces.atomic import Atomic, AtomicScript
-    from holdfast.faces.cached import Cached
-    from holdfast.faces.client import Client, Lease, Lock
-    from holdfast.faces.codecs import JSON, PICKLE, RAW, Codec
-    from holdfast.faces.facts import UNSET, Unset
-    from holdfast.faces.redis_lock import AsyncRedisLock, RedisLock
-    from holdfast.faces.targets import Target
     from holdfast.holder import Holder
 
 __all__ = [
@@ -58,7 +84,16 @@ __all__ = [
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
+    "AsyncOnce",
+    "AsyncRWLock",
+    "AsyncRate",
+    "AsyncReadLock",
     "AsyncRedisLock",
+    "AsyncSemaphore",
+    "AsyncWriteLease",
+    "AsyncWriteLock",
     "Atomic",
     "AtomicScript",
     "Cached",
@@ -69,61 +104,109 @@ __all__ = [
     "Duration",
     "Event",
     "EventKind",
+    "HasConnectionClass",
+    "HasConnectionPool",
+    "HasNodesManager",
     "Holder",
     "HoldfastError",
+    "LastRun",
     "Lease",
     "LeaseLost",
     "Lock",
     "LossReason",
+    "MultiLease",
+    "MultiLock",
     "NoQuorum",
     "NodeUnavailable",
     "NotHeld",
+    "Once",
     "Outcome",
     "OutcomeUnknown",
+    "PeriodicRun",
+    "RWLock",
+    "Rate",
+    "RateLimited",
+    "ReadLock",
     "RedisLock",
     "ScriptFailed",
+    "Semaphore",
+    "SingleTarget",
+    "Skipped",
+    "StaleFence",
     "Target",
     "Unset",
+    "Verdict",
     "WouldDeadlock",
+    "WriteLease",
+    "WriteLock",
     "WrongValue",
+    "guards",
 ]
 
-_HOMES = {
-    "AsyncCached": "holdfast.faces.async_cached",
-    "AsyncAtomic": "holdfast.faces.async_atomic",
-    "AsyncAtomicScript": "holdfast.faces.async_atomic",
-    "AsyncClient": "holdfast.faces.async_client",
-    "AsyncLease": "holdfast.faces.async_client",
-    "AsyncLock": "holdfast.faces.async_client",
-    "AsyncRedisLock": "holdfast.faces.redis_lock",
-    "Cached": "holdfast.faces.cached",
-    "Atomic": "holdfast.faces.atomic",
-    "AtomicScript": "holdfast.faces.atomic",
-    "Client": "holdfast.faces.client",
-    "Codec": "holdfast.faces.codecs",
+_MODULES = {
+    "AsyncCached": "holdfast.api.async_cached",
+    "AsyncAtomic": "holdfast.api.async_atomic",
+    "AsyncAtomicScript": "holdfast.api.async_atomic",
+    "AsyncClient": "holdfast.api.async_client",
+    "AsyncLease": "holdfast.api.async_client",
+    "AsyncLock": "holdfast.api.async_client",
+    "AsyncRate": "holdfast.api.async_rate",
+    "AsyncMultiLease": "holdfast.api.async_multi_lock",
+    "AsyncMultiLock": "holdfast.api.async_multi_lock",
+    "AsyncOnce": "holdfast.api.async_once",
+    "AsyncRedisLock": "holdfast.api.redis_lock",
+    "Cached": "holdfast.api.cached",
+    "Atomic": "holdfast.api.atomic",
+    "AtomicScript": "holdfast.api.atomic",
+    "Client": "holdfast.api.client",
+    "Codec": "holdfast.api.codecs",
     "Duration": "holdfast.core.duration",
     "Event": "holdfast.core.events",
     "EventKind": "holdfast.core.events",
+    "HasConnectionClass": "holdfast.api.targets",
+    "HasConnectionPool": "holdfast.api.targets",
+    "HasNodesManager": "holdfast.api.targets",
     "Holder": "holdfast.holder",
-    "JSON": "holdfast.faces.codecs",
-    "Lease": "holdfast.faces.client",
-    "Lock": "holdfast.faces.client",
+    "JSON": "holdfast.api.codecs",
+    "LastRun": "holdfast.core.periodic",
+    "Lease": "holdfast.api.client",
+    "Lock": "holdfast.api.client",
+    "MultiLease": "holdfast.api.multi_lock",
+    "MultiLock": "holdfast.api.multi_lock",
+    "Once": "holdfast.api.once",
     "Outcome": "holdfast.core.atomic",
-    "PICKLE": "holdfast.faces.codecs",
-    "RAW": "holdfast.faces.codecs",
-    "RedisLock": "holdfast.faces.redis_lock",
-    "Target": "holdfast.faces.targets",
-    "UNSET": "holdfast.faces.facts",
-    "Unset": "holdfast.faces.facts",
+    "PICKLE": "holdfast.api.codecs",
+    "PeriodicRun": "holdfast.api.periodic_run",
+    "RAW": "holdfast.api.codecs",
+    "Rate": "holdfast.api.rate",
+    "RedisLock": "holdfast.api.redis_lock",
+    "SingleTarget": "holdfast.api.targets",
+    "Skipped": "holdfast.core.periodic",
+    "Target": "holdfast.api.targets",
+    "RWLock": "holdfast.api.shared",
+    "ReadLock": "holdfast.api.shared",
+    "Semaphore": "holdfast.api.shared",
+    "WriteLease": "holdfast.api.shared",
+    "WriteLock": "holdfast.api.shared",
+    "AsyncRWLock": "holdfast.api.async_shared",
+    "AsyncReadLock": "holdfast.api.async_shared",
+    "AsyncSemaphore": "holdfast.api.async_shared",
+    "AsyncWriteLease": "holdfast.api.async_shared",
+    "AsyncWriteLock": "holdfast.api.async_shared",
+    "UNSET": "holdfast.api.lease_view",
+    "Unset": "holdfast.api.lease_view",
+    "Verdict": "holdfast.core.rate",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - as late as the rest
+    from importlib import import_module  # noqa: PLC0415 - imported on first use
 
-    value = getattr(import_module(_HOMES.get(name, "holdfast.errors")), name)
+    if name == "guards":
+        return import_module("holdfast.guards")
+    value = getattr(import_module(_MODULES.get(name, "holdfast.errors")), name)
     globals()[name] = value
     return value
 

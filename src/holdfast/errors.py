@@ -1,9 +1,9 @@
-"""Every way an operation can end badly, each with its own type.
+"""The errors of holdfast, one type for each way in which an operation can fail.
 
-An error carries the name of the lock or key it is about, is also the built-in error its readers
-already catch (`TimeoutError`, `ConnectionError`, `ValueError`), and survives pickling. The split
-follows who must act: `ConfigurationError` is for whoever wrote the call, `NodeUnavailable` for
-whoever runs the server, `AcquireTimeout` and `LeaseLost` for the program itself.
+An error has the name of its lock or key. It is also a built-in error that programs already catch
+(`TimeoutError`, `ConnectionError`, `ValueError`), and it can be pickled. The type shows who has to
+act: the author of the call for `ConfigurationError`, the operator of the server for
+`NodeUnavailable`, and the program itself for `AcquireTimeout`, `LeaseLost` and `StaleFence`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ LossReason = Literal["expired", "taken", "key_missing", "unreachable"]
 """Why a lease was lost.
 
 - "expired": its time ran out.
-- "taken": another client has acquired the lock since, or an operator broke it (`holdfast break`,
-  `evict`).
+- "taken": another client has acquired the lock since, or an operator evicted this holder
+  (`holdfast break`, `evict`).
 - "key_missing": the server no longer has the lock's key. It restarted without its data, failed over
   to a replica that did not have the key, or was flushed; or the key was deleted, or evicted for
   lack of memory (`maxmemory-policy`). If a release reports it, another client may have acquired
   and released the lock since.
-- "unreachable": the server could not be reached in time to renew it, or refused until then.
+- "unreachable": no renewal succeeded before the deadline: the server could not be reached, or
+  refused the requests.
 """
 
 
 class HoldfastError(Exception):
-    """The root of every error raised by holdfast; `lock` is the lock concerned, or the key."""
+    """The base class of all errors of holdfast. `lock` is the name of the lock, or the key."""
 
     def __init__(self, message: str, *, lock: str = "") -> None:
         super().__init__(message)
@@ -38,9 +39,9 @@ class HoldfastError(Exception):
 
 
 class AcquireTimeout(HoldfastError, TimeoutError):
-    """The lock was held by somebody else for as long as the caller was ready to wait.
+    """The lock was not granted within the timeout, because another client held it.
 
-    `holder` says by whom, as last heard from the server.
+    `holder` is the last known holder.
     """
 
     def __init__(self, message: str, *, lock: str = "", holder: Holder | None = None) -> None:
@@ -48,11 +49,29 @@ class AcquireTimeout(HoldfastError, TimeoutError):
         self.holder = holder
 
 
+class RateLimited(AcquireTimeout):
+    """The request would be allowed only after the timeout. Nothing was taken from the rate.
+
+    `retry_after` is the number of seconds until it would be allowed if no other is sent.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        lock: str = "",
+        holder: Holder | None = None,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(message, lock=lock, holder=holder)
+        self.retry_after = retry_after
+
+
 class LeaseLost(HoldfastError):
-    """The lease is over although nobody released it; work done since may not have been alone.
+    """The lease ended without being released. Another client may have held the lock since.
 
     `reason` is "expired", "taken", "key_missing" or "unreachable": `LossReason` explains each.
-    `fence` is the number of the lost lease.
+    `fence` is the fencing number of the lost lease.
     """
 
     def __init__(
@@ -63,20 +82,51 @@ class LeaseLost(HoldfastError):
         self.fence = fence
 
 
+class StaleFence(HoldfastError):
+    """A resource refused a late write: a newer lease has used the resource. Nothing was written.
+
+    `resource` is what the guard protects, `fence` the fence of the late lease, and `newest_fence`
+    the fence that the resource has seen.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        lock: str = "",
+        resource: str = "",
+        fence: int = 0,
+        newest_fence: int = 0,
+    ) -> None:
+        super().__init__(message, lock=lock)
+        self.resource = resource
+        self.fence = fence
+        self.newest_fence = newest_fence
+
+
 class NotHeld(HoldfastError):
-    """This process never held the lease: it was left twice, or taken before a fork."""
+    """The lease is not held: it was released before, or it belongs to the parent process.
+
+    `check`, `extend` and `export` raise it after a release. `release` does not: after a release it
+    does nothing. It raises NotHeld in a forked child only. The end of a `with lock` block raises it
+    if the block's lease cannot be found.
+    """
 
 
 class WouldDeadlock(HoldfastError):
-    """The caller would wait for itself: it holds the lock, which is not reentrant.
+    """The caller holds the lock, which is not reentrant, and would wait for itself.
 
-    Or a client for threads is used in coroutines, and another task of the same event loop holds
-    the lock: waiting would block the loop, and the holder could never release it.
+    It is also raised when a blocking client is used in coroutines, and another task of the same
+    event loop holds the lock. Waiting would block the loop, so that task could never release it.
     """
 
 
 class NodeUnavailable(HoldfastError, ConnectionError):
-    """The server could not be reached, did not answer, or refused to work; nothing is held."""
+    """The server could not be reached, did not reply, or refused the request.
+
+    An acquire that raises it holds nothing. After `release`, the lock may stay locked for up to its
+    ttl. After `extend` and `export` the lease is unchanged.
+    """
 
     def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
         super().__init__(message, lock=lock)
@@ -84,9 +134,9 @@ class NodeUnavailable(HoldfastError, ConnectionError):
 
 
 class NoQuorum(NodeUnavailable):
-    """Too few of the nodes that keep the lock could be asked; nothing is held.
+    """Too few of the nodes that keep the lock replied. What is held: see `NodeUnavailable`.
 
-    `nodes` says of each what came of asking it.
+    `nodes` has the outcome for each node, by its name.
     """
 
     def __init__(
@@ -102,7 +152,7 @@ class NoQuorum(NodeUnavailable):
 
 
 class OutcomeUnknown(HoldfastError):
-    """A command was sent and its answer never came: it may have been carried out, or not."""
+    """A request was sent and got no reply: it may or may not have been carried out."""
 
     def __init__(self, message: str, *, lock: str = "", node: str = "") -> None:
         super().__init__(message, lock=lock)
@@ -110,22 +160,22 @@ class OutcomeUnknown(HoldfastError):
 
 
 class WrongValue(HoldfastError, ValueError):
-    """What the key holds cannot be worked with, and was left as it is.
+    """The value of the key has the wrong type or format, and was left unchanged.
 
-    It is no string, no integer of 64 bits where one is needed, or nothing that the codec can read.
+    It is not a string, not a 64-bit integer where one is required, or the codec cannot read it.
     """
 
 
 class Contended(HoldfastError, TimeoutError):
-    """Others changed the value between our reading and our writing it, for a whole timeout.
+    """Other clients changed the value between each read and write, until the timeout was over.
 
-    Nothing was changed.
+    This call changed nothing.
     """
 
 
 class ScriptFailed(HoldfastError, RuntimeError):
-    """A script of the user's ended with an error. What it wrote before that stays written."""
+    """A script of the user raised an error. What it wrote before that stays written."""
 
 
 class ConfigurationError(HoldfastError, ValueError):
-    """What was asked for cannot work as written; the message says what to write instead."""
+    """The call, or a setting, can never work. The message shows what to write instead."""

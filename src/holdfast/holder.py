@@ -1,4 +1,4 @@
-"""Who holds a lock, in the words shown to people."""
+"""The holder of a lock, as it is shown to people."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as read from the server just now.
+    """The holder of a lock, as the server reported it.
 
-    A holder that is no client of holdfast (another library on the same key) is known by `token`
-    and `remaining` alone; bytes in it that are not UTF-8 are lone surrogates, as in file names.
-    `since` is the server's time in seconds; `remaining` is None for a key that never expires.
-    `user` is who the process runs as; `owner`, if the lock has one, is whose other holds may join.
+    - `host`, `pid`, `user`, `thread`: the process of the holder, its user, and its thread or task.
+    - `label`, `owner`: those of the lock, if it has any.
+    - `since`: when the lock was acquired, in seconds since the epoch by the server's clock.
+    - `fence`: the fencing number of the lease.
+    - `remaining`: seconds that the holder has left unless it renews; None if the key never expires.
+    - `weight`, `limit`: of a semaphore, the permits that the holder has, and the limit under which
+      they were granted. A reader of an rwlock has the weight 1, and a writer that of the whole
+      limit. None for a lock.
+    - `token`: the value of the lock's key. Bytes that are not UTF-8 are lone surrogates, as in file
+      names.
+
+    Another library may use the same key. Of such a holder only `token` and `remaining` are known.
+    Of the holders of a semaphore or an rwlock, `since` and `fence` are not known.
     """
 
     host: str | None
@@ -25,12 +34,19 @@ class Holder:
     token: str
     user: str | None = None
     owner: str | None = None
+    weight: int | None = None
+    limit: int | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether there is no other holder beside it: it has a lock, or all permits."""
+        return self.weight == self.limit
 
     def __str__(self) -> str:
         place = self.host if self.user is None else f"{self.user}@{self.host}"
-        who = "another client" if self.pid is None else f"{place}, pid {self.pid}"
+        description = "another client" if self.pid is None else f"{place}, pid {self.pid}"
         if self.label:
-            who += f" ({self.label})"
+            description += f" ({self.label})"
         if self.remaining is None:
-            return f"{who}, without expiry"
-        return f"{who}, for another {self.remaining:.1f} s unless renewed"
+            return f"{description}, without expiry"
+        return f"{description}, for another {self.remaining:.1f} s unless renewed"

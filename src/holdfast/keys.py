@@ -1,6 +1,9 @@
-"""The keys of a lock: how they are named, and what is derived from their names.
+"""The keys of a lock: their names, and their hash slot.
 
-All keys of a lock share one hash slot, so that one script can use them in a cluster.
+The key of a lock is `holdfast:{name}`, in a namespace `holdfast:in:<namespace>:{name}`, or what the
+user gave as `key=`. That of a semaphore is `holdfast:{name}:semaphore`, that of an rwlock
+`holdfast:{name}:rwlock`. The other keys of the lock are derived from it. All keys of a lock are in
+one hash slot, so that one script can use them in a cluster.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import re
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAME_MAX_BYTES, NAMESPACE_MAX = 1024, 100
-SLOTS = 16_384  # of every cluster
+SLOTS = 16_384  # in every cluster
 _NAMED, _KEYED, _TAGGED, _ODD = (
     re.compile(form, re.DOTALL)
     for form in (
@@ -30,14 +34,28 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
         rb"holdfast:odd:\{\d+\}:(.*)",
     )
 )
-_NAME = re.compile(rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}", re.DOTALL)
+KINDS = "once", "periodic"
+"""The kinds of locks that are not created with `client.lock`, as `ls` shows them."""
+
+SEMAPHORE, RWLOCK = "semaphore", "rwlock"
+SHARED_KINDS = SEMAPHORE, RWLOCK
+"""The kinds of locks with several holders. Their keys end with the kind."""
+
+_NAME = re.compile(
+    rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}(?::(%b))?" % "|".join(SHARED_KINDS).encode(), re.DOTALL
+)
+_OF_KIND = re.compile(
+    rb"holdfast:(?:in:([^{}:]+):)?\{([^{}]+)\}:(%b)" % "|".join(KINDS).encode(), re.DOTALL
+)
+TAG_MAX_BYTES = 300
+"""A longer hash tag is replaced by its beginning and a digest."""
 
 
 class lazy(Generic[T]):  # noqa: N801 - as property
-    """A property that is computed once per object, without a lock.
+    """A property that is computed once per object, without a mutex.
 
-    `functools.cached_property` of Python 3.11 has one. It would stay locked in a child that is
-    forked while another thread computes.
+    `functools.cached_property` of Python 3.11 uses a mutex. In a child that is forked while another
+    thread computes a property, that mutex would stay locked.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -51,16 +69,16 @@ class lazy(Generic[T]):  # noqa: N801 - as property
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of one request, in the order of its script, and where to send it."""
+    """The keys of one request, in the order of its script, and where the request is sent."""
 
     names: tuple[bytes, ...]
     replicas: int = 0
-    """Replicas that must have what acquire, renew and adopt write, before it counts."""
+    """How many replicas must have the writes of acquire, renew and adopt before they count."""
     node: int | None = None
-    """The only node to be asked, of several that keep the lock."""
+    """The only node to which the request is sent, if several nodes keep the lock."""
     spare: bytes = b""
-    """Of an atomic operation: an unused key of the same slot. Commands on it show which right is
-    missing (`wire.refusals`)."""
+    """For an atomic operation: an unused key in the same slot. Commands on it show which ACL
+    permission is missing (`wire.error_replies`)."""
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.names)
@@ -77,54 +95,82 @@ class Keys:
     def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
         return self.names[index]
 
+    @property
+    def lock(self) -> bytes:
+        """The key of the lock, which is the first of its keys."""
+        return self.names[0]
+
     def at(self, node: int) -> Keys:
-        """Return the same keys, on one node."""
+        """Return the same keys for a request to one node."""
         return replace(self, node=node)
 
     @lazy
     def packed(self) -> bytes:
-        """Their number and names, as a request of the Redis protocol has them."""
+        """Their number and names, in the Redis protocol (RESP)."""
         words = b"%d" % len(self.names), *self.names
         return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
     @lazy
     def slot(self) -> int:
-        """The slot of the first one in a cluster."""
+        """The hash slot of the first key."""
         return slot_of(self.names[0])
 
 
 def keys_of(lock_key: bytes, *, holds: bool = False, replicas: int = 0) -> Keys:
-    """Return the keys of the lock with this key, with those of its owner's holds if it has one."""
+    """Return all keys of a lock; with `holds`, also the key for the holds of an owner."""
     siblings = siblings_of(lock_key)
     names = lock_key, siblings + b":fence", siblings + b":queue"
     return Keys((*names, siblings + b":holds") if holds else names, replicas)
 
 
 def siblings_of(key: bytes) -> bytes:
-    """How keys begin that belong to this one, and share its hash slot."""
+    """Return the prefix of the keys that belong to this key, and are in its hash slot."""
     if key.startswith(b"holdfast:{") and key.find(b"}") > len(b"holdfast:{"):
-        return key  # made from a name, and with a tag
+        return key  # made from a name, and has a hash tag
     if tag_of(key):
         return key if is_named(key) else b"holdfast:tag:" + key
-    if b"}" in key:  # which would end the tag too soon
+    if b"}" in key:  # it would end the hash tag too early
         return b"holdfast:odd:{%b}:%b" % (_tag_like(slot_of(key)), key)
     return b"holdfast:key:{%b}" % key
 
 
 def lock_key_of(name: str, key: str | None = None, namespace: str = "") -> bytes:
-    """The key of the lock with this name in its namespace, unless it is given its `key`.
+    """Return the key of the lock with this name in its namespace; or `key`, if that is given.
 
     Raises:
-        ConfigurationError: it is no name, or no key, saying what to give instead.
+        ConfigurationError: the name or the key is invalid.
     """
     encoded = encoded_name("name", name)
     return prefix_of(namespace) + b"{" + encoded + b"}" if key is None else encoded_name("key", key)
 
 
-def lock_key_in(key: bytes) -> bytes | None:
-    """The lock that a key under `holdfast:` belongs to, by the lock's key; None if it is of none.
+def tag_for(name: str) -> bytes:
+    """Encode a name so that it can be the hash tag of a key."""
+    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) <= TAG_MAX_BYTES:
+        return encoded
+    digest = sha256(encoded).hexdigest().encode()
+    return encoded[: TAG_MAX_BYTES - len(digest)] + digest
 
-    `keys_of` the other way round: from the lock's own key, its counter, its queue or its holds.
+
+def keys_of_kind(kind: str, name: str, namespace: str, record: str) -> Keys:
+    """Return the keys of a lock of one of KINDS, and of its record, which is not named like a lock.
+
+    Raises:
+        ConfigurationError: the name is invalid.
+    """
+    encoded_name("name", name)
+    tag, within = tag_for(name), b"%b:" % namespace.encode() if namespace else b""
+    lock_key = b"%b{%b}:%b" % (prefix_of(namespace), tag, kind.encode())
+    return Keys((*keys_of(lock_key), b"holdfast:%b:%b{%b}" % (record.encode(), within, tag)))
+
+
+def lock_key_in(key: bytes) -> bytes | None:
+    """Return the key of the lock to which a key under `holdfast:` belongs; None if to no lock.
+
+    It is the inverse of `keys_of`, for the lock's key, its counter, its queue and its holds. The
+    key of a rate (`core.rate`) belongs to no lock.
     """
     siblings, colon, kind = key.rpartition(b":")
     if colon and kind in (b"fence", b"queue", b"holds"):
@@ -132,39 +178,54 @@ def lock_key_in(key: bytes) -> bytes | None:
             found = form.fullmatch(siblings)
             if found and keys_of(found[1])[1] == siblings + b":fence":
                 return found[1]
+    if kind == b"rate" and _NAME.fullmatch(siblings):
+        return None
     return key if is_named(key) else None
 
 
 def is_named(key: bytes) -> bool:
-    """Whether a key begins as those that are made from the name of a lock."""
+    """Whether a key has the form of one that was made from the name of a lock."""
     return _NAMED.fullmatch(key) is not None
 
 
 def name_in(lock_key: bytes) -> str | None:
-    """The name of the lock with this key; None if it was given the key itself."""
+    """Return the name of the lock with this key; None if the key was not made from a name."""
     found = _NAME.fullmatch(lock_key)
-    return found[2].decode("utf-8", "surrogateescape") if found else None
+    if found:
+        return found[2].decode("utf-8", "surrogateescape")
+    found = _OF_KIND.fullmatch(lock_key)
+    if found is None:
+        return None
+    tag = found[2].replace(b"%7B", b"{").replace(b"%7D", b"}").replace(b"%25", b"%")
+    return tag.decode("utf-8", "surrogateescape")
+
+
+def kind_in(lock_key: bytes) -> str:
+    """Return the kind of the lock with this key: of KINDS or SHARED_KINDS; "" for a lock."""
+    found = _NAME.fullmatch(lock_key) or _OF_KIND.fullmatch(lock_key)
+    return found[3].decode() if found and found[3] else ""
 
 
 def namespace_in(lock_key: bytes) -> str:
-    """The namespace of the lock with this key; "" for none."""
-    found = _NAME.fullmatch(lock_key)
+    """Return the namespace of the lock with this key; "" for none."""
+    found = _NAME.fullmatch(lock_key) or _OF_KIND.fullmatch(lock_key)
     return found[1].decode("utf-8", "surrogateescape") if found and found[1] else ""
 
 
 def prefix_of(namespace: str) -> bytes:
-    """How the keys of locks in a namespace begin, up to the {tag}.
+    """Return the prefix of the keys of locks in a namespace, up to the {tag}.
 
-    A namespace has no colon and no braces. So no two of them, nor a lock without one, share a key.
+    A namespace has no colon and no braces. So two namespaces never share a key, and no lock outside
+    a namespace has a key in one.
     """
     return b"holdfast:in:%b:" % namespace.encode() if namespace else b"holdfast:"
 
 
 def checked_namespace(namespace: object) -> str:
-    """Return a namespace, "" for none.
+    """Return a valid namespace; "" for None.
 
     Raises:
-        ConfigurationError: it cannot be a namespace; the message says what to give instead.
+        ConfigurationError: the namespace is invalid.
     """
     if namespace is None:
         return ""
@@ -176,34 +237,34 @@ def checked_namespace(namespace: object) -> str:
     ):
         return str.__str__(namespace)
     raise _wrong(
-        f"namespace={namespace!r}: give 1 to {NAMESPACE_MAX} printable characters other than : {{ "
-        "and }, e.g. 'shop.production'"
+        f"namespace={namespace!r} is not valid: give 1 to {NAMESPACE_MAX} printable characters "
+        "other than : { and }, e.g. 'shop.production'"
     )
 
 
 def tag_of(key: bytes) -> bytes:
-    """The {tag} by which a key names its own hash slot; empty if it has none."""
+    """Return the hash tag of a key, which is between braces; empty if it has none."""
     start = key.find(b"{") + 1
     end = key.find(b"}", start)
     return key[start:end] if start and end > start else b""
 
 
 def slot_of(key: bytes) -> int:
-    """Return the slot of a key in a cluster."""
+    """Return the hash slot of a key in a cluster."""
     return crc_hqx(tag_of(key) or key, 0) % SLOTS
 
 
 @lru_cache(maxsize=1024)
 def _tag_like(slot: int) -> bytes:
-    """Find a tag for this slot: the least number that is one."""
+    """Return a hash tag in this slot: the smallest number that is in it."""
     return next(tag for tag in (b"%d" % number for number in count()) if slot_of(tag) == slot)
 
 
 def encoded_name(what: str, value: object) -> bytes:
-    """Return a name as bytes; `what` it is is said in errors.
+    """Return a name as bytes. `what` names the argument in errors.
 
     Raises:
-        ConfigurationError: it is no name, saying what to give instead.
+        ConfigurationError: the name is invalid.
     """
     if not isinstance(value, str):
         raise _wrong(f"{what}={value!r}: give a string; for bytes, .decode() them")
@@ -211,9 +272,9 @@ def encoded_name(what: str, value: object) -> bytes:
     if 0 < len(encoded) <= NAME_MAX_BYTES:
         return encoded
     if not encoded:
-        raise _wrong(f"the {what} is empty: give the thing that is locked a name")
+        raise _wrong(f"the {what} is empty: name the resource that the lock protects")
     raise _wrong(
-        f"the {what} has {len(encoded)} bytes and may have {NAME_MAX_BYTES}: "
+        f"the {what} has {len(encoded)} bytes, and at most {NAME_MAX_BYTES} are allowed: "
         "use a shorter one, for example a digest of it",
         value[:40],
     )
@@ -223,7 +284,7 @@ def to_bytes(what: str, value: str) -> bytes:
     """Return a text as bytes.
 
     Raises:
-        ConfigurationError: it cannot be encoded.
+        ConfigurationError: the text cannot be encoded.
     """
     try:
         return value.encode("utf-8", "surrogateescape")

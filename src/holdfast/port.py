@@ -1,9 +1,10 @@
-"""The port: all that the core may ask of the world, and the only things it awaits.
+"""The port: every input and output that the core uses, and the only things that it awaits.
 
-The core runs unchanged in three worlds. Over threads these methods block and never suspend; over
-asyncio they await; in a simulation they yield to a scheduler. Two small protocols, because they
-are asked by two parties: `Port` by an operation in the caller's thread or task, `Background` by
-the one job that keeps a client's leases alive.
+The core runs unchanged over three implementations. The one for threads blocks and never suspends.
+The one for asyncio awaits. The one of the simulator yields to a scheduler with virtual time.
+
+An operation uses `Port`, in the thread or task of its caller. The renewer, the background job of a
+client, uses `Background`. It runs in a thread, under asyncio too. A quorum uses `Nodes`.
 """
 
 from __future__ import annotations
@@ -21,26 +22,31 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
 
 Reply: TypeAlias = Any
-"""What a script answered: an int, bytes, or a list of these. Each script's header says which."""
+"""The reply of a script: an int, bytes, or a list of these. The header of each script has its
+replies."""
 
 L = TypeVar("L", bound="Listener")
 
 Command: TypeAlias = tuple[bytes, ...]
-"""A command of a push connection, with its arguments."""
+"""A command that is sent on a pub/sub connection, with its arguments."""
 
 Request: TypeAlias = tuple["Script", "Keys", tuple[str, ...]]
 """A script with its keys and its arguments."""
 
 
 Post: TypeAlias = "tuple[Sequence[int], Request]"
-"""A request, and the numbers of the nodes it is for."""
+"""A request, and the numbers of the nodes to which it goes."""
 
-Heard: TypeAlias = "Callable[[int, int, Reply | HoldfastError], bool]"
-"""Told which post was answered by which node, and how; says whether enough is known."""
+OnReply: TypeAlias = "Callable[[int, int, Reply | HoldfastError], bool]"
+"""Called with the index of a post, the number of a node, and the reply or error of that node.
+Returns whether the caller needs no further reply."""
 
 
 class Quarantined(NodeUnavailable):
-    """The server grants no lock for `seconds` more: it may have lost locks that are still held."""
+    """The server grants no lock for `seconds`: it may have lost locks that are still held.
+
+    A script replies this. On a quorum the client refuses the node on connecting.
+    """
 
     def __init__(
         self, message: str, *, lock: str = "", node: str = "", seconds: float = 0.0
@@ -50,62 +56,75 @@ class Quarantined(NodeUnavailable):
 
 
 class Unconnected(NodeUnavailable):
-    """One of several nodes is being connected to, and nobody waits for that."""
+    """There is no connection to this node yet, and the caller does not wait for one."""
 
 
 class Interrupted(OutcomeUnknown):
-    """Whoever was to read the answer was interrupted; that says nothing about the node."""
+    """The thread that was to read the reply was interrupted. The node may be fine."""
 
 
-class Uncopied(OutcomeUnknown):
-    """It was carried out, but fewer replicas than it needs have it yet."""
+class Unreplicated(OutcomeUnknown):
+    """The request was carried out, but fewer replicas than required have it yet."""
 
 
 class Signal(Protocol):
-    """What one party waits for and another, in any thread, sets."""
+    """An event for one waiting thread or task. Any thread may set it."""
 
     def set(self) -> None:
-        """End the wait, or the next one if nobody waits just now."""
+        """Wake the waiting actor. If none waits, the next wait returns at once."""
 
 
 class Listener(Protocol):
-    """Whoever listens on a push connection. All but `listening` is for the connection's owner."""
+    """The receiver of the messages on one pub/sub channel.
 
-    channel: bytes
+    The reader of the connection calls its methods, in one thread or event loop. Any thread may read
+    `is_subscribed`.
+    """
+
+    name: bytes
+    """The name of the channel."""
 
     @property
-    def listening(self) -> bool:
-        """The channel is subscribed to, as far as is known."""
+    def is_subscribed(self) -> bool:
+        """Whether the channel is subscribed to, as far as is known."""
 
-    def opened(self, sent_at: float, rouse: Callable[[], None]) -> None:
-        """The channel is subscribed to, by a request sent at `sent_at`; `rouse` ends a rest."""
+    def on_subscribed(self, sent_at: float, wake: Callable[[], None]) -> None:
+        """Note that the channel is subscribed to, by a request that was sent at `sent_at`.
 
-    def heard(self, message: object, now: float) -> None:
-        """Take in one message; ValueError says that it cannot be one."""
-
-    def tick(self, now: float) -> tuple[Sequence[Command], float]:
-        """Return what there is to send, PINGs for the most part, and when to call again.
-
-        TimeoutError says that the connection is dead.
+        `wake` makes the reader of the connection call `tick` now.
         """
 
-    def cut(self, now: float) -> None:
-        """The connection has ended."""
+    def on_message(self, message: object, now: float) -> None:
+        """Handle one message.
+
+        Raises:
+            ValueError: it is no message of holdfast.
+        """
+
+    def tick(self, now: float) -> tuple[Sequence[Command], float]:
+        """Return the commands to send now, mostly PINGs, and when to call this again.
+
+        Raises:
+            TimeoutError: the server does not reply to PINGs. The connection counts as lost.
+        """
+
+    def on_disconnect(self, now: float) -> None:
+        """Note that the connection is lost."""
 
     @property
     def idle(self) -> bool:
-        """Nobody needs the connection."""
+        """Whether the connection is not needed now."""
 
 
 class Job(Protocol):
-    """Something that runs in the background until it has nothing left to do."""
+    """A job that runs in the background until it has nothing left to do."""
 
     async def run(self) -> None:
-        """Work until there is nothing to watch for."""
+        """Work until there is nothing left to do."""
 
 
 class Call(Protocol):
-    """A function that runs a script where a lock is kept, once."""
+    """A function that runs a script once, on the server that keeps the lock."""
 
     def __call__(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float, /
@@ -113,83 +132,82 @@ class Call(Protocol):
         """Return the reply.
 
         Raises:
-            NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: there was no reply within `timeout`, or it was carried out and too few
-                replicas have it.
-            ConfigurationError: the server will never accept this.
+            NodeUnavailable: the script was not run.
+            OutcomeUnknown: there was no reply within `timeout`, or the script was run and too few
+                replicas have its writes.
+            ConfigurationError: the server will never accept this request.
         """
 
 
 class Port(Protocol):
-    """What one operation on a lock may ask for."""
+    """What an operation on a lock uses."""
 
     def now(self) -> float:
-        """Seconds on a clock that never steps and also runs while the machine sleeps."""
+        """Return seconds, by a clock that never steps and that runs while the machine sleeps."""
 
     def process(self) -> int:
-        """The process this runs in, as a number that is another in every forked child."""
+        """Return a number for this process. Every forked child has a different one."""
 
     def actor(self) -> Any:  # noqa: ANN401 - a thread, a task, or a simulation's own kind
-        """The thread or task this runs in, the same object every time."""
+        """Return the current thread or task, as the same object every time."""
 
     def is_gone(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
-        """Whether nothing goes on any more where it ran: its event loop is closed."""
+        """Whether the actor never runs again, because its event loop is closed."""
 
     def blocks(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
-        """Whether that actor cannot run while the caller waits: waiting blocks its event loop."""
+        """Whether the actor cannot run while the caller waits: that blocks the actor's loop."""
 
     def has_ended(self, actor: Any) -> bool:  # noqa: ANN401 - what `actor` gave
-        """Whether it is a task that is done, and only kept by those who refer to it."""
+        """Whether the actor is a task that is done."""
 
-    def draw_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
-        """A token that was never drawn before, naming the client and the actor."""
+    def new_token(self, actor: Any, suffix: str) -> str:  # noqa: ANN401 - what `actor` gave
+        """Return a new unique token, which names the client and the actor."""
 
     def new_mutex(self) -> AbstractContextManager[object]:
-        """Make a mutex. A thread that has it may enter it again.
+        """Return a new reentrant mutex.
 
-        So a signal handler may release a lease, whatever it interrupts.
+        It is reentrant because a signal handler may release a lease while its thread has the mutex.
         """
 
     def wall_clock(self) -> int:
-        """Microseconds since the epoch, as far as this machine knows."""
+        """Return the microseconds since the epoch, by the clock of this machine."""
 
     def jitter(self) -> float:
-        """A random number, at least 0 and below 1."""
+        """Return a random number, at least 0 and below 1."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Suspend or block the caller for `seconds`."""
 
     async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
-        """Finish `operation` even when the caller is cancelled meanwhile."""
+        """Run `operation` to its end, even if the caller is cancelled."""
 
     def signal(self) -> Signal:
-        """Make a signal that `wait` of this port understands."""
+        """Return a new signal for `wait` of this port."""
 
     async def wait(self, signal: Signal, timeout: float) -> bool:
-        """Return True when the signal is set, and unset it; False after `timeout`."""
+        """Wait for the signal, and clear it. Return False if `timeout` is over first."""
 
-    def line(self, make: Callable[[bytes], L], keys: Keys) -> L:
-        """The listener that serves the caller for this lock, the same one for as long as it exists.
+    def channel(self, make: Callable[[bytes], L], keys: Keys) -> L:
+        """Return the listener for messages to the caller about this lock.
 
-        It is made from its channel (`core.messages.channel_of`), of the client whose name is in the
-        tokens that are drawn here.
+        It is the same one as long as it exists. Otherwise `make` creates it, from the name of the
+        channel (`core.messages.channel_of`).
         """
 
     async def listen(self, listener: Listener, timeout: float, keys: Keys) -> None:
-        """Have the listener's channel subscribed to, where a lock with these keys is.
+        """Subscribe to the listener's channel, on the server that keeps a lock with these keys.
 
-        Whoever else asks for it joins in.
-
-        The connection stays until it fails, the client is closed, or nobody has waited for long.
+        Callers that subscribe at the same time share one attempt. The connection stays open until
+        it fails, the client is closed, or the listener has been idle for some time.
 
         Raises:
-            NodeUnavailable: it cannot be had now.
-            ConfigurationError: the server will never allow it.
+            NodeUnavailable: the server cannot be reached now.
+            ConfigurationError: the server will never allow the subscription.
         """
 
 
-class StepPort(Port, Protocol):
-    """What an operation may ask for that is one atomic step on one server."""
+class AtomicPort(Port, Protocol):
+    """What an atomic operation on one server uses."""
 
     def step(
         self,
@@ -198,75 +216,76 @@ class StepPort(Port, Protocol):
         args: tuple[str | bytes, ...],
         timeout: float,
     ) -> Awaitable[Reply]:
-        """Run a script once, where its keys are.
+        """Run a script once, on the server that has its keys.
 
-        As `Call`, but for those who cannot simply ask again: it goes out on a connection that was
-        alive just before. A script of the user's is answered by what it answers.
+        Unlike `Call` it is for requests that must not be carried out twice. So it checks first that
+        the connection is still open. The reply of a script of the user is returned unchanged.
 
         Raises:
-            NodeUnavailable: nothing was carried out.
-            OutcomeUnknown: it was sent and not answered within `timeout`.
-            ScriptFailed: a script of the user's ended with an error.
-            ConfigurationError: the server will never accept this.
+            NodeUnavailable: the script was not run.
+            OutcomeUnknown: the request was sent, and there was no reply within `timeout`.
+            ScriptFailed: a script of the user ended with an error.
+            ConfigurationError: the server will never accept this request.
         """
 
 
 class Nodes(Protocol):
-    """Several nodes that are asked at once."""
+    """Several nodes, to which requests are sent at the same time."""
 
     def new_locations_mutex(self) -> AbstractContextManager[object]:
-        """Make a mutex for what is known of these nodes; as `Port.new_mutex`."""
+        """Return a new mutex for `core.token_locations`; as `Port.new_mutex`."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What each is called in messages."""
+        """The name of each node in messages."""
 
-    async def ask(
+    async def send_all(
         self,
         posts: Sequence[Post],
         timeout: float,
-        heard: Heard,
-        meanwhile: Callable[[], float] | None = None,
+        on_reply: OnReply,
+        on_tick: Callable[[], float] | None = None,
     ) -> None:
-        """Send every request at once, and tell `heard` what came of each, and by which node.
+        """Send all requests at the same time; call `on_reply` with each reply or error.
 
-        Returns when `heard` says that it knows enough, when all is told, or when `timeout` has
-        passed: then those without an answer are told as `OutcomeUnknown`. What is still to come
-        when it returns is told later, by whoever reads or asks next, which may be another thread.
-        With a `timeout` of 0 it returns when all is sent, or about to be, and everything is told
-        later.
+        Returns when `on_reply` returns True, when there is a result for every request, or when
+        `timeout` is over. At the timeout `on_reply` is called with `OutcomeUnknown` for each
+        missing reply. A reply that arrives after this method has returned is passed to `on_reply`
+        by the next caller that reads, perhaps in another thread. With a `timeout` of 0 this method
+        only sends, and every reply arrives later.
 
-        Requests of one caller to one node are carried out in order, unless told otherwise: as
-        unknown (it may yet be carried out, later than others) or unavailable (it never will be).
-        One whose script the node has forgotten is sent again, behind those sent meanwhile.
+        A node carries out the requests of one caller in the order in which they were sent. There
+        are three exceptions. A request with `OutcomeUnknown` may be carried out later than others.
+        One with `NodeUnavailable` is never carried out. One whose script is not in the node's
+        script cache is sent again, after requests that were sent in the meantime.
 
-        While answers are outstanding, `meanwhile` is called as by `Background.call_many`.
+        While replies are outstanding, `on_tick` is called as by `Background.call_many`.
         """
 
 
 class Background(Protocol):
-    """What the job that keeps leases alive may ask for."""
+    """What the renewer uses, the background job of a client."""
 
     def now(self) -> float:
-        """The same clock as the port's."""
+        """Return the time; as `Port.now`."""
 
     async def call_many(
         self,
         requests: Sequence[Request],
         timeout: float,
-        meanwhile: Callable[[], float],
+        on_tick: Callable[[], float],
     ) -> list[Reply | HoldfastError]:
-        """Run scripts in one go, on all nodes concerned; an error stands in its request's place.
+        """Run scripts in one pipeline per node; return a reply or an error for each request.
 
-        While answers are outstanding, `meanwhile` is called at once and then whenever the time
-        it last returned has come.
+        While replies are outstanding, `on_tick` is called at once, and then each time that the
+        moment which it returned has come.
         """
 
-    def rouse(self, job: Job) -> bool:
-        """Make sure that the job runs, and wake it if it sleeps. Called from any thread.
+    def wake(self, job: Job) -> bool:
+        """Start the job, or wake it if it sleeps. Any thread may call this.
 
-        False if it cannot run: no thread can be started, as at the end of the interpreter.
+        Returns False if no thread can be started, as when the interpreter exits.
         """
 
-    async def rest(self, until: float) -> None:
-        """Return at `until`, or at once when roused, also when roused since the last rest."""
+    async def sleep_until(self, until: float) -> None:
+        """Return at `until`, or earlier if `wake` is called or was called since the last sleep."""

@@ -1,1 +1,1 @@
-"""What the tests stand on: real servers, a network that fails on command, and patient waiting."""
+"""Support code for the tests: real servers, proxies that inject faults, fake ports, waiting."""

@@ -1,53 +1,56 @@
-"""Attempts to acquire the lock "a" through a `FakePort`: requests, and answers to them."""
+"""Attempts to acquire the lock "a" through a `FakePort`: requests and planned replies."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.adapters.threads import run
+from holdfast.adapters.thread_port import run
 from holdfast.core.acquire import acquire
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.lease_state import LeaseRef, LeaseState
 from holdfast.core.spec import describe, validity_of
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
-from holdfast.port import Uncopied
+from holdfast.port import Unreplicated
 from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.line import Waiter
     from holdfast.core.spec import LockSpec
+    from holdfast.core.waiter import Waiter
     from kit.fake_port import FakePort
 
 TTL = 10.0
 VALIDITY = validity_of(TTL)
-UNSENT = NodeUnavailable("it is away", node="n1")
-LOST = OutcomeUnknown("it is lost", node="n1")
-UNCOPIED = Uncopied("a replica is missing", node="n1")
+UNSENT = NodeUnavailable("the server is unreachable", node="n1")
+LOST = OutcomeUnknown("the reply was lost", node="n1")
+UNCOPIED = Unreplicated("a replica is missing", node="n1")
 OTHER = b"hf1:them:1:bob@db:9:Main:nightly"
 FULL_TOMBSTONE, NO_TOMBSTONE = "60000", "0"
 KEY = b"holdfast:{a}"
 TOKEN = "hf1:us:1:ann@web:7:Main:"  # noqa: S105 - no secret
-grips: list[Grip] = []
-"""Kept, so that no lease counts as dropped."""
+refs: list[LeaseRef] = []
+"""References that keep every lease alive: a garbage-collected lease counts as dropped."""
 
 
 def spec_of(**settings: Any) -> LockSpec:
-    """The lock, with a command timeout of one second; `asked` is what its script wants to know."""
-    asked = settings.pop("asked", ())
+    """Describe the lock, with a command timeout of one second.
+
+    `extra_args` holds the extra arguments of its script.
+    """
+    extra_args = settings.pop("extra_args", ())
     spec = describe("a", **{**PLAIN, "ttl": TTL, "command_timeout": 1.0, **settings})
-    return replace(spec, asked=asked)
+    return replace(spec, extra_args=extra_args)
 
 
-def get(port: FakePort, timeout: float | None = None, **settings: Any) -> Hold:
+def get(port: FakePort, timeout: float | None = None, **settings: Any) -> LeaseState:
     """Acquire the lock."""
-    grip = Grip()
+    ref = LeaseRef()
     spec = spec_of(longest_ttl=port.session.deployment.longest_ttl, **settings)
-    assert run(acquire(port.session, spec, timeout, grip)) is grip
-    assert grip._hold is not None
-    grips.append(grip)
-    return grip._hold
+    assert run(acquire(port.session, spec, timeout, ref)) is ref
+    assert ref._lease is not None
+    refs.append(ref)
+    return ref._lease
 
 
 def held(
@@ -58,12 +61,12 @@ def held(
     put_back: int = 0,
     message: bytes = b"",
 ) -> list[Any]:
-    """The answer that another client holds the lock."""
+    """Return the reply that another client holds the lock."""
     return [token, left_ms, b"%d" % ticket, put_back, message]
 
 
 def after(port: FakePort, seconds: float, answer: Any) -> Callable[[], Any]:
-    """Answer after that time."""
+    """Return a planned reply that arrives after `seconds`."""
 
     def wait() -> Any:
         port.time += seconds
@@ -73,7 +76,7 @@ def after(port: FakePort, seconds: float, answer: Any) -> Callable[[], Any]:
 
 
 def at(port: FakePort, time: float, answer: Any) -> Callable[[], Any]:
-    """Answer at that time."""
+    """Return a planned reply that arrives at `time`."""
 
     def wait() -> Any:
         port.time = time
@@ -83,41 +86,42 @@ def at(port: FakePort, time: float, answer: Any) -> Callable[[], Any]:
 
 
 def grant(token: str, fence: int = 70, seconds: float = 1.0) -> bytes:
-    """The message that a waiter is granted the lock."""
+    """Return the message that grants the lock to a waiter."""
     return b"G:%d:%d:%d:%b%b" % (fence, seconds * 1000, len(token), token.encode(), KEY)
 
 
 def plan(port: FakePort, *acquiring: Any, **others: list[Any]) -> None:
-    """Plan the answers to the requests for the lock, and to those of other scripts."""
-    port.answers.update(acquire=list(acquiring), **others)
+    """Plan the replies to the acquire script, and to other scripts by name."""
+    port.replies.update(acquire=list(acquiring), **others)
 
 
 def places(port: FakePort) -> list[str]:
-    """The place that each request for the lock asked for."""
-    return [each.args[2] if len(each.args) > 2 else "" for each in port.of("acquire")]
+    """Return the place argument of each acquire request."""
+    return [each.args[2] if len(each.args) > 2 else "" for each in port.requests_of("acquire")]
 
 
 def pings_of(port: FakePort) -> list[Any]:
-    """What the push connection of this client sends later: PINGs, while any caller waits."""
-    pings, _ = line_of(port).tick(port.time + 5)
+    """Return the PINGs that the push connection sends later: some while any caller waits."""
+    pings, _ = waiter_channel_of(port).tick(port.time + 5)
     return list(pings)
 
 
-def line_of(port: FakePort) -> Any:
-    """The waiters of this client."""
-    return port.session.waiters.line(spec_of().keys)
+def waiter_channel_of(port: FakePort) -> Any:
+    """Return the waiter channel of this client."""
+    return port.session.waiters.channel(spec_of().keys)
 
 
-def listening(port: FakePort) -> Any:
-    """The same, with a push connection that is known to work."""
-    line = line_of(port)
-    line.opened(port.time, lambda: None)
-    line.subscription.is_counted = True
-    return line
+def subscribed_channel(port: FakePort) -> Any:
+    """Return the waiter channel, with a push connection that the server counts."""
+    channel = waiter_channel_of(port)
+    channel.on_subscribed(port.time, lambda: None)
+    channel.subscription.is_counted = True
+    port.session.waiters.has_waited = True
+    return channel
 
 
-def other_waiter(port: FakePort) -> Waiter:
-    """Another caller of this client that waits for the same lock."""
-    token, line = "hf1:us:0:ann@web:7:Other:", listening(port)
-    waiter: Waiter = line.enter(token, KEY, port.signal(), port.time)
+def add_other_waiter(port: FakePort) -> Waiter:
+    """Add another caller of this client that waits for the same lock."""
+    token, channel = "hf1:us:0:ann@web:7:Other:", subscribed_channel(port)
+    waiter: Waiter = channel.register(token, KEY, port.signal(), port.time)
     return waiter

@@ -1,5 +1,5 @@
-/* Preloaded into a server: its wall clock is off by what the file named in CLOCK_OFFSET holds, in
-   seconds, as eight bytes. Written to the file, the clock steps. */
+/* Preloaded into a server to shift its wall clock. The file named by CLOCK_OFFSET holds the offset
+   in seconds, as eight bytes. Writing to the file makes the clock step. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-"""Servers whose wall clock can be set, where there is a compiler: see `clock.c`."""
+"""Servers whose wall clock can be set. Needs a C compiler: see `clock.c`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPILER = shutil.which("cc")
 
 
 class ClockedServer(Server):
-    """A server with a clock of its own."""
+    """A server with an adjustable wall clock."""
 
     def __init__(self, program: str, extra_args: tuple[str, ...]) -> None:
         super().__init__(program, extra_args)
@@ -27,6 +27,6 @@ class ClockedServer(Server):
         self.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self._offset)}
 
     def step(self, seconds: int) -> None:
-        """Set the clock so far off."""
+        """Set the clock's offset from the machine's clock."""
         with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
             file.write(struct.pack("q", seconds))

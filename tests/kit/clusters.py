@@ -1,7 +1,7 @@
-"""A real cluster: three primaries, and a replica of each.
+"""A real cluster: three primaries with one replica each.
 
-It owns how the nodes come together, and what an operator does to them: have a replica take over,
-move a slot while it is in use. Each node is a `kit.servers.Server`, to be frozen, killed and asked.
+This module starts the nodes, joins them, and does what an operator does: fail over to a replica,
+move a slot that is in use. Each node is a `kit.servers.Server`, which a test can freeze or kill.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 SLOTS = 16_384
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 1000
-"""After which a silent primary is replaced."""
+"""Milliseconds after which a silent primary is replaced."""
 
-SETTLING = 30.0
-"""Seconds within which a cluster agrees on anything."""
+STABLE_WITHIN = 30.0
+"""Seconds within which the nodes agree on the state of the cluster."""
 
 
 def slot_of(name: str) -> int:
-    """The slot of the lock with this name."""
+    """Return the hash slot of the lock with this name."""
     return int(key_slot(name.encode()))
 
 
 class Cluster:
-    """Six servers that are one cluster. Use it as a context manager."""
+    """A cluster of six servers. Use it as a context manager."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -52,7 +52,7 @@ class Cluster:
     def _start(self) -> None:
         buses: list[int] = []
         for _ in range(2 * PRIMARIES):
-            # Not the usual one, 10,000 above the other: that may be no port at all.
+            # The default bus port, 10,000 above the data port, may exceed 65535.
             bus, claim = claim_port()
             self._stack.callback(claim.close)
             node = self._stack.enter_context(Server.start(self._program, *_settings(bus)))
@@ -66,33 +66,33 @@ class Cluster:
             node.command("CLUSTER", "ADDSLOTSRANGE", number * share, last)
         for primary, replica in zip(self.nodes[:PRIMARIES], self.nodes[PRIMARIES:], strict=True):
             self.follow(replica, primary)
-        self.settle()
+        self.wait_until_stable()
 
     @property
     def url(self) -> str:
-        """Two of its nodes, as a user would name it."""
+        """The URL of the cluster, with two of its nodes."""
         hosts = ",".join(f"{node.host}:{node.port}" for node in self.nodes[:2])
         return f"redis+cluster://{hosts}"
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where its nodes are."""
+        """Host and port of every node."""
         return [(node.host, node.port) for node in self.nodes]
 
-    # Who is who
+    # Roles
 
-    def settle(self) -> None:
-        """Wait until all nodes agree who serves what, and every primary has its replica."""
-        eventually(self._settled, within=SETTLING, what="the cluster agrees")
+    def wait_until_stable(self) -> None:
+        """Wait until all nodes agree on the slots, and every primary has its replica."""
+        eventually(self._is_stable, within=STABLE_WITHIN, what="the cluster agrees")
         for primary in self.nodes:
             if primary.command("ROLE")[0] == b"master":
-                # A link that is up may pass on nothing for a second more.
+                # A replication link may report "connected" a second before it transfers data.
                 mark = f"{{{self.name_on(primary)}}}:settled"
                 primary.command("SET", mark, "yes")
                 self.catch_up(self.replica_of(primary))
                 primary.command("DEL", mark)
 
-    def _settled(self) -> bool:
+    def _is_stable(self) -> bool:
         maps = []
         for node in self.nodes:
             info = node.command("CLUSTER", "INFO")
@@ -108,47 +108,47 @@ class Cluster:
         return all(each == maps[0] for each in maps)
 
     def follow(self, replica: Server, primary: Server) -> None:
-        """Make one the replica of the other."""
+        """Make `replica` a replica of `primary`."""
         name = primary.command("CLUSTER", "MYID")
 
         def follows() -> bool:
-            with suppress(ReplyError):  # it does not know the other yet
+            with suppress(ReplyError):  # it does not know the primary yet
                 replica.command("CLUSTER", "REPLICATE", name)
                 return True
             return False
 
-        eventually(follows, within=SETTLING, what="one node follows another")
+        eventually(follows, within=STABLE_WITHIN, what="one node follows another")
 
     def primary_of(self, name: str) -> Server:
-        """The node that serves the lock with this name, as most see it."""
+        """Return the primary that serves the lock with this name."""
         return self.primary_of_slot(slot_of(name))
 
     def primary_of_slot(self, slot: int) -> Server:
-        """The node that serves this slot."""
+        """Return the primary that serves this slot."""
         for node in self.nodes:
             if node.command("ROLE")[0] == b"master":
                 for first, last, owner, *_ in node.command("CLUSTER", "SLOTS"):
                     if first <= slot <= last and owner[1] == node.port:
                         return node
-        raise AssertionError(f"nobody serves {slot}")
+        raise AssertionError(f"no primary serves slot {slot}")
 
     def replica_of(self, primary: Server) -> Server:
-        """A node that follows this one."""
+        """Return the replica of this primary."""
         for node in self.nodes:
             role = node.command("ROLE")
             if role[0] == b"slave" and role[2] == primary.port:
                 return node
-        raise AssertionError("it has no replica")
+        raise AssertionError(f"{primary.url} has no replica")
 
     def catch_up(self, replica: Server) -> None:
-        """Wait until a replica has all that its primary has."""
+        """Wait until the replica has received all writes of its primary."""
         port = replica.command("ROLE")[2]
         primary = next(node for node in self.nodes if node.port == port)
         written = primary.command("ROLE")[1]
         eventually(lambda: replica.command("ROLE")[4] >= written, what="the replica catches up")
 
     def other_primary(self, primary: Server) -> Server:
-        """Another node that serves slots."""
+        """Return another primary."""
         return next(
             node
             for node in self.nodes
@@ -156,7 +156,7 @@ class Cluster:
         )
 
     def name_on(self, primary: Server, like: str = "lock") -> str:
-        """A name of a lock that this node serves."""
+        """Return the name of a lock that this primary serves."""
         ranges = [
             (first, last)
             for first, last, owner, *_ in primary.command("CLUSTER", "SLOTS")
@@ -168,32 +168,34 @@ class Cluster:
         )
 
     def flush(self) -> None:
-        """Forget all data."""
+        """Delete all data."""
         for node in self.nodes:
             if node.command("ROLE")[0] == b"master":
                 node.command("FLUSHALL")
 
-    # What an operator does
+    # Operations
 
     def fail_over(self, primary: Server, *how: str) -> Server:
-        """Have its replica take over, as CLUSTER FAILOVER does; return that."""
+        """Fail over to the replica with CLUSTER FAILOVER; return the new primary."""
         replica = self.replica_of(primary)
         replica.command("CLUSTER", "FAILOVER", *how)
         eventually(
-            lambda: replica.command("ROLE")[0] == b"master", within=SETTLING, what="it took over"
+            lambda: replica.command("ROLE")[0] == b"master",
+            within=STABLE_WITHIN,
+            what="it took over",
         )
         return replica
 
     @contextmanager
     def moving(self, name: str, to: Server) -> Iterator[Move]:
-        """Be in the midst of moving the slot of a lock to another node; at the end it is there."""
+        """Begin to move the slot of a lock to another node; complete the move at the end."""
         move = Move(self, slot_of(name), self.primary_of(name), to)
         yield move
         move.finish()
 
 
 class Move:
-    """A slot on its way from one node to another."""
+    """A slot that is being moved from one node to another."""
 
     def __init__(self, cluster: Cluster, slot: int, source: Server, target: Server) -> None:
         self._cluster = cluster
@@ -205,7 +207,7 @@ class Move:
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self._names[1])
 
     def keys(self) -> list[bytes]:
-        """The keys that have not moved yet."""
+        """Return the keys of the slot that have not moved yet."""
         found: list[bytes] = self._source.command("CLUSTER", "GETKEYSINSLOT", self._slot, 1000)
         return found
 
@@ -215,12 +217,12 @@ class Move:
         self._source.command("MIGRATE", *there, *keys)
 
     def take_all(self) -> None:
-        """Move all keys, also those that are made meanwhile."""
+        """Move all keys, including those that are created meanwhile."""
         while keys := self.keys():
             self.take(*keys)
 
     def finish(self) -> None:
-        """Move what is left, and give the slot away."""
+        """Move the remaining keys and assign the slot to the target."""
         self.take_all()
         nodes = [self._target, self._source, *self._cluster.nodes]
         for node in dict.fromkeys(nodes):

@@ -1,4 +1,4 @@
-"""Standing in line for the lock "a": how tests have it done, and see it from outside."""
+"""Waiters for the lock "a": starting them, and inspecting the queue on the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from kit.faces import Face, Started
+    from kit.apis import Api, BackgroundScenario
     from kit.servers import Server
 
 KEY = "holdfast:{a}"
@@ -17,38 +17,40 @@ QUEUE = f"{KEY}:queue"
 
 
 def waiters(server: Server, queue: str = QUEUE) -> int:
-    """How many stand in line."""
+    """Return the number of waiters in the queue."""
     return int(server.command("ZCOUNT", queue, "-inf", "(1e16"))
 
 
 def tombstones(server: Server, queue: str = QUEUE) -> int:
-    """How many tokens must not come back."""
+    """Return the number of tombstones in the queue's sorted set."""
     return int(server.command("ZCOUNT", queue, "1e16", "+inf"))
 
 
-async def in_line(face: Face, server: Server, count: int) -> None:
-    """Wait until so many stand in line, and were told so."""
+async def wait_until_queued(api: Api, server: Server, count: int) -> None:
+    """Wait until `count` waiters are queued and their replies were sent."""
 
-    async def stand() -> bool:
+    async def queued() -> bool:
         return waiters(server) == count
 
-    await face.eventually(stand)
-    server.command("PING")  # what it answers in one go it sends in any order: the last may be first
+    await api.eventually(queued)
+    # In one event loop cycle a server writes replies to clients in any order. A second cycle
+    # makes sure that the waiters' replies are written.
+    server.command("PING")
 
 
-async def joined(
-    face: Face, server: Server, *stories: Coroutine[Any, Any, Any], already: int = 0
-) -> list[Started]:
-    """Have them stand in line, one after the other."""
+async def enqueue(
+    api: Api, server: Server, *scenarios: Coroutine[Any, Any, Any], already: int = 0
+) -> list[BackgroundScenario]:
+    """Start the scenarios one after the other, each once its predecessor is queued."""
     started = []
-    for number, story in enumerate(stories, already + 1):
-        started.append(face.start(story))
-        await in_line(face, server, number)
+    for number, scenario in enumerate(scenarios, already + 1):
+        started.append(api.start(scenario))
+        await wait_until_queued(api, server, number)
     return started
 
 
-async def waited(lock: Any, order: list[object], name: object, **settings: Any) -> int:
-    """Wait for the lock, write down that it came, and give it back."""
+async def acquire_and_release(lock: Any, order: list[object], name: object, **settings: Any) -> int:
+    """Acquire the lock, append `name` to `order`, and release it; return the fence."""
     lease = await lock.acquire(**settings)
     order.append(name)
     lease.check()
@@ -57,8 +59,8 @@ async def waited(lock: Any, order: list[object], name: object, **settings: Any) 
 
 
 def assert_clean(server: Server) -> None:
-    """Nothing of the lock is on the server, or will be in a moment, but counter and tombstones."""
+    """Wait until the server has neither the lock's key nor waiters. Tombstones may remain."""
     eventually(
         lambda: not server.command("EXISTS", KEY) and not waiters(server),
-        what="nothing is left of the lock",
+        what="no lock key and no waiters",
     )

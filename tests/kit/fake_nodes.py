@@ -1,4 +1,4 @@
-"""A port, a background and nodes without a server, with a clock that the test sets."""
+"""A port, a background and nodes without a server, with a manual clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from holdfast.adapters.lines import Lines
+from holdfast.adapters.waiter_channels import WaiterChannels
 from holdfast.core.deployment import OneServer
 from holdfast.core.session import Session
 from holdfast.scripts import VOTE
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from holdfast.core.quorum import Quorum
     from holdfast.core.renewer import Cleanup
     from holdfast.keys import Keys
-    from holdfast.port import Heard, Post, Request
+    from holdfast.port import OnReply, Post, Request
 
 CLIENT = "me"
 
 
 class CountedSignal:
-    """A signal that nothing waits for."""
+    """A signal that only records whether it was set."""
 
     was_set = False
 
@@ -33,27 +33,27 @@ class CountedSignal:
 
 
 class ClockedPort:
-    """Port and background in one: what is sent is noted, and time passes only in pauses."""
+    """Port and background in one. It records requests; time passes only in pauses."""
 
     def __init__(self) -> None:
         self.time = 100.0
         self.number = 1
-        """Of the process."""
+        """The process id."""
         self.caller: object = "main"
-        self.luck = 1.0
+        self.jitter_value = 1.0
         self.blocked: set[object] = set()
         self.can_run = True
-        self.roused = 0
+        self.wake_calls = 0
         self.slept: list[float] = []
         self.waited: list[float] = []
         self.signals: list[object] = []
-        """What was waited for."""
+        """The signals that were waited for."""
         self.during_pause: Callable[[], object] = lambda: None
         self.called: list[Request] = []
         self.answer: Callable[[Request], Any] = lambda _: 1
         self.listened: list[tuple[int | None, float]] = []
         self.listen_error: Exception | None = None
-        self._lines = Lines(CLIENT)
+        self._channels = WaiterChannels(CLIENT)
         self._numbers = count(1)
 
     def now(self) -> float:
@@ -66,7 +66,7 @@ class ClockedPort:
         return self.caller
 
     def jitter(self) -> float:
-        return self.luck
+        return self.jitter_value
 
     def wall_clock(self) -> int:
         return 5_000_000
@@ -79,14 +79,14 @@ class ClockedPort:
 
     new_mutex = staticmethod(nullcontext)
 
-    def draw_token(self, actor: object, suffix: str) -> str:
+    def new_token(self, actor: object, suffix: str) -> str:
         return f"hf1:{CLIENT}:{next(self._numbers)}:ann@here:1:{actor}:{suffix}"
 
     def signal(self) -> CountedSignal:
         return CountedSignal()
 
-    def line(self, make: Any, keys: Keys) -> Any:
-        return self._lines.line(make, keys)
+    def channel(self, make: Any, keys: Keys) -> Any:
+        return self._channels.channel(make, keys)
 
     async def call(self, script: Any, keys: Keys, args: tuple[str, ...], _: float) -> Any:
         request = script, keys, args
@@ -97,7 +97,7 @@ class ClockedPort:
         self.listened.append((keys.node, timeout))
         if self.listen_error is not None:
             raise self.listen_error
-        listener.opened(self.time, lambda: None)
+        listener.on_subscribed(self.time, lambda: None)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -114,13 +114,13 @@ class ClockedPort:
     async def shielded(self, operation: Coroutine[Any, Any, None]) -> None:
         await operation
 
-    def rouse(self, _: object) -> bool:
-        self.roused += 1
+    def wake(self, _: object) -> bool:
+        self.wake_calls += 1
         return self.can_run
 
 
 class FakeNodes:
-    """Three nodes. `rounds` has what each answers to the votes of each round; the last repeats."""
+    """Three nodes. `rounds` holds the replies to each round of votes; the last round repeats."""
 
     names = ("a:1", "b:2", "c:3")
     new_locations_mutex = staticmethod(nullcontext)
@@ -128,31 +128,33 @@ class FakeNodes:
     def __init__(self, port: ClockedPort) -> None:
         self._port = port
         self.rounds: list[list[Any]] = []
-        self.lasts = 0.0
+        self.duration = 0.0
         """Seconds that a round of votes takes."""
-        self.asked: list[tuple[str, list[int], float, tuple[str, ...]]] = []
+        self.requests: list[tuple[str, list[int], float, tuple[str, ...]]] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.slow: set[int] = set()
-        """Nodes that have not answered a release yet."""
+        """Nodes that do not reply to a release."""
 
-    async def ask(
-        self, posts: Sequence[Post], timeout: float, heard: Heard, meanwhile: object = None
+    async def send_all(
+        self, posts: Sequence[Post], timeout: float, on_reply: OnReply, on_tick: object = None
     ) -> None:
-        assert meanwhile is None
+        assert on_tick is None
         for number, (nodes, (script, _, args)) in enumerate(posts):
-            self.asked.append((script.name, list(nodes), timeout, args))
-            assert len(self.asked) < 1000, "it asks for ever"
+            self.requests.append((script.name, list(nodes), timeout, args))
+            assert len(self.requests) < 1000, "the attempt does not end"
             self.before.pop(script.name, lambda: None)()
             answers: list[Any] = [1, 1, 1]
             if script is VOTE:
                 answers = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
-                self._port.time += self.lasts
+                self._port.time += self.duration
             for node in [node for node in nodes if script is VOTE or node not in self.slow]:
-                heard(number, node, answers[node])
+                on_reply(number, node, answers[node])
 
     def sent(self, script: str) -> list[tuple[list[int], float, tuple[str, ...]]]:
-        """To which nodes, with which time limits, and with which arguments it was sent."""
-        return [(nodes, limit, args) for name, nodes, limit, args in self.asked if name == script]
+        """Return nodes, timeout and arguments of each request of a script."""
+        return [
+            (nodes, limit, args) for name, nodes, limit, args in self.requests if name == script
+        ]
 
 
 def session_of(
@@ -163,11 +165,11 @@ def session_of(
     longest_ttl: float = 60.0,
     quorum: Quorum | None = None,
 ) -> Session:
-    """A session of that port, which is also its background."""
+    """Make a session with this port, which is also its background."""
     deployment = quorum or OneServer(port.call, longest_ttl)
     return Session(port, lambda: port, report, deployment, polls=polls)
 
 
 def cleanups_of(session: Session) -> list[Cleanup]:
-    """What the background is to clean up."""
+    """Return the pending cleanups of a session."""
     return list(session.renewer._cleanups.values())

@@ -1,6 +1,6 @@
-"""A port without a server: a test plans every answer, and time passes only where it says so.
+"""A port without a server: a test plans every reply, and time passes only as planned.
 
-It is also the background of its session, in which nothing ever runs.
+It is also the background of its session; no background task ever runs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from holdfast.core.events import Event
-    from holdfast.core.line import Line
+    from holdfast.core.waiter_channel import WaiterChannel
     from holdfast.keys import Keys
     from holdfast.port import Request
 
 CLIENT = "us"
 BEGAN = 1000.0
-"""The time at which every test begins."""
+"""The clock's time when a test begins."""
 TOO_LONG = 100_000.0
 
 
 class FakeSignal:
-    """What an attempt waits for."""
+    """The signal that an attempt waits for."""
 
     is_set = False
 
@@ -39,7 +39,7 @@ class FakeSignal:
 
 
 class Sent(NamedTuple):
-    """A request: when it was sent, what, and how long its answer was awaited."""
+    """A request, the time at which it was sent, and its timeout (`limit`)."""
 
     script: str
     at: float
@@ -49,42 +49,43 @@ class Sent(NamedTuple):
 
 
 class FakePort:
-    """`answers` has, per script and for "listen", what comes next: a reply, an error, or a call.
+    """A fake port. `replies` holds planned results per script, and under "listen".
 
-    Without a plan the answer is 1. The answer 0 to "listen" is a connection that is lost at once.
+    A result is a reply, an error to raise, or a callable that returns either. Without a plan the
+    reply is 1. The reply 0 to "listen" is a connection that is lost immediately.
     """
 
     def __init__(self, *, polls: bool = False, longest_ttl: float = math.inf) -> None:
         self.time = BEGAN
-        self.luck = 0.5
+        self.jitter_value = 0.5
         self.pid = 7
-        self.who: object = "Main"
+        self.current_actor: object = "Main"
         self.blocked: set[object] = set()
         self.can_run = True
-        self.roused = 0
-        self.answers: dict[str, list[Any]] = {}
+        self.wake_calls = 0
+        self.replies: dict[str, list[Any]] = {}
         self.sent: list[Sent] = []
         self.slept: list[float] = []
         self.later: list[tuple[float, Callable[[], object]]] = []
-        """What happens at which time, in order."""
+        """Planned actions and their times, in order."""
         self.on_signal: Callable[[], object] = lambda: None
-        """What happens when a signal is made."""
-        self.lines: dict[bytes, Line] = {}
+        """Called when a signal is created."""
+        self.channels: dict[bytes, WaiterChannel] = {}
         self.events: list[Event] = []
         self._number = count(1)
         us: Any = self
         deployment = OneServer(self.call, longest_ttl)
         self.session = Session(us, lambda: us, self.events.append, deployment, polls=polls)
 
-    def of(self, script: str) -> list[Sent]:
-        """The requests of one script."""
+    def requests_of(self, script: str) -> list[Sent]:
+        """Return the requests of one script."""
         return [each for each in self.sent if each.script == script]
 
     @property
     def cleanups(self) -> list[Request]:
-        """What is left to the background."""
-        handed_in = self.session.renewer.handed_in
-        return [item.request for item in handed_in if isinstance(item, Cleanup)]
+        """The requests of the cleanups that were handed to the background."""
+        inbox = self.session.renewer.inbox
+        return [item.request for item in inbox if isinstance(item, Cleanup)]
 
     # The port
 
@@ -95,7 +96,7 @@ class FakePort:
         return self.pid
 
     def actor(self) -> object:
-        return self.who
+        return self.current_actor
 
     def blocks(self, actor: object) -> bool:
         return actor in self.blocked
@@ -105,11 +106,11 @@ class FakePort:
 
     new_mutex = staticmethod(nullcontext)
 
-    def draw_token(self, actor: object, suffix: str) -> str:
+    def new_token(self, actor: object, suffix: str) -> str:
         return f"hf1:{CLIENT}:{next(self._number)}:ann@web:7:{actor}:{suffix}"
 
     def jitter(self) -> float:
-        return self.luck
+        return self.jitter_value
 
     def signal(self) -> FakeSignal:
         self.on_signal()
@@ -119,30 +120,30 @@ class FakePort:
         await operation
 
     async def call(self, script: Any, keys: Keys, args: tuple[str, ...], timeout: float) -> Any:
-        return self._answer(Sent(script.name, self.time, args, timeout, keys))
+        return self._reply(Sent(script.name, self.time, args, timeout, keys))
 
-    def _answer(self, sent: Sent) -> Any:
+    def _reply(self, sent: Sent) -> Any:
         self.sent.append(sent)
-        plan = self.answers.get(sent.script)
+        plan = self.replies.get(sent.script)
         if plan is None:
             return 1
         assert plan, f"{sent} is one request too many"
-        answer = plan.pop(0)
-        answer = answer() if callable(answer) else answer
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        reply = plan.pop(0)
+        reply = reply() if callable(reply) else reply
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
 
-    def line(self, make: Callable[[bytes], Line], keys: Keys) -> Line:
-        channel = channel_of(CLIENT, keys[0])
-        if channel not in self.lines:
-            self.lines[channel] = make(channel)
-        return self.lines[channel]
+    def channel(self, make: Callable[[bytes], WaiterChannel], keys: Keys) -> WaiterChannel:
+        name = channel_of(CLIENT, keys[0])
+        if name not in self.channels:
+            self.channels[name] = make(name)
+        return self.channels[name]
 
-    async def listen(self, line: Line, timeout: float, keys: Keys) -> None:
-        opened = self._answer(Sent("listen", self.time, (), timeout, keys))
-        if opened and not line.listening:
-            line.opened(self.time, lambda: None)
+    async def listen(self, channel: WaiterChannel, timeout: float, keys: Keys) -> None:
+        opened = self._reply(Sent("listen", self.time, (), timeout, keys))
+        if opened and not channel.is_subscribed:
+            channel.on_subscribed(self.time, lambda: None)
 
     async def sleep(self, seconds: float) -> None:
         assert seconds >= 0
@@ -161,18 +162,18 @@ class FakePort:
             self._pass(min(due, until))
 
     def _tick(self) -> float:
-        """Let the push connections work, which answer PINGs at once; say when to do so again."""
+        """Let the push connections send PINGs and receive PONGs; return when the next is due."""
         due = math.inf
-        for line in self.lines.values():
-            if line.listening:
-                pings, wake_at = line.tick(self.time)
+        for channel in self.channels.values():
+            if channel.is_subscribed:
+                pings, wake_at = channel.tick(self.time)
                 for _, payload in pings:
-                    line.heard([b"pong", payload], self.time)
+                    channel.on_message([b"pong", payload], self.time)
                 due = min(due, wake_at)
         return due
 
     def _pass(self, until: float) -> None:
-        """Let time pass until then, or until something happens before."""
+        """Advance the clock to `until`, or to the next planned action and run that."""
         assert until < TOO_LONG or self.later, "nothing ends this wait"
         if self.later and self.later[0][0] <= until:
             self.time, do = self.later.pop(0)
@@ -182,6 +183,6 @@ class FakePort:
 
     # The background
 
-    def rouse(self, _: object) -> bool:
-        self.roused += 1
+    def wake(self, _: object) -> bool:
+        self.wake_calls += 1
         return self.can_run

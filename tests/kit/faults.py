@@ -1,7 +1,7 @@
-"""The faults a test orders, and the plan that follows from them for each request.
+"""The faults that a test injects, and the resulting plan for each request.
 
-This module owns the rules: which request they wait for and what they change for it and its reply.
-It touches no socket: `kit.proxy` asks it for a plan per request and carries the plan out.
+This module owns the rules: which request a rule applies to, and what it changes for the request and
+its reply. It uses no socket: `kit.proxy` gets a plan per request from it and executes the plan.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Args: TypeAlias = tuple[bytes, ...]
 """The words of a request, the command first."""
 
 Matching: TypeAlias = "Callable[[Args], bool]"
-"""Says whether a rule concerns a request."""
+"""Returns whether a rule applies to a request."""
 
 
 def script_calls(args: Args) -> bool:
-    """Match what a lock does, and nothing of what a client library does to set up a connection."""
+    """Match script calls, but not the commands that set up a connection."""
     return args[0].upper() in {b"EVALSHA", b"EVAL"}
 
 
-def says(command: str) -> Matching:
+def command_is(command: str) -> Matching:
     """Match one command, such as "PING"."""
     return lambda args: args[0].upper() == command.encode()
 
@@ -38,11 +38,11 @@ def every_request(args: Args) -> bool:
     return bool(args)
 
 
-class Held:
-    """A request or a reply that stays at the proxy until the test lets it go.
+class HeldMessage:
+    """A request or a reply that the proxy holds until the test releases it.
 
-    `arrived` is set once the proxy has it, `released` once it is on its way; for a request that is
-    when the server has executed it.
+    `arrived` is set once the proxy has received it. `released` is set once it was passed on: for a
+    request, once the server has executed it.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Held:
         self._send: Callable[[], None] = lambda: None
 
     def keep(self, send: Callable[[], None] | None = None) -> None:
-        """Say that it is here now, and what `release` must do besides setting `released`."""
+        """Set `arrived`; `release` will call `send`."""
         self._send = send or self._send
         self.arrived.set()
 
     def release(self) -> None:
-        """Let it go. A request goes on a connection of its own, so its client may be long gone."""
+        """Pass it on. A request uses a new connection, so its client may be gone."""
         if not self.arrived.wait(PATIENCE):
-            raise AssertionError("nothing to release: no matching request or reply has come")
+            raise AssertionError("nothing to release: no matching request or reply has arrived")
         with self._release_once:
             if not self.released.is_set():
                 self._send()
@@ -68,11 +68,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of one request and of the reply to it."""
+    """What the proxy does with one request and its reply."""
 
     times_forwarded: int = 1
-    sent_apart: Held | None = None
-    reply_held: Held | None = None
+    sent_apart: HeldMessage | None = None
+    reply_held: HeldMessage | None = None
     reply_delivered: bool = True
     reset_after_reply: bool = False
     times_delivered: int = 1
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass
 class _Rule:
-    """A change to the plan of the request that is `countdown` matching requests away."""
+    """A change to the plan of the `countdown`-th next matching request."""
 
     countdown: int
     matching: Matching
@@ -88,10 +88,10 @@ class _Rule:
 
 
 class Faults:
-    """What a test has ordered and what has been seen so far; safe to use from any thread.
+    """The active rules and the traffic seen so far; safe to use from any thread.
 
-    A rule waits for the `k`-th next matching request, counted from now over all connections (1 is
-    the very next), and applies once. Several rules may meet in one request.
+    A rule applies once, to the `k`-th next matching request, counted from now over all connections
+    (1 is the very next). Several rules may apply to one request.
     """
 
     def __init__(self) -> None:
@@ -110,46 +110,46 @@ class Faults:
 
     @property
     def rules_left(self) -> int:
-        """How many rules still wait for their request; 0 shows that every fault has happened."""
+        """The number of rules that have not applied yet; 0 once every fault has happened."""
         return len(self._rules) + len(self._message_rules)
 
-    def swallow_reply(
+    def drop_reply(
         self, k: int = 1, *, close: bool = False, matching: Matching = script_calls
     ) -> None:
-        """Lose the reply but not the request; with `close`, reset the connection instead."""
+        """Drop the reply but not the request; with `close`, also reset the connection."""
         self._add_rule(k, matching, reply_delivered=False, reset_after_reply=close)
 
-    def lose_message(self, k: int = 1, *, close: bool = False) -> None:
-        """Lose the k-th next message that is pushed; with `close`, its connection with it."""
+    def drop_message(self, k: int = 1, *, close: bool = False) -> None:
+        """Drop the k-th next pushed message; with `close`, also reset its connection."""
         self._add_message_rule(k, reply_delivered=False, reset_after_reply=close)
 
     def double_message(self, k: int = 1) -> None:
-        """Deliver the k-th next message that is pushed twice."""
+        """Deliver the k-th next pushed message twice."""
         self._add_message_rule(k, times_delivered=2)
 
-    def hold_message(self, k: int = 1) -> Held:
-        """Keep the k-th next message, and all behind it on its connection, until released."""
-        held = Held()
+    def hold_message(self, k: int = 1) -> HeldMessage:
+        """Hold the k-th next message, and all later ones on its connection, until released."""
+        held = HeldMessage()
         self._add_message_rule(k, reply_held=held)
         return held
 
     def double_reply(self, k: int = 1, *, matching: Matching = script_calls) -> None:
-        """Deliver the reply twice, though the request was executed once."""
+        """Deliver the reply twice, although the request is executed once."""
         self._add_rule(k, matching, times_delivered=2)
 
     def drop_request(self, k: int = 1, *, matching: Matching = script_calls) -> None:
-        """Lose the request: the server never sees it and the client hears nothing."""
+        """Drop the request: the server never receives it, and the client receives no reply."""
         self._add_rule(k, matching, times_forwarded=0)
 
-    def hold_request(self, k: int = 1, *, matching: Matching = script_calls) -> Held:
-        """Keep the request from the server until it is released; its reply is lost."""
-        held = Held()
+    def hold_request(self, k: int = 1, *, matching: Matching = script_calls) -> HeldMessage:
+        """Hold the request until it is released; its reply is lost."""
+        held = HeldMessage()
         self._add_rule(k, matching, times_forwarded=0, sent_apart=held)
         return held
 
-    def hold_reply(self, k: int = 1, *, matching: Matching = script_calls) -> Held:
-        """Keep the reply, and those behind it on its connection, until it is released."""
-        held = Held()
+    def hold_reply(self, k: int = 1, *, matching: Matching = script_calls) -> HeldMessage:
+        """Hold the reply, and all later ones on its connection, until it is released."""
+        held = HeldMessage()
         self._add_rule(k, matching, reply_held=held)
         return held
 
@@ -160,42 +160,42 @@ class Faults:
         later: float | threading.Event | None = None,
         matching: Matching = script_calls,
     ) -> None:
-        """Have the server execute the request twice, and lose the second reply.
+        """Make the server execute the request twice, and drop the second reply.
 
-        The copy follows at once, or `later`: so many seconds after the request, or once the event
-        is set. A late copy goes on a connection of its own, even when the client is long gone.
+        The copy follows immediately, or `later`: that many seconds after the request, or once the
+        event is set. A late copy uses a new connection, even if the client is gone.
         """
         if later is None:
             self._add_rule(k, matching, times_forwarded=2)
             return
-        copy = Held()
+        copy = HeldMessage()
         self._add_rule(k, matching, sent_apart=copy)
         thread = threading.Thread(target=self._release_later, args=(copy, later), daemon=True)
         self._late_copies.append(thread)
         thread.start()
 
     def delay(self, seconds: float) -> None:
-        """Deliver each reply from now on so much after it came, in the order they came."""
+        """Delay each reply from now on by `seconds`, in order."""
         self.reply_delay = seconds
 
     def refuse(self) -> None:
-        """Close new connections at once."""
+        """Close new connections immediately."""
         self.refusing = True
 
     def accept(self) -> None:
-        """Take new connections again."""
+        """Accept new connections again."""
         self.refusing = False
 
     def blackhole(self) -> None:
-        """Lose all requests and replies, on old and new connections, and keep these open."""
+        """Drop all requests and replies on old and new connections, and keep these open."""
         self.blackholed = True
 
     def heal(self) -> None:
-        """End the blackhole; what it has swallowed stays lost."""
+        """End the blackhole; the traffic that it dropped stays lost."""
         self.blackholed = False
 
     def plan_for(self, args: Args) -> Plan:
-        """Count a request and apply the rules whose turn it is."""
+        """Count a request and apply the rules that are due."""
         with self._lock:
             self.requests += 1
             self.log.append(args)
@@ -204,12 +204,12 @@ class Faults:
             return _applied(self._rules, args)
 
     def plan_for_message(self) -> Plan:
-        """Apply the rules for pushed messages whose turn it is."""
+        """Apply the rules for pushed messages that are due."""
         with self._lock:
             return _applied(self._message_rules, ())
 
     def count_reply(self) -> None:
-        """Count a reply that came from the server, whatever becomes of it."""
+        """Count a reply from the server, even if it is dropped later."""
         with self._lock:
             self.replies += 1
 
@@ -225,7 +225,7 @@ class Faults:
         with self._lock:
             self._message_rules.append(_Rule(k, lambda _: True, changes))
 
-    def _release_later(self, copy: Held, later: float | threading.Event) -> None:
+    def _release_later(self, copy: HeldMessage, later: float | threading.Event) -> None:
         if not self._comes(copy.arrived):
             return
         if isinstance(later, threading.Event):
@@ -233,11 +233,11 @@ class Faults:
         else:
             in_time = not self._stopped.wait(later)
         if in_time:
-            with contextlib.suppress(OSError, EOFError):  # With no server, the copy is lost too.
+            with contextlib.suppress(OSError, EOFError):  # Without a server, the copy is lost.
                 copy.release()
 
     def _comes(self, event: threading.Event) -> bool:
-        """Wait for the event; False if the proxy stops first."""
+        """Wait for the event; return False if the proxy stops first."""
         while not event.wait(POLL_INTERVAL):
             if self._stopped.is_set():
                 return False
@@ -245,7 +245,7 @@ class Faults:
 
 
 def _applied(rules: list[_Rule], args: Args) -> Plan:
-    """Make the plan that the rules give, and drop those that are done."""
+    """Apply the rules to a new plan, and remove the rules that are done."""
     plan = Plan()
     for rule in rules:
         if rule.matching(args):

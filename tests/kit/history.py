@@ -1,12 +1,11 @@
-"""Histories: what contenders for a lock saw, what the server did, and whether that was as promised.
+"""Histories of a contended lock: what the contenders and the server recorded, and checks on it.
 
-Contenders run in processes of their own (`Contenders`, which starts this very file) and write down
-each of their holds, on a clock that all processes of a machine share. What the server did is read
-off its MONITOR (`Monitor`, `Ledger`): that knows no delays of the network or the machine, so that
-what it shows needs no margin for them.
+Contenders run in separate processes (`Contenders`, which starts this file as a module). They record
+each hold on the clock that all processes of the machine share. `Monitor` and `Ledger` read what the
+server did from MONITOR. That record contains no delays of network or machine, so checks on it need
+no tolerance.
 
-The checks are sweeps over such records. They touch no server, and fail with an AssertionError that
-names the first holds that contradict one another.
+The checks use no server. They raise an AssertionError that names the first contradicting holds.
 """
 
 from __future__ import annotations
@@ -31,106 +30,107 @@ import redis.asyncio
 import holdfast
 from holdfast.scripts import ACQUIRE
 from holdfast.wire.clock import now
-from kit.faces import Tasks, Threads
+from kit.apis import Tasks, Threads
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Self
 
+    from kit.apis import Api
     from kit.clusters import Cluster
-    from kit.faces import Face
     from kit.servers import Server
 
 LOCK = "contended"
 KEY = f"holdfast:{{{LOCK}}}"
-TTL_IN_PEACE, TTL_IN_TURMOIL = 30.0, 5.0
+CALM_TTL, FAULTY_TTL = 30.0, 5.0
 COUNTER = "counter"
-"""What the lock guards: a number that is read, and then written one greater."""
+"""The counter that the lock guards: a holder reads it and writes it incremented."""
 
 
-class Hold(NamedTuple):
-    """One holding of the lock, as its holder saw it. Times are of `holdfast.wire.clock`."""
+class HoldRecord(NamedTuple):
+    """One hold of the lock, as its holder saw it. Times are from `holdfast.wire.clock`."""
 
     token: str
     fence: int
-    asked: float
-    """Just before asking for the lock."""
+    requested: float
+    """Just before the call of `acquire`."""
     granted: float
-    """Just after getting it."""
+    """Just after `acquire` returned."""
     ended: float
-    """Just before giving it back, and with it the belief to have it."""
+    """Just before the call of `release`."""
     deadline: float
-    """When the belief would have ended by itself."""
+    """The lease's deadline."""
     returned: float
-    """Just after giving it back."""
+    """Just after `release` returned."""
     found: int
-    """What the guarded counter was, before this holder wrote one more."""
+    """The value of the counter before this holder incremented it."""
 
     @property
-    def believed_until(self) -> float:
-        """The last moment at which its holder took the lock for its own."""
+    def valid_until(self) -> float:
+        """The last moment at which the holder considered the lock held."""
         return min(self.ended, self.deadline)
 
 
-# The checks
+# Checks
 
 
-def check_exclusion(holds: Iterable[Hold]) -> None:
-    """No two believed in having the lock at one moment."""
-    before: Hold | None = None
+def check_exclusion(holds: Iterable[HoldRecord]) -> None:
+    """Check that no two contenders considered themselves the holder at the same time."""
+    before: HoldRecord | None = None
     for hold in sorted(holds, key=attrgetter("granted")):
         if before is not None:
-            assert hold.granted >= before.believed_until, f"both had it: {before}, {hold}"
-        if before is None or hold.believed_until > before.believed_until:
+            assert hold.granted >= before.valid_until, f"two holders at once: {before}, {hold}"
+        if before is None or hold.valid_until > before.valid_until:
             before = hold
 
 
-def check_fences(holds: Iterable[Hold]) -> None:
-    """A later holder has the greater fence.
+def check_fences(holds: Iterable[HoldRecord]) -> None:
+    """Check that a later hold has the greater fence.
 
-    A holder that was not given the processor before its deadline held nothing when it looked.
+    A process that did not run until after its deadline never held the lock, so it is skipped.
     """
     held = [hold for hold in holds if hold.granted < hold.deadline]
     for before, hold in itertools.pairwise(sorted(held, key=attrgetter("granted"))):
         assert hold.fence > before.fence, f"the fence did not grow: {before}, {hold}"
 
 
-def check_updates(holds: Sequence[Hold], left: int) -> None:
-    """Each holder found what the one before it had written, and the last one's is `left`."""
+def check_updates(holds: Sequence[HoldRecord], left: int) -> None:
+    """Check that each holder found its predecessor's value, and that `left` is the last one's."""
     for number, hold in enumerate(sorted(holds, key=attrgetter("fence"))):
         assert hold.found == number, f"an update was lost before: {hold}, not {number}"
     assert left == len(holds), f"an update was lost: {left} are left of {len(holds)}"
 
 
-def check_order(holds: Iterable[Hold], arrivals: Iterable[str]) -> None:
-    """They had it in the order in which their tokens came to the server."""
-    served = [hold.token for hold in sorted(holds, key=attrgetter("fence"))]
-    there = set(served)
-    came = [token for token in arrivals if token in there]
-    assert len(came) == len(served), "some were served who never came"
-    for place, (first_come, first_served) in enumerate(zip(came, served, strict=True)):
-        assert first_come == first_served, f"{place}: {first_come} came, {first_served} was served"
+def check_order(holds: Iterable[HoldRecord], arrivals: Iterable[str]) -> None:
+    """Check that the lock was granted in the order in which tokens arrived at the server."""
+    granted = [hold.token for hold in sorted(holds, key=attrgetter("fence"))]
+    known = set(granted)
+    arrived = [token for token in arrivals if token in known]
+    assert len(arrived) == len(granted), "a token that never arrived was granted the lock"
+    for place, (arrival, grant) in enumerate(zip(arrived, granted, strict=True)):
+        assert arrival == grant, f"{place}: {arrival} arrived, but {grant} was granted the lock"
 
 
-def gaps(holds: Iterable[Hold]) -> list[float]:
-    """Seconds from one holder's having given the lock back to the next one's going on.
+def gaps(holds: Iterable[HoldRecord]) -> list[float]:
+    """Return the seconds from the end of each release to the next grant, sorted.
 
-    Only where the next one waited already; below zero if it went on even before the other did.
+    Only pairs whose next holder was already waiting count. A gap is negative if the next holder's
+    `acquire` returned before its predecessor's `release` did.
     """
     in_order = sorted(holds, key=attrgetter("fence"))
     return sorted(
         after.granted - before.returned
         for before, after in itertools.pairwise(in_order)
-        if after.asked < before.ended
+        if after.requested < before.ended
     )
 
 
-# What the server did
+# The server's record
 
 
 class Monitor:
-    """Every command that a server carries out while this is open, in order; see `lines`."""
+    """Records every command that a server executes, in order. Use it as a context manager."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -157,10 +157,10 @@ class Monitor:
         self._socket.close()
 
     def lines(self) -> list[bytes]:
-        """What was carried out before this call, a line a command."""
+        """Return the commands executed before this call, one per line."""
         self._server.command("ECHO", self._end)
         self._thread.join(60)
-        assert not self._thread.is_alive(), "MONITOR does not come to its end"
+        assert not self._thread.is_alive(), "MONITOR did not report the end marker"
         return b"".join(self._received).splitlines()
 
     def _read(self) -> None:
@@ -174,22 +174,22 @@ class Monitor:
 
 
 class Ledger:
-    """The life of the contended lock, played again from what a `Monitor` saw.
+    """The history of the contended lock, reconstructed from the commands of a `Monitor`.
 
-    The server does not list what expires: this is for histories in which nobody is lost.
+    MONITOR does not show expirations, so this works only if no lock and no waiter expires.
     """
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.arrivals: dict[str, None] = {}
-        """The tokens, in the order in which they stood in line, or got the lock at once."""
-        self.askings: Counter[str] = Counter()
-        """How often each of them asked to stand in line."""
+        """The tokens, in the order in which they joined the queue or got the lock directly."""
+        self.requests: Counter[str] = Counter()
+        """How often each token requested a place in the queue."""
         self.grants: list[str] = []
         """The tokens, in the order in which they got the lock."""
         self.commands: Counter[str] = Counter()
-        """How often each command was sent. What a script calls is not counted."""
+        """How often each command was sent. Commands inside scripts do not count."""
         self.idle: list[bytes] = []
-        """The commands that found the lock free although somebody stood in line."""
+        """The commands that found the lock free although the queue was not empty."""
         self._free = True
         self._queue: set[str] = set()
         for line in lines:
@@ -206,9 +206,10 @@ class Ledger:
         if command.startswith(_ACQUIRING):
             _, _, keys, *rest = _words(command)
             token, _, *waiting = rest[int(keys) :]
-            if len(waiting) > 1 and waiting[0]:  # a place, settings and the serial; or that alone
+            # `waiting` is place, settings and serial; or the serial alone.
+            if len(waiting) > 1 and waiting[0]:
                 self.arrivals.setdefault(token)
-                self.askings[token] += 1
+                self.requests[token] += 1
 
     def _called(self, command: bytes) -> None:
         if command.startswith(_GRANTING):
@@ -237,20 +238,20 @@ def _words(command: bytes) -> list[str]:
     return [word.decode() for word in _WORD.findall(command)]
 
 
-# The contenders
+# Contenders
 
 
 class Contenders:
-    """Processes of one face, each with so many workers that take so many turns at the lock.
+    """Processes of one API. Each has `workers` workers that acquire the lock `turns` times.
 
-    The lock may be in a cluster whose nodes come and go: then the counter is kept elsewhere, on
-    `counts`, and a worker goes on when it is told that a lease is lost or a node away.
+    The lock may be in a cluster whose nodes fail. Then the counter is on another server, `counts`,
+    and a worker retries when a lease is lost or a node is unavailable.
     """
 
-    def __init__(  # noqa: PLR0913 - who contends, and for what
+    def __init__(  # noqa: PLR0913 - all but two are keyword-only
         self,
         server: Server | Cluster,
-        face: type[Face],
+        api: type[Api],
         *,
         processes: int,
         workers: int,
@@ -258,7 +259,7 @@ class Contenders:
         counts: Server | None = None,
     ) -> None:
         counter = "" if counts is None else counts.url
-        words = [sys.executable, "-m", __name__, server.url, counter, face.name]
+        words = [sys.executable, "-m", __name__, server.url, counter, api.name]
         words += [str(workers), str(turns)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._processes = [
@@ -283,32 +284,32 @@ class Contenders:
             process.kill()
             process.communicate()
 
-    def run(self, *, within: float) -> list[Hold]:
-        """Let them all begin, and return what they saw once all are done."""
+    def run(self, *, within: float) -> list[HoldRecord]:
+        """Start all workers, wait for them, and return the holds that they recorded."""
         end = now() + within
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        holds: list[Hold] = []
+        holds: list[HoldRecord] = []
         for process in self._processes:
             seen, _ = process.communicate(timeout=max(0.0, end - now()))
             assert process.returncode == 0, "a contender failed; its traceback is on stderr"
-            holds += [Hold(*json.loads(line)) for line in seen.splitlines()]
+            holds += [HoldRecord(*json.loads(line)) for line in seen.splitlines()]
         return holds
 
 
 async def _done(result: Any) -> Any:
-    """Wait for what a client of asyncio answers; a blocking one's answer is there."""
+    """Await the result of an asyncio client; return that of a blocking one."""
     return await result if inspect.isawaitable(result) else result
 
 
 async def _take_turns(
     lock: Any, counter: Any, turns: int, forgiven: tuple[type[Exception], ...]
-) -> list[Hold]:
-    holds: list[Hold] = []
+) -> list[HoldRecord]:
+    holds: list[HoldRecord] = []
     while len(holds) < turns:
-        asked = now()
+        requested = now()
         try:
             lease = await lock.acquire(timeout=30)
         except forgiven:
@@ -316,32 +317,34 @@ async def _take_turns(
         granted = now()
         found = int(await _done(counter.get(COUNTER)) or 0)
         await _done(counter.set(COUNTER, found + 1))
-        deadline, ended = lease._held.deadline, now()
+        deadline, ended = lease._state.deadline, now()
         with contextlib.suppress(*forgiven):
             await lease.release()
-        holds.append(Hold(lease.token, lease.fence, asked, granted, ended, deadline, now(), found))
+        holds.append(
+            HoldRecord(lease.token, lease.fence, requested, granted, ended, deadline, now(), found)
+        )
     return holds
 
 
-async def _contend(face: Face, url: str, counts: str, workers: int, turns: int) -> None:
-    library: Any = redis if isinstance(face, Threads) else redis.asyncio
-    client, counter = face.connect(url), library.Redis.from_url(counts or url)
-    lock, forgiven = client.lock(LOCK, ttl=TTL_IN_PEACE), tuple[type[Exception], ...]()
+async def _contend(api: Api, url: str, counts: str, workers: int, turns: int) -> None:
+    library: Any = redis if isinstance(api, Threads) else redis.asyncio
+    client, counter = api.connect(url), library.Redis.from_url(counts or url)
+    lock, forgiven = client.lock(LOCK, ttl=CALM_TTL), tuple[type[Exception], ...]()
     if counts:
-        lock, forgiven = client.lock(LOCK, ttl=TTL_IN_TURMOIL), _FORGIVEN
+        lock, forgiven = client.lock(LOCK, ttl=FAULTY_TTL), _FORGIVEN
     await _done(counter.ping())
     async with client.lock(f"warm-up of {os.getpid()}"):
         pass
-    print("ready", flush=True)  # noqa: T201 - said to the one who started this process
+    print("ready", flush=True)  # noqa: T201 - the parent process reads it
     sys.stdin.readline()
-    stories = (_take_turns(lock, counter, turns, forgiven) for _ in range(workers))
-    seen = await face.together(*stories)
-    await _done(counter.close() if isinstance(face, Threads) else counter.aclose())
+    scenarios = (_take_turns(lock, counter, turns, forgiven) for _ in range(workers))
+    seen = await api.gather(*scenarios)
+    await _done(counter.close() if isinstance(api, Threads) else counter.aclose())
     for hold in itertools.chain(*seen):
-        print(json.dumps(hold))  # noqa: T201 - likewise
+        print(json.dumps(hold))  # noqa: T201 - the parent process reads it
 
 
 if __name__ == "__main__":
     _url, _counts, _face, _workers, _turns = sys.argv[1:]
-    _told_by: Face = {kind.name: kind for kind in (Threads, Tasks)}[_face]()
-    _told_by.run(_contend(_told_by, _url, _counts, int(_workers), int(_turns)))
+    _client_api: Api = {kind.name: kind for kind in (Threads, Tasks)}[_face]()
+    _client_api.run(_contend(_client_api, _url, _counts, int(_workers), int(_turns)))

@@ -1,4 +1,4 @@
-"""What another thread does between any two lines of an operation."""
+"""Run an action in another thread between the lines of an operation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 def interleaved(
     operation: Callable[[], T], action: Callable[[], object], *, within: ModuleType
 ) -> T:
-    """Run `operation`; another thread runs `action` before each of its lines that are `within`.
+    """Run `operation`; another thread runs `action` before each executed line of `within`.
 
-    The code of a module such as `weakref` stands for what is called there.
+    `within` may also be a standard library module that the operation calls, such as `weakref`.
     """
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -30,7 +30,7 @@ def interleaved(
             other = threading.Thread(target=action, daemon=True)
             other.start()
             other.join(PATIENCE)
-            assert not other.is_alive(), "the other thread waits for this one"
+            assert not other.is_alive(), "deadlock: the other thread waits for this one"
         return trace
 
     before = sys.gettrace()

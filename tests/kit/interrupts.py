@@ -1,4 +1,4 @@
-"""Interrupting a thread of holdfast at one line after the other, or doing something else there."""
+"""Interrupt holdfast, or run an action, at each executed line in turn."""
 
 from __future__ import annotations
 
@@ -25,55 +25,59 @@ if TYPE_CHECKING:
 PACKAGE = str(Path(holdfast.__file__).parent)
 
 
-def strike(thread: int | None, error: type[BaseException]) -> None:
-    """Have a thread raise an error, wherever it is, as soon as it executes Python."""
+def raise_in_thread(thread: int | None, error: type[BaseException]) -> None:
+    """Raise an error in a thread as soon as it executes Python code."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(error))
 
 
-def have_it_taken_for_ended(thread: threading.Thread) -> None:
-    """Have Ctrl-C strike whoever joins a thread: up to 3.12 Python takes it for ended then."""
-    is_trapped = sys.version_info < (3, 13)
-    for _ in range(100):  # it may be struck a moment too early
-        if _is_given_up_by_who_joins(thread) == is_trapped:
+def make_thread_seem_ended(thread: threading.Thread) -> None:
+    """Interrupt `thread.join()` with Ctrl-C: up to Python 3.12 the thread then seems ended."""
+    seems_ended = sys.version_info < (3, 13)
+    for _ in range(100):  # the interrupt may arrive too early
+        if _seems_ended_after_interrupted_join(thread) == seems_ended:
             return
-    raise AssertionError("is this Python without the trap?")
+    raise AssertionError("an interrupted join behaves differently on this Python version")
 
 
-def _is_given_up_by_who_joins(thread: threading.Thread) -> bool:
-    struck = threading.Event()
+def _seems_ended_after_interrupted_join(thread: threading.Thread) -> bool:
+    interrupted = threading.Event()
 
-    def strike_once(_: int, frame: FrameType | None) -> None:
+    def interrupt_once(_: int, frame: FrameType | None) -> None:
         joins = frame is not None and frame.f_code.co_name in {"join", "_wait_for_tstate_lock"}
-        if joins and not struck.is_set():
-            struck.set()
+        if joins and not interrupted.is_set():
+            interrupted.set()
             raise KeyboardInterrupt
 
     def press() -> None:
-        while not struck.wait(0.01):
+        while not interrupted.wait(0.01):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    pressing, before = threading.Thread(target=press), signal.signal(signal.SIGINT, strike_once)
+    pressing, before = threading.Thread(target=press), signal.signal(signal.SIGINT, interrupt_once)
     pressing.start()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             thread.join(PATIENCE)
-            raise AssertionError("it was to be interrupted")
+            raise AssertionError("join was not interrupted")
     finally:
-        struck.set()
+        interrupted.set()
         pressing.join()
         signal.signal(signal.SIGINT, before)
     return not thread.is_alive()
 
 
 class AtLine:
-    """Does something at the n-th line of some of holdfast that this thread executes."""
+    """Runs an action at the n-th line of holdfast that this thread executes.
+
+    Only lines of files whose path begins with one of `within` count. Relative paths begin in the
+    package.
+    """
 
     def __init__(self, at: int, within: tuple[str, ...], action: Callable[[], None]) -> None:
         self._left = at
-        self._within = tuple(f"{PACKAGE}{os.sep}{part}" for part in within)
+        self._within = tuple(os.path.join(PACKAGE, part) for part in within)  # noqa: PTH118 - "" means all
         self._action = action
-        self.struck: str | None = None
-        """Where that was."""
+        self.position: str | None = None
+        """The file and line where the action ran."""
 
     def __enter__(self) -> Self:
         sys.settrace(self._call)
@@ -86,10 +90,10 @@ class AtLine:
         return self._line if frame.f_code.co_filename.startswith(self._within) else None
 
     def _line(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "line" and self.struck is None and not self._is_safe(frame):
+        if event == "line" and self.position is None and not self._is_safe(frame):
             where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             if self._is_it(where):
-                self.struck = where
+                self.position = where
                 self._action()
         return self._line
 
@@ -98,12 +102,15 @@ class AtLine:
         return self._left == 0
 
     def _is_safe(self, _: FrameType) -> bool:
-        """Whether nothing is to be done here."""
+        """Whether to skip this line."""
         return False
 
 
-class AtPlace(AtLine):
-    """Does it when one line is executed for the n-th time: where the number of lines varies."""
+class AtOccurrence(AtLine):
+    """Runs an action when one line is executed for the n-th time.
+
+    For operations that do not execute the same number of lines each time.
+    """
 
     def __init__(
         self, place: tuple[str, int], within: tuple[str, ...], action: Callable[[], None]
@@ -115,8 +122,8 @@ class AtPlace(AtLine):
         return where == self._where and super()._is_it(where)
 
 
-class Passing(AtLine):
-    """Does nothing, and knows how often each line was executed."""
+class LineCounter(AtLine):
+    """Counts how often each line is executed."""
 
     def __init__(self, within: tuple[str, ...]) -> None:
         super().__init__(0, within, lambda: None)
@@ -127,16 +134,16 @@ class Passing(AtLine):
         return False
 
     def places(self, most: int) -> set[tuple[str, int]]:
-        """Each line, for the first times that it is executed."""
+        """Return each line with 1 to `most`, limited by how often it was executed."""
         lines = self._lines.items()
         return {(line, n) for line, count in lines for n in range(1, min(count, most) + 1)}
 
 
 class InterruptAt(AtLine):
-    """Raises KeyboardInterrupt there.
+    """Raises KeyboardInterrupt at the n-th line.
 
-    If `twice`, another one strikes as soon as Python lets it, where the first is being dealt with.
-    Nothing is collected meanwhile: of an error where garbage is ended nobody hears.
+    With `twice`, a second interrupt follows as soon as Python allows, while the first is handled.
+    Garbage collection is disabled: Python discards an interrupt inside a finalizer.
     """
 
     def __init__(self, at: int, within: tuple[str, ...], *, twice: bool = False) -> None:
@@ -153,14 +160,14 @@ class InterruptAt(AtLine):
 
     def _interrupt(self) -> None:
         if self._twice:
-            strike(threading.get_ident(), KeyboardInterrupt)
+            raise_in_thread(threading.get_ident(), KeyboardInterrupt)
         raise KeyboardInterrupt
 
     def _is_safe(self, frame: FrameType) -> bool:
-        """Whether nothing can be done about an interrupt here.
+        """Whether to skip this line.
 
-        Python itself lets none strike between a with block and the releasing of its mutex. And one
-        that strikes as `__exit__` is entered, before its first instruction, cannot be caught.
+        CPython raises no interrupt between a with block and the release of its mutex. An interrupt
+        before the first instruction of `__exit__` cannot be caught.
         """
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         entering_exit = frame.f_code.co_name == "__exit__" and line == "try:"
@@ -176,7 +183,10 @@ def interrupted_everywhere(
     *,
     twice: bool = False,
 ) -> int:
-    """Interrupt `operation` at one line after the other, until it runs through; count the lines."""
+    """Interrupt `operation` at each line in turn, and call `then` with the line after each.
+
+    Returns the number of lines.
+    """
     at = 1
     while True:
         interrupt = InterruptAt(at, within, twice=twice)
@@ -184,9 +194,9 @@ def interrupted_everywhere(
             with interrupt:
                 operation()
         except KeyboardInterrupt:
-            assert interrupt.struck is not None
-            then(interrupt.struck)
+            assert interrupt.position is not None
+            then(interrupt.position)
             at += every
             continue
-        assert interrupt.struck is None, f"{interrupt.struck} swallowed KeyboardInterrupt"
+        assert interrupt.position is None, f"{interrupt.position} discarded KeyboardInterrupt"
         return at

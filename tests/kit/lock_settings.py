@@ -1,4 +1,4 @@
-"""The settings of a plain lock, as a client gives them to `describe`."""
+"""The settings of a lock with defaults, as a client passes them to `describe`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.faces import AnotherThread, Tasks, Threads
+from kit.apis import AnotherThread, Tasks, Threads
 from kit.servers import programs
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 PROGRAMS = programs()
 CLIENTS: dict[Any, str] = {Threads: "threads", AnotherThread: "threads", Tasks: "asyncio"}
 MATRIX = {"threads": "valkey", "asyncio": "redis", "": "valkey"}
-"""On which server `make test` runs the tests of each client, and those of no client in particular.
+"""The server on which `make test` runs the tests of each client; "" is for tests without a client.
 
 `make long` runs the other pairs. Marks change this: `every_pair` runs a test in `make test` with
-each client on each server; `only_client("asyncio")` with that client only."""
+each client on each server; `only_client("asyncio")` runs it with that client only."""
 
 
 def with_one_client_each(values: Iterable[Any]) -> list[Any]:
@@ -28,12 +28,12 @@ def with_one_client_each(values: Iterable[Any]) -> list[Any]:
     return [pytest.param(each, marks=pytest.mark.only_client(next(clients))) for each in values]
 
 
-def is_in_the_matrix(item: pytest.Function) -> bool:
+def is_in_matrix(item: pytest.Function) -> bool:
     """Whether `make test` runs a test with this client and this server."""
     if item.get_closest_marker("every_pair"):
         return True
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    client = CLIENTS.get(given.get("face"), "")
+    client = CLIENTS.get(given.get("api"), "")
     only = item.get_closest_marker("only_client")
     if only and client and client not in only.args:
         return False

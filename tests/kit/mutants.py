@@ -1,10 +1,10 @@
-"""Mutants: the shipped code with one safeguard taken out, each hunted for in simulated worlds.
+"""Mutants: the shipped code with one safeguard removed. The simulator must catch each.
 
-A mutant is a small change of one file. Its old text has to be there exactly once, so that the list
-stays true to the code. A process of its own loads the package with that change, plays worlds by
-seed, one after the other, and says which check was the first to fail.
+A mutant is a small change of one file. Its old text must occur exactly once in that file. A
+separate process loads the package with the change, simulates runs with seeds from 0 on, and reports
+the first check that fails.
 
-This file is also what that process runs, so at the top it imports nothing of the package.
+That process runs this file, so the top level imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-Worlds = dict[str, Any]
-"""How the worlds differ from stormy ones; with `calm` they differ from calm ones. With `drawn` they
-are those of the default sweep, and what else is given is fixed."""
+SettingChanges = dict[str, Any]
+"""Changes to the simulator's `STORMY` settings; with `calm`, to its `CALM` settings. With `drawn`,
+the settings are drawn as in the default sweep, except for those that are given."""
 
 
 class Mutant(NamedTuple):
-    """One change, what it takes away, and who is to notice."""
+    """One change, the promise that it breaks, and the checks that catch it."""
 
     name: str
-    """What is taken away."""
+    """The promise that the removed safeguard keeps."""
     file: str
     old: str
     new: str
-    worlds: Worlds
+    settings: SettingChanges
     by: str
-    """The checks that may notice first."""
+    """The checks that may fail first."""
 
 
 class Found(NamedTuple):
-    """What a hunt brought: the check that failed first, or '', and how many worlds it took."""
+    """The result of a hunt: the check that failed first, or '', and the number of runs."""
 
     check: str
     seed: int
-    worlds: int
+    runs: int
     detail: str
 
 
 NO_CHANGE = Mutant("nothing", "core/__init__.py", "", "", {}, "")
 
 
-def hunt(mutant: Mutant, worlds: Worlds, seeds: int) -> Found:
-    """Play worlds with seeds from 0 on until a check fails."""
-    return _ask({**mutant._asdict(), "worlds": worlds, "seeds": seeds})
+def hunt(mutant: Mutant, settings: SettingChanges, seeds: int) -> Found:
+    """Simulate runs with seeds from 0 on until a check fails."""
+    return _run_child({**mutant._asdict(), "settings": settings, "seeds": seeds})
 
 
-def replay(mutant: Mutant, kept: str) -> Found:
-    """Play the world that was kept."""
-    return _ask({**mutant._asdict(), "kept": kept})
+def replay(mutant: Mutant, saved: str) -> Found:
+    """Replay a saved run."""
+    return _run_child({**mutant._asdict(), "saved": saved})
 
 
-def _ask(work: dict[str, Any]) -> Found:
+def _run_child(work: dict[str, Any]) -> Found:
     work["source"] = str(SOURCE)
     child = subprocess.run(
         [sys.executable, "-I", __file__],
@@ -77,12 +77,12 @@ def _ask(work: dict[str, Any]) -> Found:
 
 
 def places(mutant: Mutant) -> int:
-    """Count the places in the shipped code that the mutant would change."""
+    """Count the occurrences of the mutant's old text in its file."""
     return (SOURCE / "holdfast" / mutant.file).read_text().count(mutant.old)
 
 
 def mutate(path: Path, old: bytes, new: bytes) -> None:
-    """Replace a text in a file of the package, as this process reads it when it is imported."""
+    """Replace a text in a file of the package when this process reads the file."""
     compiled = cache_from_source(str(path)) if path.suffix == ".py" else None
     read = SourceFileLoader.get_data
 
@@ -92,7 +92,7 @@ def mutate(path: Path, old: bytes, new: bytes) -> None:
         text = read(loader, name)
         return text.replace(old, new) if Path(name) == path else text
 
-    SourceFileLoader.get_data = get_data  # type: ignore[method-assign, assignment]  # so be it
+    SourceFileLoader.get_data = get_data  # type: ignore[method-assign, assignment]  # intended
     sys.dont_write_bytecode = True
 
 
@@ -106,23 +106,23 @@ def _main() -> None:
     from dataclasses import replace  # noqa: PLC0415 - after the change
 
     from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - the same
-    from holdfast.sim.play import play  # noqa: PLC0415 - the same
+    from holdfast.sim.run import simulate  # noqa: PLC0415 - the same
     from holdfast.sim.settings import CALM, STORMY  # noqa: PLC0415 - the same
 
-    if "kept" in work:
+    if "saved" in work:
         from holdfast.sim import sweep  # noqa: PLC0415 - the same
 
-        outcome = sweep.Found.load(work["kept"]).run()
+        outcome = sweep.Found.load(work["saved"]).run()
         json.dump(Found(outcome.check, -1, 1, outcome.detail)._asdict(), sys.stdout)
         return
     from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
 
-    worlds = dict(work["worlds"])
-    drawn = worlds.pop("drawn", False)
-    usual = CALM if worlds.pop("calm", False) else STORMY
+    changes = dict(work["settings"])
+    drawn = changes.pop("drawn", False)
+    base = CALM if changes.pop("calm", False) else STORMY
     for seed in range(work["seeds"]):
-        settings = draw(seed, worlds) if drawn else replace(usual, **worlds)
-        outcome = play(settings, RandomChoices(seed))
+        settings = draw(seed, changes) if drawn else replace(base, **changes)
+        outcome = simulate(settings, RandomChoices(seed))
         if outcome.check:
             found = Found(outcome.check, seed, seed + 1, outcome.detail)
             break
@@ -132,38 +132,44 @@ def _main() -> None:
 
 
 SEEDS, CONTROL = 2000, 150
-"""Worlds in which a mutant has to be caught, and in which the code as it is must not be."""
+"""The number of runs within which a mutant must be caught, and of control runs without a mutant."""
 
-STORM: Worlds = {}
-PAIRS: Worlds = {"tasks": 2, "clients": 2, "slow": 0.2, "restart": 0.3, "cancel": 0.05}
-PAUSES: Worlds = {"pause": 0.1, "slow": 0.1, "crash": 0.0, "full": 0.0}
-CANCELS: Worlds = {"cancel": 0.08, "freeze": 0.3, "restart": 0.2, "doubled": 0.0}
-SLOW: Worlds = {"slow": 0.2, "pause": 0.05, "hold": 1.0}
-SLOW_LONG: Worlds = {"slow": 0.1, "ttl": 20.0, "hold": 0.5, "clients": 4}
-GIVING_UP: Worlds = {"cancel": 0.08}
-LATE: Worlds = {"cancel": 0.08, "slow": 0.2, "doubled": 0.0}
-CRASHES: Worlds = {"crash": 0.02, "clients": 5}
-LONG: Worlds = {"ttl": 6.0, "pause": 0.03}
-SHARED: Worlds = {"owner": True}
-IN_TIME: Worlds = {"timeout": 1.0}
-LEAVING: Worlds = {"calm": True, "timeout": 1.0, "clients": 5, "ttl": 5.0}
-CROWDED: Worlds = {"cancel": 0.1, "clients": 5}
-NESTED: Worlds = {"reentrant": True, "tasks": 2, "clients": 2}
-FULL: Worlds = {"full": 0.3}
-WIPED: Worlds = {"wipe": 0.2}
-JUMPING: Worlds = {"clock_jump": 0.2}
-DELAYED: Worlds = {"lock_delay": 1.0}
-CUT_SHORT: Worlds = {"calm": True, "clients": 1, "tasks": 3, "cancel": 0.1, "ttl": 10.0}
-HANGING: Worlds = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
+UNCHANGED: SettingChanges = {}
+TWO_TASKS: SettingChanges = {"tasks": 2, "clients": 2, "slow": 0.2, "restart": 0.3, "cancel": 0.05}
+PAUSES: SettingChanges = {"pause": 0.1, "slow": 0.1, "crash": 0.0, "full": 0.0}
+CANCELS: SettingChanges = {"cancel": 0.08, "freeze": 0.3, "restart": 0.2, "doubled": 0.0}
+SLOW: SettingChanges = {"slow": 0.2, "pause": 0.05, "hold": 1.0}
+SLOW_LONG: SettingChanges = {"slow": 0.1, "ttl": 20.0, "hold": 0.5, "clients": 4}
+GIVING_UP: SettingChanges = {"cancel": 0.08}
+LATE: SettingChanges = {"cancel": 0.08, "slow": 0.2, "doubled": 0.0}
+CRASHES: SettingChanges = {"crash": 0.02, "clients": 5}
+LONG: SettingChanges = {"ttl": 6.0, "pause": 0.03}
+SHARED: SettingChanges = {"owner": True}
+SHORT_TIMEOUT: SettingChanges = {"timeout": 1.0}
+SHORT_TIMEOUT_CALM: SettingChanges = {"calm": True, "timeout": 1.0, "clients": 5, "ttl": 5.0}
+MANY_CLIENTS: SettingChanges = {"cancel": 0.1, "clients": 5}
+NESTED: SettingChanges = {"reentrant": True, "tasks": 2, "clients": 2}
+FULL_SERVER: SettingChanges = {"full": 0.3}
+DATA_LOSS: SettingChanges = {"wipe": 0.2}
+CLOCK_JUMPS: SettingChanges = {"clock_jump": 0.2}
+LOCK_DELAY: SettingChanges = {"lock_delay": 1.0}
+CANCELLED_ACQUIRES: SettingChanges = {
+    "calm": True,
+    "clients": 1,
+    "tasks": 3,
+    "cancel": 0.1,
+    "ttl": 10.0,
+}
+HANGING: SettingChanges = {"freeze": 0.4, "restart": 0.2, "cancel": 0.05}
 
-MANY: Worlds = {"nodes": 3, "skew": 2.0}
-MANY_LATE: Worlds = {**MANY, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
-MANY_TORN: Worlds = {**MANY_LATE, "calm": True, "reset": 0.05, "slow": 0.3}
-MANY_RESET: Worlds = {**MANY_TORN, "cancel": 0.0}
-MANY_PAUSED: Worlds = {**MANY, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
-MANY_WIPED: Worlds = {**MANY, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
-MANY_FLUSHED: Worlds = {
-    **MANY,
+NODES: SettingChanges = {"nodes": 3, "skew": 2.0}
+NODES_LATE: SettingChanges = {**NODES, "ttl": 30.0, "cancel": 0.06, "slow": 0.2, "doubled": 0.0}
+NODES_UNSTABLE: SettingChanges = {**NODES_LATE, "calm": True, "reset": 0.05, "slow": 0.3}
+NODES_RESET: SettingChanges = {**NODES_UNSTABLE, "cancel": 0.0}
+NODES_PAUSED: SettingChanges = {**NODES, "pause": 0.1, "slow": 0.1, "crash": 0.0, "hold": 1.0}
+NODES_DATA_LOSS: SettingChanges = {**NODES, "wipe": 0.3, "freeze": 0.3, "hold": 1.0}
+NODES_SCRIPT_FLUSH: SettingChanges = {
+    **NODES,
     "calm": True,
     "loop": True,
     "clients": 4,
@@ -171,14 +177,28 @@ MANY_FLUSHED: Worlds = {
     "slow": 0.1,
     "script_flush": 0.9,
 }
-MANY_AWAY: Worlds = {**MANY, "calm": True, "ttl": 0.9, "hold": 0.2, "restart": 0.9}
-MANY_HURRIED: Worlds = {**MANY, "timeout": 1.0}
-MANY_CALM: Worlds = {**MANY, "calm": True, "ttl": 30.0}
-MANY_LONG: Worlds = {**MANY, "calm": True, "ttl": 15.0, "hold": 6.0, "slow": 0.2, "reset": 0.05}
-MANY_EXTENDED: Worlds = {**MANY, "calm": True, "ttl": 10.0, "extend": 1.0, "doubled": 0.1}
-MANY_RENEWED: Worlds = {**MANY, "calm": True, "ttl": 0.5, "hold": 0.5, "tasks": 2, "cancel": 0.02}
-MANY_HURRIED_LATE: Worlds = {**MANY, "ttl": 30.0, "min_validity": 29.6, "slow": 0.2}
-MANY_EVICTED: Worlds = {**MANY, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
+NODES_RESTARTING: SettingChanges = {**NODES, "calm": True, "ttl": 0.9, "hold": 0.2, "restart": 0.9}
+NODES_SHORT_TIMEOUT: SettingChanges = {**NODES, "timeout": 1.0}
+NODES_CALM: SettingChanges = {**NODES, "calm": True, "ttl": 30.0}
+NODES_LONG_HOLD: SettingChanges = {
+    **NODES,
+    "calm": True,
+    "ttl": 15.0,
+    "hold": 6.0,
+    "slow": 0.2,
+    "reset": 0.05,
+}
+NODES_EXTENDED: SettingChanges = {**NODES, "calm": True, "ttl": 10.0, "extend": 1.0, "doubled": 0.1}
+NODES_SHORT_TTL: SettingChanges = {
+    **NODES,
+    "calm": True,
+    "ttl": 0.5,
+    "hold": 0.5,
+    "tasks": 2,
+    "cancel": 0.02,
+}
+NODES_MIN_VALIDITY: SettingChanges = {**NODES, "ttl": 30.0, "min_validity": 29.6, "slow": 0.2}
+NODES_EVICTIONS: SettingChanges = {**NODES, "calm": True, "evict": 0.6, "hold": 1.0, "ttl": 5.0}
 
 QUORUM = [
     Mutant(
@@ -190,27 +210,28 @@ QUORUM = [
         "L3",
     ),
     Mutant(
-        "a lost round is released on nodes that did not answer",
+        "a lost round is released on nodes that did not reply",
         "core/quorum.py",
-        "        waits = have_it or not hurry\n",
-        "        waits = have_it or not hurry\n        if not have_it:\n            return\n",
-        MANY_RESET,
+        "        waits = have_it or wait_if_no_votes\n",
+        "        waits = have_it or wait_if_no_votes\n"
+        "        if not have_it:\n            return\n",
+        NODES_RESET,
         "S10",
     ),
     Mutant(
-        "a majority stands at the fence",
+        "a majority has the fence",
         "core/quorum.py",
         "[(fence, agreed)] = Counter(numbers).most_common(1)",
         "fence, agreed = max(numbers), self.majority",
-        MANY,
+        NODES,
         "S6 S7",
     ),
     Mutant(
-        "a fence is not that of one node",
+        "a fence needs more than one node",
         "core/quorum.py",
         "[(fence, agreed)] = Counter(numbers).most_common(1)",
         "fence, agreed = numbers[0], self.majority",
-        MANY,
+        NODES,
         "S6 S7",
     ),
     Mutant(
@@ -218,23 +239,23 @@ QUORUM = [
         "core/quorum.py",
         "self.majority = len(self.names) // 2 + 1",
         "self.majority = len(self.names) // 2",
-        MANY,
+        NODES,
         "S1 S6",
     ),
     Mutant(
-        "an elected lease counts from before the round",
+        "the deadline of a quorum lease counts from before the round",
         "core/quorum_acquire.py",
         "token, sent_at, actor = attempt.token, attempt.sent_at, attempt.actor",
         "token, sent_at, actor = attempt.token, session.port.now(), attempt.actor",
-        MANY_PAUSED,
+        NODES_PAUSED,
         "S2 S1",
     ),
     Mutant(
-        "a majority that was reached too late is none",
+        "a majority that is reached too late does not count",
         "core/quorum_acquire.py",
-        "if fence and self._left_to_win() > 0:",
+        "if fence and self._round_time_left() > 0:",
         "if fence:",
-        MANY_PAUSED,
+        NODES_PAUSED,
         "S2",
     ),
     Mutant(
@@ -242,167 +263,168 @@ QUORUM = [
         "core/quorum_acquire.py",
         "                return fence\n",
         "                await self.stop_waiting()\n                return fence\n",
-        MANY_PAUSED,
+        NODES_PAUSED,
         "S2",
     ),
     Mutant(
-        "a renewal takes a majority",
+        "a renewal needs a majority",
         "core/rounds.py",
         "        if self.has_majority():\n            return max(self.yes.values())",
         "        if self.yes:\n            return max(self.yes.values())",
-        MANY_WIPED,
+        NODES_DATA_LOSS,
         "S2 S1",
     ),
     Mutant(
-        "what a majority says is not ours is lost",
+        "a lease that a majority rejects is lost",
         "core/rounds.py",
         "            return [] if len(empty) == self._not_there() else 0",
         "            return isinstance(self, Renewal)",
-        MANY_EVICTED,
+        NODES_EVICTIONS,
         "S5",
     ),
     Mutant(
-        "a renewal that failed at once is not repeated without a pause",
+        "a renewal that fails immediately is retried after a pause",
         "core/renewer.py",
-        "return min(EARLY_MOST, item.spec.first_due / 2, item.patience / 4)",
-        "return min(EARLY_MOST, item.spec.first_due / 2)",
-        MANY_AWAY,
+        "return min(EARLY_MAX, item.spec.first_due / 2, item.reply_timeout / 4)",
+        "return min(EARLY_MAX, item.spec.first_due / 2)",
+        NODES_RESTARTING,
         "BUSY",
     ),
     Mutant(
-        "who loses gives its votes back",
+        "a lost attempt releases its votes",
         "core/quorum_acquire.py",
-        "            await self._withdraw(hurry=votes.agrees_on_holder())\n            pause",
+        "            await self._withdraw(wait_if_no_votes=not votes.agrees_on_holder())\n"
         "            pause",
-        MANY_CALM,
+        "            pause",
+        NODES_CALM,
         "L6 S10",
     ),
     Mutant(
-        "a token is released on nodes that did not answer",
+        "a token is released on nodes that did not reply",
         "core/token_locations.py",
         "        self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))\n",
         "",
-        MANY_LATE,
+        NODES_LATE,
         "S10 S16",
     ),
     Mutant(
-        "what may yet come is buried",
+        "a release leaves a tombstone for votes that may still arrive",
         "core/rounds.py",
-        "buried = script, keys, (token, ttl, TOMBSTONE_MS, settings)",
-        "buried = request",
-        MANY_RESET,
+        "with_tombstone = script, keys, (token, ttl, TOMBSTONE_MS, settings)",
+        "with_tombstone = request",
+        NODES_RESET,
         "S10 S16",
     ),
     Mutant(
-        "what turns out to come after all is buried too",
+        "a token that arrives after its release gets a tombstone",
         "core/token_locations.py",
         "== UNSURE and not tombstone:",
         "== UNSURE and False:",
-        MANY_TORN,
+        NODES_UNSTABLE,
         "S10 S16",
     ),
     Mutant(
-        "a waiter that a late vote puts back into a queue is removed",
+        "a waiter that a late vote put back into a queue is removed",
         "core/token_locations.py",
-        "if node not in there:  # it has left",
-        "if False:  # it has left",
-        MANY_FLUSHED,
+        "if node not in there:  # the token left",
+        "if False:  # the token left",
+        NODES_SCRIPT_FLUSH,
         "S10 S16",
     ),
     Mutant(
-        "what is given again may be overtaken by its release",
+        "a restored token may be overtaken by its release",
         "core/token_locations.py",
         "there.update(dict.fromkeys(nodes, UNSURE))",
         "there.update(dict.fromkeys(new, PRESENT))",
-        MANY_LONG,
+        NODES_LONG_HOLD,
         "S10 S16",
     ),
     Mutant(
-        "an old answer does not undo what was given again",
+        "an old reply does not override a restored token",
         "core/token_locations.py",
-        "            elif there.get(node) == ASKED:\n",
+        "            elif there.get(node) == REQUESTED:\n",
         "            else:\n",
-        MANY_LONG,
+        NODES_LONG_HOLD,
         "S10",
     ),
     Mutant(
-        "who is interrupted withdraws",
+        "an interrupted attempt withdraws its votes",
         "core/quorum_acquire.py",
         "            await session.port.shielded(attempt.undo())\n",
         "            pass\n",
-        MANY_LATE,
+        NODES_LATE,
         "S10 S16 LEAK",
     ),
     Mutant(
-        "a withdrawal that is interrupted is left to the background",
+        "an interrupted withdrawal is left to the background",
         "core/quorum_acquire.py",
-        "        except BaseException:\n            self.abandon()\n            raise\n",
+        "        except BaseException:\n            self.undo_in_background()\n            raise\n",
         "        except BaseException:\n            raise\n",
-        MANY_LATE,
+        NODES_LATE,
         "S10 S16 LEAK",
     ),
     Mutant(
-        "who leaves a queue makes sure of it",
+        "a waiter that leaves the queue of a node confirms it",
         "core/quorum.py",
         "            await self._release(request, 0.0, Round.is_complete)",
-        "            await self._ask(Release(self, request, Round.is_complete), 0.0)",
-        MANY_LATE,
+        "            await self._send(Release(self, request, Round.is_complete), 0.0)",
+        NODES_LATE,
         "S10 S16 LEAK",
     ),
     Mutant(
-        "who was buried is not queued again",
+        "a token with a tombstone is not queued again",
         "scripts/vote.lua",
-        "if waiter ~= '' and not is_buried(waiter) then",
+        "if waiter ~= '' and not has_tombstone(waiter) then",
         "if waiter ~= '' then",
-        MANY_TORN,
+        NODES_UNSTABLE,
         "S10",
     ),
     Mutant(
-        "a number is raised by its token only",
+        "a fence counter is raised only by the token that holds the lock",
         "scripts/confirm.lua",
         "if call('GET', lock) ~= token or is_over(left) then",
         "if is_over(left) then",
-        MANY,
+        NODES,
         "S8 S6 S4",
     ),
     Mutant(
-        "a vote is for what is free",
+        "a node votes only for a free lock",
         "scripts/vote.lua",
         "if not holder then\n  if waiter",
         "if true then\n  if waiter",
-        MANY,
+        NODES,
         "S4 S1",
     ),
     Mutant(
-        "a vote is above the last number",
-        "scripts/_number.lua",
+        "a vote has a number above the last one",
+        "scripts/_vote_fence.lua",
         "if last and tonumber(last) >= tonumber(fence) then",
         "if false then",
-        MANY,
+        NODES,
         "S6",
     ),
     Mutant(
-        "a node that lost its data is not asked",
+        "a node that lost its data does not vote",
         "sim/requests.py",
         "        if left > 0:\n",
         "        if False:\n",
-        MANY_WIPED,
+        NODES_DATA_LOSS,
         "S1 S7",
     ),
     Mutant(
-        "an election is within the timeout",
+        "an attempt on a quorum ends within the timeout",
         "core/quorum_acquire.py",
-        "withdraw(request, self._time_left(), hurry=hurry)",
-        "withdraw(request, self._spec.command_timeout, hurry=hurry)",
-        MANY_HURRIED,
+        "withdraw(request, self._time_left(), wait_if_no_votes=wait_if_no_votes)",
+        "withdraw(request, self._spec.command_timeout, wait_if_no_votes=wait_if_no_votes)",
+        NODES_SHORT_TIMEOUT,
         "L4",
     ),
     Mutant(
-        "a vote that is repeated does not shorten a lease",
+        "a repeated vote does not shorten a lease",
         "scripts/vote.lua",
         "  call('PEXPIRE', lock, math.max(left, ttl + delay))",
         "  call('PEXPIRE', lock, ttl + delay)",
-        MANY_EXTENDED,
+        NODES_EXTENDED,
         "S2",
     ),
     Mutant(
@@ -410,73 +432,74 @@ QUORUM = [
         "scripts/confirm.lua",
         "call('PEXPIRE', lock, math.max(left, ttl + delay))",
         "call('PEXPIRE', lock, ttl + delay)",
-        MANY_EXTENDED,
+        NODES_EXTENDED,
         "S2",
     ),
     Mutant(
-        "a lease that is being released is given to no more nodes",
+        "a lease is not restored on a node while it is being released",
         "core/token_locations.py",
-        "            if there is None or token in self._leaving:\n",
+        "            if there is None or token in self._releasing:\n",
         "            if there is None:\n",
-        MANY_RENEWED,
+        NODES_SHORT_TTL,
         "S10 S16",
     ),
     Mutant(
-        "a lease is given to more nodes only after a majority renewed it",
+        "a lease is restored on other nodes only after a majority renewed it",
         "core/quorum.py",
         "if isinstance(each, Renewal) and each.has_majority()",
         "if isinstance(each, Renewal) and each.yes",
-        MANY,
+        NODES,
         "S5",
     ),
     Mutant(
-        "a lease is given to the nodes that do not have it",
+        "a renewal restores the lease on nodes that do not have it",
         "core/rounds.py",
         "[(nodes, vote), (nodes, confirmation)] if nodes else []",
         "[]",
-        MANY_EVICTED,
+        NODES_EVICTIONS,
         "RESTORE",
     ),
     Mutant(
-        "a renewal that a majority answers counts",
+        "a renewal with replies of a majority counts",
         "core/quorum.py",
         "if isinstance(one_round, Release) and one_round.failed:",
         "if one_round.failed:",
-        MANY_AWAY,
+        NODES_RESTARTING,
         "RENEW",
     ),
     Mutant(
-        "a round that is won too late is given back before the next one",
+        "a round that is won too late is released before the next one",
         "core/quorum_acquire.py",
-        "            await self._withdraw(hurry=votes.agrees_on_holder())\n            pause",
-        "            if not fence:\n"
-        "                await self._withdraw(hurry=votes.agrees_on_holder())\n"
+        "            await self._withdraw(wait_if_no_votes=not votes.agrees_on_holder())\n"
         "            pause",
-        MANY_HURRIED_LATE,
+        "            if not fence:\n"
+        "                await self._withdraw(wait_if_no_votes=not votes.agrees_on_holder())\n"
+        "            pause",
+        NODES_MIN_VALIDITY,
         "S10",
     ),
     Mutant(
-        "what a node refused before it was asked no more is not said to be missing",
+        "a refusal from before a node was released does not report a missing lease",
         "core/rounds.py",
         "return [] if len(empty) == self._not_there() else 0",
         "return [] if empty else 0",
-        {**MANY, "calm": True, "evict_holder": 0.7, "extend": 1.0, "slow": 0.1, "reset": 0.02},
+        {**NODES, "calm": True, "evict_holder": 0.7, "extend": 1.0, "slow": 0.1, "reset": 0.02},
         "EVICT",
     ),
     Mutant(
         "a vote for a lock without a last number is numbered",
-        "scripts/_number.lua",
+        "scripts/_vote_fence.lua",
         "if last and tonumber(last) >= tonumber(fence) then",
         "if true then",
-        MANY_CALM,
+        NODES_CALM,
         "ERROR",
     ),
     Mutant(
-        "an election in a forked child leaves no waiter behind",
+        "an attempt in a forked child leaves no waiter behind",
         "core/quorum_acquire.py",
         "            attempt.forget()\n",
         "            pass\n",
-        {**MANY_CALM, "fork": 0.02, "clients": 4},
+        {**NODES_CALM, "fork": 0.02, "clients": 4},
         "LEAK",
     ),
     Mutant(
@@ -484,80 +507,86 @@ QUORUM = [
         "core/quorum_acquire.py",
         "            self._quorum.locations.forget(token)\n",
         "            pass\n",
-        {**MANY_CALM, "fork": 0.05, "tasks": 2, "loop": True},
+        {**NODES_CALM, "fork": 0.05, "tasks": 2, "loop": True},
         "LEAK",
     ),
     Mutant(
         "a token that a renewal finds released is forgotten",
         "core/token_locations.py",
-        "if token in self._leaving:  # the release was quicker",
-        "if False:  # the release was quicker",
-        {**MANY_CALM, "ttl": 1.0, "hold": 1.0},
+        "if token in self._releasing:  # the node ran",
+        "if False:  # the node ran",
+        {**NODES_CALM, "ttl": 1.0, "hold": 1.0},
         "LEAK",
     ),
     Mutant(
         "a token that is gone from all nodes is forgotten",
         "core/token_locations.py",
-        "                there.pop(node, None)\n                self.forget_if_nowhere(token)\n",
-        "                there.pop(node, None)\n",
-        {**MANY_CALM, "slow": 0.2},
+        "(node, None)\n            if not there:\n                self.forget(token)\n",
+        "(node, None)\n",
+        {**NODES_CALM, "slow": 0.2},
         "LEAK",
     ),
 ]
-"""On several nodes."""
+"""Mutants of locks on several nodes."""
 
-COPIES: Worlds = {"replicas": 2, "failover": 0.3, "hold": 1.0}
+REPLICATED: SettingChanges = {"replicas": 2, "failover": 0.3, "hold": 1.0}
 
 REPLICAS = [
     Mutant(
-        "all replicas have it",
-        "wire/copies.py",
-        "if isinstance(copies, int) and copies >= replicas:",
-        "if isinstance(copies, int) and copies >= 1:",
-        COPIES,
+        "all replicas have the write",
+        "wire/replication.py",
+        "if isinstance(acked, int) and acked >= replicas:",
+        "if isinstance(acked, int) and acked >= 1:",
+        REPLICATED,
         "S1 S2",
     ),
     Mutant(
-        "replicas have a renewal too",
-        "wire/copies.py",
+        "replicas have a renewal",
+        "wire/replication.py",
         "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
         "frozenset((ACQUIRE.name, ADOPT.name))",
-        COPIES,
+        REPLICATED,
         "S1 S2",
     ),
     Mutant(
-        "replicas have what was granted",
-        "wire/copies.py",
+        "replicas have a grant",
+        "wire/replication.py",
         "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
         "frozenset((RENEW.name,))",
-        COPIES,
+        REPLICATED,
         "S1 S2",
     ),
     Mutant(
-        "a pushed grant is confirmed where replicas must have it",
+        "a pushed grant is confirmed if replicas must have it",
         "core/attempt.py",
         "if spec.renew and not spec.replicas:",
         "if spec.renew:",
-        COPIES,
+        REPLICATED,
         "S1 S2",
     ),
     Mutant(
-        "what is waited for is what was written here",
+        "WAIT covers the writes of this connection",
         "sim/requests.py",
         "link.server.wait(link.offset, replicas, microseconds)",
         "link.server.wait(0, replicas, microseconds)",
-        COPIES,
+        REPLICATED,
         "S1 S2",
     ),
 ]
-"""Of one server with replicas."""
+"""Mutants of locks on one server with replicas."""
 
-PASSED: Worlds = {"hand_off": 0.4}
-PASSED_SLOW: Worlds = {**PASSED, "slow": 0.2, "pause": 0.05, "hold": 1.0}
-PASSED_LATE: Worlds = {**PASSED, "ttl": 30.0, "cancel": 0.04, "slow": 0.2, "doubled": 0.0}
-PASSED_CALM: Worlds = {**PASSED, "calm": True, "ttl": 5.0}
-PASSED_AT_LAST: Worlds = {**PASSED, "calm": True, "renew": False, "hold": 1.6}
-PASSED_IN_VAIN: Worlds = {
+HAND_OFFS: SettingChanges = {"hand_off": 0.4}
+HAND_OFFS_SLOW: SettingChanges = {**HAND_OFFS, "slow": 0.2, "pause": 0.05, "hold": 1.0}
+HAND_OFFS_LATE: SettingChanges = {
+    **HAND_OFFS,
+    "ttl": 30.0,
+    "cancel": 0.04,
+    "slow": 0.2,
+    "doubled": 0.0,
+}
+HAND_OFFS_CALM: SettingChanges = {**HAND_OFFS, "calm": True, "ttl": 5.0}
+HAND_OFFS_UNRENEWED: SettingChanges = {**HAND_OFFS, "calm": True, "renew": False, "hold": 1.6}
+HAND_OFFS_UNSTABLE: SettingChanges = {
     "calm": True,
     "clients": 1,
     "turns": 6,
@@ -566,169 +595,174 @@ PASSED_IN_VAIN: Worlds = {
     "cancel": 0.1,
     "slow": 0.4,
 }
-PASSED_COPIES: Worlds = {**PASSED, "replicas": 2, "failover": 0.3}
+HAND_OFFS_REPLICATED: SettingChanges = {**HAND_OFFS, "replicas": 2, "failover": 0.3}
 
 HAND_OFF = [
     Mutant(
-        "an adopted lease has the fence it had",
+        "an exported lease carries its fence",
         "core/hand_off.py",
-        '"fence": hold.fence,',
-        '"fence": hold.fence - 1,',
-        PASSED_CALM,
+        '"fence": lease.fence,',
+        '"fence": lease.fence - 1,',
+        HAND_OFFS_CALM,
         "S8",
     ),
     Mutant(
-        "an export ends the belief",
+        "an export ends the lease of the exporter",
         "core/hand_off.py",
-        "    hold.state = RELEASED\n    return text\n",
-        "    return text\n",
-        PASSED_CALM,
+        "        lease.state = RELEASED\n    except BaseException:\n",
+        "    except BaseException:\n",
+        HAND_OFFS_CALM,
         "S12",
     ),
     Mutant(
-        "what is exported is kept from now on",
+        "an export renews the lease",
         "core/hand_off.py",
-        "    await renew_now(session, grip, hold, spec.ttl)\n",
+        "    sent_at = await renew_now(session, ref, lease, spec.ttl)\n"
+        "    lease.prolong(sent_at, spec.ttl, session.port.now())\n",
         "",
-        PASSED_AT_LAST,
+        HAND_OFFS_UNRENEWED,
         "ADOPT",
     ),
     Mutant(
-        "what was exported is not handed back by a late push",
+        "a late push does not release an exported lease",
         "core/hand_off.py",
-        "hold.forget_waiter(session.port.now())",
-        "hold.forget_waiter()",
-        PASSED_SLOW,
+        "lease.unregister_waiter(session.port.now())",
+        "lease.unregister_waiter()",
+        HAND_OFFS_SLOW,
         "S4",
     ),
     Mutant(
-        "of two who adopt one gets it",
+        "a lease is adopted only once",
         "scripts/adopt.lua",
         "if (holder ~= exported and holder ~= token) or",
         "if not holder or",
-        PASSED_CALM,
+        HAND_OFFS_CALM,
         "S4",
     ),
     Mutant(
-        "an adoption never creates",
+        "an adoption never creates a lock",
         "scripts/adopt.lua",
         "if (holder ~= exported and holder ~= token) or is_over(left) or",
         "if (holder and holder ~= exported and holder ~= token) or",
-        PASSED,
+        HAND_OFFS,
         "S5",
     ),
     Mutant(
-        "an adoption keeps the fence",
+        "an adoption does not change the fence counter",
         "scripts/adopt.lua",
         "return (call('GET', KEYS[2]) or new_fence()) .. serial",
         "return new_fence() .. serial",
-        PASSED_CALM,
+        HAND_OFFS_CALM,
         "S8",
     ),
     Mutant(
-        "what was exported is buried when it is adopted",
+        "an adoption leaves a tombstone for the exported token",
         "scripts/adopt.lua",
-        "bury(exported, 60000)\n",
+        "add_tombstone(exported, 60000)\n",
         "",
-        PASSED_LATE,
+        HAND_OFFS_LATE,
         "S10",
     ),
     Mutant(
-        "who gave up an adoption does not get it",
+        "an adoption that was abandoned does not get the lock",
         "scripts/adopt.lua",
-        "or is_over(left) or buried then",
+        "or is_over(left) or has_tombstone then",
         "or is_over(left) then",
-        PASSED_IN_VAIN,
+        HAND_OFFS_UNSTABLE,
         "S10",
     ),
     Mutant(
-        "who gives up an adoption takes its token back",
+        "an abandoned adoption releases its token",
         "core/hand_off.py",
         "            elif maybe_adopted or not isinstance(error, HoldfastError):\n",
         "            elif False:\n",
-        PASSED_LATE,
+        HAND_OFFS_LATE,
         "S10 S16",
     ),
     Mutant(
-        "an adoption that came too late is released",
+        "an adoption that completes too late is released",
         "core/hand_off.py",
-        "        maybe_adopted = uncertain or bool(given)\n",
-        "        maybe_adopted = uncertain\n",
+        "        maybe_adopted = may_have_run or bool(given)\n",
+        "        maybe_adopted = may_have_run\n",
         {"calm": True, "hand_off": 0.5, "ttl": 0.4, "pause": 0.1},
         "S16",
     ),
     Mutant(
-        "an adopted lease counts from before the sending",
+        "the deadline of an adopted lease counts from before the request",
         "core/hand_off.py",
-        "Hold(spec, token, fence, asked_at, actor, process, session, grip)",
-        "Hold(spec, token, fence, port.now(), actor, process, session, grip)",
-        PASSED_SLOW,
+        "LeaseState(spec, token, fence, sent_at, actor, process, session, ref)",
+        "LeaseState(spec, token, fence, port.now(), actor, process, session, ref)",
+        HAND_OFFS_SLOW,
         "S2 S1",
     ),
     Mutant(
-        "an adopted lease is given for all that is believed",
+        "an adoption sets at least the adopter's ttl",
         "scripts/adopt.lua",
         "  call('SET', lock, token, 'PX', math.max(left, ttl + delay))",
         "  call('SET', lock, token, 'PX', left)",
-        PASSED,
+        HAND_OFFS,
         "S2 S1",
     ),
     Mutant(
-        "replicas have what was adopted",
-        "wire/copies.py",
+        "replicas have an adoption",
+        "wire/replication.py",
         "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
         "frozenset((ACQUIRE.name, RENEW.name))",
-        PASSED_COPIES,
+        HAND_OFFS_REPLICATED,
         "S1 S2 S4",
     ),
 ]
-"""Of leases that are handed from one client to another."""
+"""Mutants of leases that one client hands to another."""
 
 MUTANTS = [
-    # The deadline
+    # Deadlines
     Mutant(
-        "a deadline counts from before the sending",
+        "a deadline counts from before the request",
         "core/server_acquire.py",
-        "Hold(spec, token, reply, asked_at, actor, process, session, grip)",
-        "Hold(spec, token, reply, port.now(), actor, process, session, grip)",
+        "LeaseState(\n"
+        "                spec, token, reply, sent_at, actor, process, session, ref\n"
+        "            )",
+        "LeaseState(\n"
+        "                spec, token, reply, port.now(), actor, process, session, ref\n"
+        "            )",
         SLOW,
         "S2 S1",
     ),
     Mutant(
-        "a renewal counts from before its sending",
-        "core/hold.py",
-        "else max(asked_at + validity, self.deadline)",
+        "a renewal counts from before its request",
+        "core/lease_state.py",
+        "else max(sent_at + validity, self.deadline)",
         "else max(now + validity, self.deadline)",
         SLOW,
         "S2 S1",
     ),
     Mutant(
         "a pushed grant counts from the last answered PING",
-        "core/line.py",
-        "since = max(self._heard_since, waiter.since)",
+        "core/waiter_channel.py",
+        "since = max(self._synced_at, waiter.since)",
         "since = now",
         PAUSES,
         "S1 S2 S7",
     ),
     Mutant(
-        "an answered grant counts from the asking",
+        "a grant in a reply counts from its request",
         "core/waiters.py",
-        "line.granted(grant, sent_at, self._port.now())",
-        "line.granted(grant, self._port.now(), self._port.now())",
-        PAIRS,
+        "channel.on_grant(grant, sent_at, self._port.now())",
+        "channel.on_grant(grant, self._port.now(), self._port.now())",
+        TWO_TASKS,
         "S2 S1",
     ),
     Mutant(
-        "a confirmed grant counts from before the sending",
+        "a confirmed grant counts from before its request",
         "core/attempt.py",
-        "spec.ttl, sent_at), is_pushed=False)\n\n\ndef on_holder",
-        "spec.ttl, moment.now), is_pushed=False)\n\n\ndef on_holder",
+        "spec.ttl, sent_at), is_unconfirmed=False)\n\n\ndef on_holder",
+        "spec.ttl, moment.now), is_unconfirmed=False)\n\n\ndef on_holder",
         PAUSES,
         "S2 S1",
     ),
     Mutant(
-        "a grant is believed for its window",
-        "core/hold.py",
+        "a grant is valid for its window",
+        "core/lease_state.py",
         "self.deadline = grant.since + validity_of(grant.seconds)",
         "self.deadline = grant.since + validity_of(self.spec.ttl)",
         LONG,
@@ -739,19 +773,19 @@ MUTANTS = [
         "core/spec.py",
         "return ttl * (1 - DRIFT) - MARGIN",
         "return ttl",
-        STORM,
+        UNCHANGED,
         "S2 S1",
     ),
     Mutant(
-        "a release ends the belief",
-        "core/hold.py",
+        "a release ends the lease",
+        "core/lease_state.py",
         "return self.state is HELD and now",
         "return now",
-        STORM,
+        UNCHANGED,
         "S12 S1",
     ),
     Mutant(
-        "a loss is told while the server hangs",
+        "a loss is reported while the server hangs",
         "core/renewer.py",
         "due, soon = self._advance(), self",
         "due, soon = None, self",
@@ -759,16 +793,16 @@ MUTANTS = [
         "S3",
     ),
     Mutant(
-        "a loss is told",
+        "a loss is reported",
         "core/renewer.py",
-        "            item.lose(item.overdue())\n            return",
+        "            item.lose(item.expiry_reason())\n            return",
         "            return",
         HANGING,
         "S3",
     ),
-    # The token
+    # Tokens
     Mutant(
-        "release is for its own token",
+        "a release compares the token",
         "scripts/release.lua",
         "has_hold(holder, token)\n",
         "holder\n",
@@ -776,7 +810,7 @@ MUTANTS = [
         "S4 S1",
     ),
     Mutant(
-        "renew is for its own token",
+        "a renewal compares the token",
         "scripts/renew.lua",
         "if is_over(left) or not has_hold(holder, token) then",
         "if not holder then",
@@ -784,7 +818,7 @@ MUTANTS = [
         "S1 S2 S9",
     ),
     Mutant(
-        "renew never creates",
+        "a renewal never creates a lock",
         "scripts/renew.lua",
         "if is_over(left) or",
         "if not holder then\n  call('SET', lock, token, 'PX', ttl)\n"
@@ -793,30 +827,29 @@ MUTANTS = [
         "S5",
     ),
     Mutant(
-        "one token for the whole attempt",
+        "an attempt uses one token",
         "core/server_acquire.py",
-        "        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked\n        reply",
-        "        self.token = port.draw_token(port.actor(), spec.suffix)\n"
-        "        args = self.token, spec.ttl_ms, place, spec.settings, *spec.asked\n"
-        "        reply",
-        STORM,
+        "        args = _acquire_args(spec, self.token, place)\n",
+        "        self.token = port.new_token(port.actor(), spec.suffix)\n"
+        "        args = _acquire_args(spec, self.token, place)\n",
+        UNCHANGED,
         "S9 S1 S10 S4 S16",
     ),
     Mutant(
-        "a retry gets what the first try got",
+        "a retry finds the lock that the first request was granted",
         "scripts/acquire.lua",
-        "(has_hold(holder, token) or is_owners(holder))",
-        "is_owners(holder)",
+        "(has_hold(holder, token) or is_same_owner(holder))",
+        "is_same_owner(holder)",
         {"drawn": True},
         "S10",
     ),
-    # The fence
+    # Fences
     Mutant(
-        "a hand-over raises the fence",
+        "a grant raises the fence",
         "scripts/_hand_over.lua",
         "fence = fence or new_fence()",
         "fence = fence or call('GET', KEYS[2])",
-        STORM,
+        UNCHANGED,
         "S6",
     ),
     Mutant(
@@ -824,44 +857,44 @@ MUTANTS = [
         "scripts/renew.lua",
         "return (call('GET', KEYS[2]) or new_fence()) .. serial",
         "return new_fence() .. serial",
-        STORM,
+        UNCHANGED,
         "S8",
     ),
     Mutant(
         "a retry keeps the fence",
         "scripts/acquire.lua",
-        "return (call('GET', KEYS[2]) or new_fence()) .. serial",
-        "return new_fence() .. serial",
-        STORM,
+        "  local fence = call('GET', KEYS[2]) or new_fence()\n  if order",
+        "  local fence = new_fence()\n  if order",
+        UNCHANGED,
         "S8",
     ),
     Mutant(
-        "a fence is floored by the clock",
+        "a fence is not below the clock",
         "scripts/_fence.lua",
         "fence = time[1] .. string.sub('00000' .. time[2], -6)",
         "fence = '1'",
-        WIPED,
+        DATA_LOSS,
         "S6",
     ),
     Mutant(
-        "a fence is above the last",
+        "a fence is above the last one",
         "scripts/_fence.lua",
         "if last and tonumber(last) >= tonumber(fence) then",
         "if false then",
-        JUMPING,
+        CLOCK_JUMPS,
         "S6",
     ),
-    # What was abandoned
+    # Abandoned requests
     Mutant(
-        "what was given up is buried",
+        "an abandoned token gets a tombstone",
         "scripts/release.lua",
-        "if life ~= '0' then",
+        "if tombstone_ms ~= '0' then",
         "if false then",
         LATE,
         "S10",
     ),
     Mutant(
-        "what was buried stays so",
+        "a token with a tombstone is not granted the lock",
         "scripts/acquire.lua",
         "if score('+' .. token) then",
         "if false then",
@@ -869,7 +902,7 @@ MUTANTS = [
         "S10",
     ),
     Mutant(
-        "who gives up takes its token back",
+        "an abandoned attempt releases its token",
         "core/server_acquire.py",
         "session, spec, tombstone = self._session, self._spec, self.attempt.tombstone",
         'session, spec, tombstone = self._session, self._spec, ""',
@@ -877,7 +910,7 @@ MUTANTS = [
         "S10 S16",
     ),
     Mutant(
-        "who gives up leaves the line",
+        "an abandoned attempt leaves the queue",
         "core/server_acquire.py",
         "        elif tombstone:\n",
         '        elif tombstone and tombstone != "0":\n',
@@ -885,15 +918,15 @@ MUTANTS = [
         "S10",
     ),
     Mutant(
-        "who gives up a silent server cleans up later",
+        "an attempt that is abandoned without a reply is cleaned up later",
         "core/server_acquire.py",
         "            session.cleanups.schedule(spec, self.token)\n",
         "",
-        STORM,
+        UNCHANGED,
         "S10 S16",
     ),
     Mutant(
-        "what could not be taken back is cleaned up later",
+        "a token that could not be released is cleaned up later",
         "core/cleanup.py",
         "        session.cleanups.schedule(spec, token, longest=longest)\n",
         "        pass\n",
@@ -901,73 +934,73 @@ MUTANTS = [
         "S10 S16",
     ),
     Mutant(
-        "a clean-up is tried again",
+        "a failed cleanup is retried",
         "core/renewer.py",
-        "self._schedule(item, min(now + item.patience / 2, item.deadline))",
-        "self._schedule(item, item.deadline)",
-        STORM,
+        "self._set_due(item, min(now + item.reply_timeout / 2, item.deadline))",
+        "self._set_due(item, item.deadline)",
+        UNCHANGED,
         "S10 S16",
     ),
     # Waiting
     Mutant(
-        "a grant for somebody is not handed back",
-        "core/line.py",
+        "a grant with a waiter is not returned",
+        "core/waiter_channel.py",
         "if waiter is None or waiter.key != message.key:",
-        "if waiter is None or not waiter.waits:",
+        "if waiter is None or not waiter.in_timer:",
         SLOW,
         "S1 S4",
     ),
     Mutant(
-        "everybody asks when the connection is lost",
-        "core/line.py",
-        "        self._rechecked_at = now\n        self.recheck_all()\n\n    def heard",
-        "        self._rechecked_at = now\n\n    def heard",
-        STORM,
+        "all waiters recheck when the connection is lost",
+        "core/waiter_channel.py",
+        "            lost.on_echo()\n        self.recheck_all()\n\n    def on_message",
+        "            lost.on_echo()\n\n    def on_message",
+        UNCHANGED,
         "L2 L1",
     ),
     Mutant(
-        "an answer changes nothing if a push overtook it",
-        "core/line.py",
-        "elif what is _LEFT or at <= timer.notified_at:",
-        "elif what is _LEFT:",
+        "a reply that a push overtook changes nothing",
+        "core/waiter_channel.py",
+        "if what is QUEUED and at <= timer.notified_at:",
+        "if False:",
         SLOW_LONG,
         "L3",
     ),
     Mutant(
-        "somebody asks when the holder's time is up",
-        "core/line.py",
+        "a waiter rechecks when the holder's ttl ends",
+        "core/waiter_channel.py",
         "            self._request_at(waiter.key, timer, at + min(",
-        "            what is _QUEUED or self._request_at(waiter.key, timer, at + min(",
+        "            what is QUEUED or self._request_at(waiter.key, timer, at + min(",
         CRASHES,
         "L2 L1",
     ),
     Mutant(
-        "a lock found free goes to the first in line",
+        "a lock that is found free goes to the first waiter",
         "scripts/acquire.lua",
-        "local who, fence = hand_over()",
-        "local who, fence",
-        STORM,
+        "local grantee, fence = hand_over()",
+        "local grantee, fence",
+        UNCHANGED,
         "L2 L1",
     ),
     Mutant(
-        "a granted waiter is out of the line",
+        "a granted waiter leaves the queue",
         "scripts/_hand_over.lua",
-        "      grant(who, window)\n",
-        "      grant(who, window)\n      call('ZADD', queue, ticket, waiter)\n"
+        "      grant(grantee, window)\n",
+        "      grant(grantee, window)\n      call('ZADD', queue, ticket, waiter)\n"
         "      call('PEXPIRE', queue, 3600000)\n",
         CRASHES,
         "L1",
     ),
     Mutant(
-        "who is not in line has no ticket",
+        "a token that is not queued has no ticket",
         "scripts/acquire.lua",
-        "ticket, put_back = '0', 0",
-        "ticket, put_back = ticket or '0', 0",
-        PAIRS,
+        "ticket, place_lost = '0', 0",
+        "ticket, place_lost = ticket or '0', 0",
+        TWO_TASKS,
         "FIFO L2 REPLY",
     ),
     Mutant(
-        "a release hands over",
+        "a release grants the lock to the next waiter",
         "scripts/release.lua",
         "  if not hand_over() then\n    call('DEL', lock)\n  end",
         "  call('DEL', lock)",
@@ -975,19 +1008,19 @@ MUTANTS = [
         "L2 L3",
     ),
     Mutant(
-        "a release that finds it free hands over",
+        "a release that finds the lock free grants it to the next waiter",
         "scripts/release.lua",
-        "elseif mine or not holder or (over and holder == token and how ~= 'leave') then",
-        "elseif mine then",
+        "elseif was_held or not holder or (over and holder == token and mode ~= 'leave') then",
+        "elseif was_held then",
         LATE,
         "L2 L3",
     ),
     Mutant(
-        "a second waiter watches, in case the first one is dead or stopped",
+        "a second waiter watches in case the first one is dead or stopped",
         "scripts/_hand_over.lua",
         "      if second and (left < 0 or left > window + delay) then",
         "      if false then",
-        CROWDED,
+        MANY_CLIENTS,
         "L3",
     ),
     Mutant(
@@ -995,19 +1028,19 @@ MUTANTS = [
         "scripts/release.lua",
         "    if was_first then",
         "    if false then",
-        LEAVING,
+        SHORT_TIMEOUT_CALM,
         "L3",
     ),
     Mutant(
         "a late request without a place leaves its token in the queue",
         "scripts/acquire.lua",
         "  if added then\n    call('ZREM', queue, token)\n  end",
-        "  leave_line()",
+        "  leave_queue()",
         {"drawn": True, "nodes": 1, "slow": 0.3},
         "REPLY",
     ),
     Mutant(
-        "a waiter whose request got no reply asks again",
+        "a waiter whose request got no reply sends it again",
         "core/attempt.py",
         "min(give_up, attempt.replied_at + RECHECK) if attempt.needs_tombstone else give_up",
         "give_up",
@@ -1026,15 +1059,15 @@ MUTANTS = [
     Mutant(
         "a late push for a lost lease does not end its lock delay",
         "core/session.py",
-        "hold.forget_waiter(self.port.now())",
-        "hold.forget_waiter()",
+        "lease.unregister_waiter(self.port.now())",
+        "lease.unregister_waiter()",
         {"drawn": True, "nodes": 1, "slow": 0.3, "renew": False, "lock_delay": 1.3, "ttl": 0.4},
         "DELAY",
     ),
     Mutant(
         "an owner is compared with the end of a token",
         "scripts/_owner.lua",
-        "string.sub(holder, -#owner) == owner",
+        "string.sub(holder, -#owner - 1) == ':' .. owner",
         "string.find(holder, owner, 1, true)",
         {"owner": True},
         "S1 S9 S4",
@@ -1050,7 +1083,7 @@ MUTANTS = [
         "L3 L1 L2",
     ),
     Mutant(
-        "without a timeout a caller waits for ever",
+        "without a timeout a caller waits without limit",
         "core/time_budget.py",
         "give_up = math.inf if timeout is None else now + timeout",
         "give_up = now + (timeout or 0.0)",
@@ -1060,74 +1093,74 @@ MUTANTS = [
     Mutant(
         "an inner level reports the loss of the lease",
         "core/release.py",
-        "    if hold.state is LOST or not current:\n        check(session, grip)\n",
-        "    if len(hold.grips) == 1 and (hold.state is LOST or not current):\n"
-        "        check(session, grip)\n",
+        "    if lease.state is LOST or not current:\n        check_valid(session, ref)  #",
+        "    if len(lease.refs) == 1 and (lease.state is LOST or not current):\n"
+        "        check_valid(session, ref)  #",
         {"drawn": True, "reentrant": True, "renew": False, "stall": 0.3},
         "S12",
     ),
     Mutant(
-        "a lease is renewed again and again",
-        "core/hold.py",
-        "        self.renew_at = asked_at + validity / RENEWALS_A_TTL\n",
-        "        self.renew_at = asked_at + validity\n",
+        "a lease is renewed repeatedly",
+        "core/lease_state.py",
+        "        self.renew_at = sent_at + validity / RENEWALS_PER_TTL\n",
+        "        self.renew_at = sent_at + validity\n",
         {"calm": True, "hold": 5.0, "ttl": 1.0},
         "RENEW",
     ),
     Mutant(
-        "first come, first served",
+        "waiters are granted in fifo order",
         "scripts/acquire.lua",
-        "  if order == 'barge' then\n    leave_line()",
-        "  if place ~= '' then\n    leave_line()",
-        STORM,
+        "  if order == 'barge' then\n    leave_queue()",
+        "  if place ~= '' then\n    leave_queue()",
+        UNCHANGED,
         "FIFO",
     ),
     Mutant(
         "a waiter waits in the queue and does not poll",
         "core/server_acquire.py",
-        "        if line is not None:\n            subscription = line.subscription\n",
-        "        if False:\n            subscription = line.subscription\n",
+        "        if channel is not None:\n            subscription = channel.subscription\n",
+        "        if False:\n            subscription = channel.subscription\n",
         {"calm": True, "ttl": 5.0},
         "POLL",
     ),
     Mutant(
         "a waiter that was granted the lock is forgotten with its lease",
         "core/server_acquire.py",
-        "            hold.waiter = self.waiter\n            self.waiter.leave()",
-        "            self.waiter.leave()",
+        "            lease.waiter = self.waiter\n            self.waiter.leave_timer()",
+        "            self.waiter.leave_timer()",
         {"calm": True, "ttl": 5.0},
         "LEAK",
     ),
     Mutant(
-        "a waiter that gives up wakes no more",
+        "a waiter that gives up is not woken again",
         "core/server_acquire.py",
         "        if self.waiter is not None:\n"
-        "            self.waiter.leave()\n"
+        "            self.waiter.leave_timer()\n"
         "        session, spec, tombstone",
         "        session, spec, tombstone",
         {"drawn": True},
         "LEAK L3",
     ),
     Mutant(
-        "a waiter is forgotten although leaving the queue was interrupted",
+        "a waiter is forgotten even if leaving the queue is interrupted",
         "core/server_acquire.py",
-        "        finally:\n            self._forget_waiter()\n",
-        "        except HoldfastError:\n            self._forget_waiter()\n",
-        CUT_SHORT,
+        "        finally:\n            self._unregister_waiter()\n",
+        "        except HoldfastError:\n            self._unregister_waiter()\n",
+        CANCELLED_ACQUIRES,
         "LEAK",
     ),
     # Timeouts
     Mutant(
-        "waiting ends with the timeout",
+        "waiting ends at the timeout",
         "core/time_budget.py",
         "give_up = math.inf if timeout is None else now + timeout",
         "give_up = math.inf",
-        IN_TIME,
+        SHORT_TIMEOUT,
         "L4",
     ),
-    # Owners, delays, levels, barging
+    # Owners
     Mutant(
-        "a co-holder's release leaves the others theirs",
+        "the release of one co-holder keeps the holds of the others",
         "scripts/_owner.lua",
         "if latest then",
         "if false then",
@@ -1135,7 +1168,7 @@ MUTANTS = [
         "S1",
     ),
     Mutant(
-        "a co-holder is kept in mind",
+        "the hold of a co-holder is recorded",
         "scripts/_owner.lua",
         "if not holds and holder ~= token then",
         "if false then",
@@ -1159,24 +1192,24 @@ MUTANTS = [
         "S10 EXPIRY S2 S1",
     ),
     Mutant(
-        "the longest co-holder counts",
+        "the hold with the longest ttl counts",
         "scripts/_owner.lua",
         "latest = holds[found[index]]",
-        "latest = time + 1",
+        "latest = now + 1",
         SHARED,
         "S2 S1",
     ),
     Mutant(
-        "re-entry is for the same task",
+        "only the same task re-enters a lock",
         "core/held.py",
-        "            if hold.actor is not actor:\n                continue\n",
+        "            if lease.actor is not actor:\n                continue\n",
         "",
         NESTED,
         "S7 S1 S12",
     ),
-    # Delays, levels, and what a late request may do
+    # Lock delays, re-entry levels, late requests
     Mutant(
-        "expiry only grows",
+        "a co-holder does not shorten the ttl",
         "scripts/_owner.lua",
         "call('PEXPIRE', lock, math.max(left, ttl) + delay)",
         "call('PEXPIRE', lock, ttl + delay)",
@@ -1184,7 +1217,7 @@ MUTANTS = [
         "S2",
     ),
     Mutant(
-        "who abandons a request buries its token",
+        "an abandoned request leaves a tombstone",
         "core/server_acquire.py",
         "self._remove(tombstone)",
         'self._remove("0")',
@@ -1192,39 +1225,40 @@ MUTANTS = [
         "S10 S16",
     ),
     Mutant(
-        "a hold knows what it abandoned",
+        "a lease knows of its abandoned requests",
         "core/server_acquire.py",
-        "hold.needs_tombstone = self.attempt.needs_tombstone",
-        "hold.needs_tombstone = False",
+        "lease.needs_tombstone = self.attempt.needs_tombstone",
+        "lease.needs_tombstone = False",
         LATE,
         "S10 S16",
     ),
     Mutant(
-        "a release without an answer is cleaned up later",
+        "a release without a reply is cleaned up later",
         "core/release.py",
-        "    session.cleanups.schedule_lease(hold)\n    hold.unsure = True",
-        "    hold.unsure = True",
+        "    session.cleanups.schedule_lease(lease)\n    lease.release_may_have_run = True",
+        "    lease.release_may_have_run = True",
         {"ttl": 30.0, "freeze": 0.3, "restart": 0.2, "doubled": 0.0, "hold": 1.0},
         "S10",
     ),
     Mutant(
-        "a release whose answer was lost is no loss",
+        "a release whose reply was lost is not a loss",
         "core/release.py",
-        "        hold.unsure = True\n        session.waiters.recheck_all(hold.spec)",
-        "        session.waiters.recheck_all(hold.spec)",
+        "        lease.release_may_have_run = True\n"
+        "        session.waiters.recheck_all(lease.spec)",
+        "        session.waiters.recheck_all(lease.spec)",
         LATE,
         "S9",
     ),
     Mutant(
-        "a waiter whose client is gone is passed over",
-        "scripts/_tell.lua",
-        "return heard > 0",
+        "a waiter whose client is gone is skipped",
+        "scripts/_notify.lua",
+        "return receivers > 0",
         "return true",
         CRASHES,
         "L3",
     ),
     Mutant(
-        "a grant in an answer is taken in",
+        "a grant in a reply is handled",
         "core/waiters.py",
         "        self.on_grant(message, sent_at)\n        return bool(was_held)",
         "        return bool(was_held)",
@@ -1232,80 +1266,72 @@ MUTANTS = [
         "L2 L3",
     ),
     Mutant(
-        "the delay is nobody's",
+        "the lock delay has no holder",
         "scripts/_settings.lua",
         "return left ~= -1 and left <= delay",
         "return false",
-        DELAYED,
+        LOCK_DELAY,
         "S5 DELAY S2",
     ),
     Mutant(
-        "the delay comes on top of the time",
+        "the lock delay is added to the ttl",
         "scripts/_hand_over.lua",
-        "call('SET', lock, who, 'PX', px + delay)",
-        "call('SET', lock, who, 'PX', px)",
-        DELAYED,
+        "call('SET', lock, grantee, 'PX', px + delay_of(grantee))",
+        "call('SET', lock, grantee, 'PX', px)",
+        LOCK_DELAY,
         "S1 S2",
     ),
     Mutant(
-        "a grant is handed back with the lock's delay",
-        "core/cleanup.py",
-        "        settings = self._deployment.settings(delay_ms, group)",
-        "        settings = self._deployment.settings(0, group)",
-        DELAYED,
-        "S2 S5",
-    ),
-    Mutant(
-        "leaving the line is within the timeout",
+        "leaving the queue ends within the timeout",
         "core/server_acquire.py",
         "tombstone, self._time_left())",
         "tombstone)",
-        IN_TIME,
+        SHORT_TIMEOUT,
         "L4",
     ),
     Mutant(
-        "a loss begins the delay",
+        "a loss begins the lock delay",
         "scripts/release.lua",
-        "elseif how == 'lost' and holder and delay > 0 then",
+        "elseif mode == 'lost' and holder and delay > 0 then",
         "elseif false then",
-        DELAYED,
+        LOCK_DELAY,
         "DELAY",
     ),
     Mutant(
-        "each level is released by itself",
+        "each re-entry level is released separately",
         "core/release.py",
-        "    if hold.grips or not hold.claim_release():\n",
-        "    if not hold.claim_release():\n",
+        "    if lease.refs or not lease.claim_release():\n",
+        "    if not lease.claim_release():\n",
         NESTED,
         "S12",
     ),
     Mutant(
         "a check of a released level does not end the lease",
         "core/release.py",
-        "if hold.state is HELD and not current:",
-        "if hold.state is HELD:",
+        "if lease.state is HELD and not current:",
+        "if lease.state is HELD:",
         NESTED,
         "S12",
     ),
     Mutant(
-        "taking it again fails at once",
+        "acquiring a held lock again fails immediately",
         "core/held.py",
-        "            if hold.alive(self._port.now(), self._port.process()):\n"
-        "                return hold\n",
+        "            if lease.is_valid(self._port.now(), self._port.process()):\n"
+        "                return lease\n",
         "",
-        STORM,
+        UNCHANGED,
         "L5",
     ),
     Mutant(
-        "barging wakes the first in line",
+        "an unfair acquire notifies the first waiter",
         "scripts/_hand_over.lua",
-        "    local first = tell_next('A', 0)\n",
-        "    local first\n",
+        "    notify_two('A', 0)\n",
+        "",
         {"calm": True, "fair": False, "ttl": 5.0},
         "L1",
     ),
     Mutant(
-        "a renewal needs no memory",
+        "a renewal works on a full server",
         "scripts/renew.lua",
         "  keep_hold(holder, token, left, ttl)",
         "  call('SET', lock, holder, 'PX', math.max(left, ttl + delay))",
@@ -1314,27 +1340,59 @@ MUTANTS = [
     ),
     # A full server
     Mutant(
-        "a release needs no memory",
+        "a release works on a full server",
         "scripts/release.lua",
         "  call('DEL', lock)\n  return '1' .. serial",
         "  call('SET', KEYS[2] .. 's', token, 'PX', 1000)\n"
         "  call('DEL', lock)\n  return '1' .. serial",
-        FULL,
+        FULL_SERVER,
         "L8",
     ),
 ]
 
 RARE = [
     Mutant(
-        "a lease that is being cleaned up is given to no more nodes",
+        "a task of a process that forked and died acquires nothing",
+        "sim/run.py",
+        "task in self.turns.acquiring and not task.process.crashed",
+        "task in self.turns.acquiring",
+        {},
+        "L6",
+    ),
+    Mutant(
+        "an older lease that comes late does not replace a newer one",
+        "core/held.py",
+        "if newest is None or newest.fence <= lease.fence:",
+        "if True:",
+        {},
+        "L5",
+    ),
+    Mutant(
+        "a client that is stopped after the faults acquires nothing",
+        "sim/run.py",
+        "client.closed or client.machine.crashed or client.machine.paused",
+        "client.closed or client.machine.crashed",
+        NODES,
+        "L6",
+    ),
+    Mutant(
+        "a renewal may fail before acquire() has returned",
+        "sim/checks/quorum.py",
+        "        token = self.record.fences.get(event.fence)  #",
+        "        token = self.record.fences[event.fence]  #",
+        NODES,
+        "ERROR",
+    ),
+    Mutant(
+        "a lease is not restored on a node while it is being cleaned up",
         "core/token_locations.py",
-        "        self._leaving.add(token)  # a late",
+        "        self._releasing.add(token)  # a late",
         "        # a late",
-        MANY,
+        NODES,
         "S10",
     ),
     Mutant(
-        "a node that is given a lease again stays unsure",
+        "a node on which a lease is restored stays uncertain",
         "core/token_locations.py",
         "            there.update(dict.fromkeys(nodes, UNSURE))\n",
         "            there.update(dict.fromkeys(nodes, PRESENT))\n",
@@ -1342,7 +1400,7 @@ RARE = [
         "S10",
     ),
     Mutant(
-        "a waiter may have to wait for replicas before it asks again",
+        "a waiter may have to wait for replicas before it rechecks",
         "sim/checks/free_lock.py",
         "        if settings.calm and not settings.drop and not settings.replicas:",
         "        if settings.calm and not settings.drop:",
@@ -1350,23 +1408,23 @@ RARE = [
         "L1",
     ),
     Mutant(
-        "a lock that is taken and released between two looks is not free all the time",
+        "a lock that is acquired and released between two observations is not free all the time",
         "sim/checks/server.py",
-        "self.record.free_since = self.world.now  # it may be released",
+        "self.record.free_since = self.sim.now  # it may be released",
         "# it may be released",
         {},
         "L1",
     ),
     Mutant(
-        "a closed client may have been notified of a free lock",
-        "sim/checks/free_lock.py",
-        "len(record.silent) >= watchers",
-        "len(record.silent & record.gone) >= watchers",
+        "a waiter may await the reply to a probe before it requests again",
+        "sim/checks/hand_over.py",
+        "            busy = busy or any(name == of and limit < at for _, of, at in self._probes)\n",
+        "",
         {},
-        "L1",
+        "L3",
     ),
     Mutant(
-        "a late clean-up on one of several nodes does not end the lock delay",
+        "a late cleanup on one of several nodes does not end the lock delay",
         "core/token_locations.py",
         "LOST_TOMBSTONE if there.is_lost else TOMBSTONE_MS",
         "TOMBSTONE_MS",
@@ -1376,29 +1434,95 @@ RARE = [
     Mutant(
         "a client that was stopped may have left the lock",
         "sim/checks/leftovers.py",
-        " or client in stopped or",
-        " or",
+        " or not stopped.isdisjoint(self._clients_on(server))",
+        "",
         {},
         "S10",
     ),
     Mutant(
-        "after an eviction one waiter that does not respond delays the others",
+        "a client that was stopped may have left a hold of an owner",
+        "sim/checks/leftovers.py",
+        "[holder, *data.members(keys_of(key, holds=True)[3], inf)]",
+        "[holder]",
+        {},
+        "S10",
+    ),
+    Mutant(
+        "a client that was paused receives messages later",
         "sim/checks/free_lock.py",
-        "watchers = 1 if settings.evict_holder else 2",
-        "watchers = 2",
+        "FREE_AT_MOST + late +",
+        "FREE_AT_MOST +",
+        {},
+        "L1",
+    ),
+    Mutant(
+        "two waiters are notified of the lock delay after an eviction",
+        "scripts/evict.lua",
+        "  notify_two('W', delay)",
+        "  notify_first('W', delay)",
+        {},
+        "L1",
+    ),
+    Mutant(
+        "a call that began before a fork may compute in the child",
+        "sim/checks/cached.py",
+        "            if other.machine is made.machine and in_process and other.lease is None:",
+        "            if other.machine is made.machine and other.lease is None:",
+        {},
+        "FLIGHT",
+    ),
+    Mutant(
+        "a promoted replica may have a lock that another script granted",
+        "sim/checks/cached.py",
+        " and holder == run.args[0].encode()\n",
+        "\n",
+        {},
+        "STORE",
+    ),
+    Mutant(
+        "a node on which a lease expired may be in its lock delay",
+        "sim/checks/quorum.py",
+        "            and node.data.left(self.record.key) > delay_ms\n",
+        "",
+        {},
+        "S10",
+    ),
+    Mutant(
+        "the holds of an owner are marked with the fence of their grant",
+        "scripts/acquire.lua",
+        "  local fence = call('GET', KEYS[2]) or new_fence()\n"
+        "  if order == 'forever' then\n"
+        "    call('SET', lock, holder)\n"
+        "  elseif left >= 0 then\n"
+        "    keep_hold(holder, token, left, ttl)\n"
+        "  end\n",
+        "  if order == 'forever' then\n"
+        "    call('SET', lock, holder)\n"
+        "  elseif left >= 0 then\n"
+        "    keep_hold(holder, token, left, ttl)\n"
+        "  end\n"
+        "  local fence = call('GET', KEYS[2]) or new_fence()\n",
+        {},
+        "EXPIRY",
+    ),
+    Mutant(
+        "two waiters are notified of the lock delay after a lost lease",
+        "scripts/release.lua",
+        "      notify_two('W', delay)",
+        "      notify_first('W', delay)",
         {},
         "L1",
     ),
     Mutant(
         "a waiter that polls may pause after a reply",
         "sim/checks/hand_over.py",
-        "            busy = busy or world.now < answered_at + pause\n",
+        "            busy = busy or sim.now < answered_at + pause\n",
         "",
         {},
         "L3",
     ),
     Mutant(
-        "a node that always answers last is given the lease",
+        "a lease is restored on a node that always replies last",
         "core/token_locations.py",
         "            self._missing.add((token, node))\n",
         "",
@@ -1407,10 +1531,10 @@ RARE = [
     ),
     Mutant(
         "a free lock without order is watched by another client",
-        "scripts/_hand_over.lua",
-        "      have_watched(client, client, window)",
-        "      local second = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 1, 1)[1]\n"
-        "      if second then tell(second, 'W', 0, window) end",
+        "scripts/_notify_backup.lua",
+        "    notify_backup(client, client, px + window)",
+        "    local second = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 1, 1)[1]\n"
+        "    if second then notify(second, 'W', 0, px + window) end",
         {},
         "L1",
     ),
@@ -1423,14 +1547,6 @@ RARE = [
         "LEAK",
     ),
     Mutant(
-        "a node from which a lease was evicted does not count as one that has it",
-        "sim/checks/quorum.py",
-        "if node.name not in self._evicted_from[hold.token]]",
-        "]",
-        {},
-        "S10",
-    ),
-    Mutant(
         "min_validity is compared with what is left of the ttl, not of a longer window",
         "core/attempt.py",
         "if now + least < grant.since + validity_of(grant.seconds):",
@@ -1441,30 +1557,31 @@ RARE = [
     Mutant(
         "no lease lasts longer than its ttl",
         "core/attempt.py",
-        "seconds=min(grant.seconds, spec.ttl)",
-        "seconds=grant.seconds",
+        "        if grant.seconds > spec.ttl:",
+        "        if False:",
         {},
         "MAX_HOLD",
     ),
     Mutant(
-        "a token that others go on with is kept for a connection that is being opened",
-        "core/line.py",
-        "        self._to_forget.append((token, now))\n        if now",
-        "        self._to_forget.append((token, now))\n"
-        "        if self.subscription is None:\n            self.forget(token)\n        if now",
+        "a handed-off token is remembered for a connection that is being opened",
+        "core/waiter_channel.py",
+        "        self._draining.append((token, drain_from))\n        if drain_from",
+        "        self._draining.append((token, drain_from))\n"
+        "        if self.subscription is None:\n            self.unregister(token)\n"
+        "        if drain_from",
         {},
         "S4",
     ),
     Mutant(
-        "votes are waited for even if no time is left",
+        "an attempt waits for votes even if no time is left",
         "core/quorum.py",
-        "self._ask(votes, max(timeout, SHORTEST_ROUND))",
-        "self._ask(votes, timeout)",
+        "self._send(votes, max(timeout, SHORTEST_ROUND))",
+        "self._send(votes, timeout)",
         {},
         "S16",
     ),
     Mutant(
-        "a lock that its owner wants may be kept under another token",
+        "a lock that its owner acquires may be kept under another token",
         "sim/checks/leftovers.py",
         "if name == token or is_joined(name.encode(), token.encode()):",
         "if name == token:",
@@ -1488,81 +1605,81 @@ RARE = [
         "L3",
     ),
     Mutant(
-        "an extension counts from the sending that was answered",
+        "an extension counts from the request that got the reply",
         "core/extend.py",
-        "        sent_at = port.now()\n",
-        "        sent_at = sent_at or port.now()\n",
+        "        sent_at = port.now()\n        return session",
+        "        sent_at = sent_at or port.now()\n        return session",
         {},
         "S3",
     ),
     Mutant(
-        "a waiter that asks for its place does not ignore messages for long",
+        "a waiter that requests its place does not ignore messages for long",
         "core/server_acquire.py",
-        "            limit = min(self._time_left(), LOOK_TIMEOUT)\n",
+        "            limit = min(self._time_left(), POSITION_TIMEOUT)\n",
         "            limit = self._time_left()\n",
         {"drawn": True},
         "L3",
     ),
-    # Mistakes of checks
+    # Wrong reports of checks
     Mutant(
-        "a node that resets connections has more time to be cleaned up",
+        "cleanups have more time on a node that resets connections",
         "sim/settings.py",
-        '        if self.nodes == 1:\n            noticed.add("reset")\n',
-        '        noticed.add("reset")\n',
+        '        if self.nodes == 1:\n            detected.add("reset")\n',
+        '        detected.add("reset")\n',
         {"drawn": True},
         "S10",
     ),
     Mutant(
-        "a node that lost its data may not know what was evicted",
+        "a node that lost its data may not know of an eviction",
         "sim/checks/quorum.py",
-        "forgets = record.forgetful or self.settings.wipe",
-        "forgets = record.forgetful",
+        "forgets = record.may_have_lost_writes or self.settings.wipe",
+        "forgets = record.may_have_lost_writes",
         {"drawn": True},
         "S10",
     ),
 ]
-"""Too rare to be hunted for: each was met once in many worlds, and that world was kept."""
+"""Mutants that few runs catch. One such run is saved for each and replayed."""
 
-EVICTED: Worlds = {"evict_holder": 0.3}
-EVICTED_LATE: Worlds = {**EVICTED, "slow": 0.2, "ttl": 6.0}
-EVICTED_CALM: Worlds = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5.0}
-EVICTED_DELAYED: Worlds = {**EVICTED, "lock_delay": 1.0}
-STALLED: Worlds = {"stall": 0.2, "hold": 1.0}
-HURRIED: Worlds = {"ttl": 30.0, "min_validity": 29.6, "slow": 0.3, "polls": True}
-LEAST: Worlds = {"calm": True, "ttl": 10.0, "min_validity": 5.0}
-REPLACED: Worlds = {"calm": True, "sentinel": True, "failover": 0.2, "hold": 0.5}
-REPLACED_UNFAIR: Worlds = {**REPLACED, "fair": False}
-LOST_ANSWERS: Worlds = {"calm": True, "clients": 1, "tasks": 3, "reset": 0.05, "ttl": 10.0}
-RESET_LONG: Worlds = {"ttl": 10.0, "hold": 3.0, "reset": 0.05}
-DROPPED: Worlds = {"calm": True, "drop": 0.2}
-FORKED: Worlds = {"fork": 0.02}
-FORKED_CALM: Worlds = {"calm": True, "fork": 0.05, "tasks": 2}
-CLOSED: Worlds = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
-CLOSED_CALM: Worlds = {"calm": True, "close": 0.5, "tasks": 2}
-LIMITED: Worlds = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
+EVICTIONS: SettingChanges = {"evict_holder": 0.3}
+EVICTIONS_LATE: SettingChanges = {**EVICTIONS, "slow": 0.2, "ttl": 6.0}
+EVICTIONS_CALM: SettingChanges = {"calm": True, "evict_holder": 0.7, "hold": 1.0, "ttl": 5.0}
+EVICTIONS_LOCK_DELAY: SettingChanges = {**EVICTIONS, "lock_delay": 1.0}
+STALLS: SettingChanges = {"stall": 0.2, "hold": 1.0}
+MIN_VALIDITY_SLOW: SettingChanges = {"ttl": 30.0, "min_validity": 29.6, "slow": 0.3, "polls": True}
+MIN_VALIDITY_CALM: SettingChanges = {"calm": True, "ttl": 10.0, "min_validity": 5.0}
+FAILOVERS: SettingChanges = {"calm": True, "sentinel": True, "failover": 0.2, "hold": 0.5}
+FAILOVERS_UNFAIR: SettingChanges = {**FAILOVERS, "fair": False}
+LOST_REPLIES: SettingChanges = {"calm": True, "clients": 1, "tasks": 3, "reset": 0.05, "ttl": 10.0}
+RESET_LONG: SettingChanges = {"ttl": 10.0, "hold": 3.0, "reset": 0.05}
+DROPPED_LEASES: SettingChanges = {"calm": True, "drop": 0.2}
+FORKED: SettingChanges = {"fork": 0.02}
+FORKED_CALM: SettingChanges = {"calm": True, "fork": 0.05, "tasks": 2}
+CLOSED: SettingChanges = {"close": 0.2, "half_open": 0.03, "tasks": 2, "ttl": 0.5}
+CLOSED_CALM: SettingChanges = {"calm": True, "close": 0.5, "tasks": 2}
+MAX_HOLD: SettingChanges = {"calm": True, "max_hold": 0.5, "ttl": 1.0, "hold": 1.0}
 OPERATED = [
     Mutant(
-        "an eviction is of the holder that was shown",
+        "an eviction compares the token",
         "scripts/evict.lua",
         "if not token or redis.sha1hex(token) ~= ARGV[1] then",
         "if not token then",
-        EVICTED,
+        EVICTIONS,
         "S4",
     ),
     Mutant(
         "an evicted token never gets the lock again",
         "scripts/evict.lua",
-        "bury(token, 60000)\n",
+        "add_tombstone(token, 60000)\n",
         "",
-        EVICTED_LATE,
+        EVICTIONS_LATE,
         "S10 EVICT",
     ),
     Mutant(
-        "an eviction hands the lock over",
+        "an eviction grants the lock to the next waiter",
         "scripts/evict.lua",
         "elseif not hand_over() then",
         "else",
-        EVICTED_CALM,
+        EVICTIONS_CALM,
         "L2",
     ),
     Mutant(
@@ -1570,95 +1687,95 @@ OPERATED = [
         "scripts/evict.lua",
         "if delay > 0 and not is_over(left) then",
         "if false then",
-        EVICTED_DELAYED,
+        EVICTIONS_LOCK_DELAY,
         "DELAY",
     ),
     Mutant(
         "an eviction raises the fence counter in the delay too",
         "scripts/evict.lua",
-        "  new_fence()\n  tell_next",
-        "  tell_next",
-        EVICTED_DELAYED,
+        "  new_fence()\n  notify_two",
+        "  notify_two",
+        EVICTIONS_LOCK_DELAY,
         "EVICT",
     ),
     Mutant(
         "a lease whose renewal is refused is lost",
         "core/renewer.py",
-        "            item.lose(item.refusal(reply, now))\n",
-        "            self._schedule(item, item.deadline)\n",
-        EVICTED_CALM,
+        "            item.lose(item.refusal_reason(reply, now))\n",
+        "            self._set_due(item, item.deadline)\n",
+        EVICTIONS_CALM,
         "S5 EVICT",
     ),
     Mutant(
         "a lease whose extension is refused is lost",
         "core/extend.py",
         "    if not reply:\n"
-        "        hold.lose(hold.refusal(reply, session.port.now()))\n"
-        "        raise hold.loss()\n",
+        "        lease.lose(lease.refusal_reason(reply, session.port.now()))\n"
+        "        raise lease.loss()\n",
         "",
-        EVICTED_CALM,
+        EVICTIONS_CALM,
         "S5",
     ),
     Mutant(
         "renewal ends with max_hold",
         "core/renewer.py",
-        "if hold.renewing and now + _early(hold, hold.renew_until) >= hold.renew_until:",
+        "if lease.renewing and now + _early(lease, lease.renew_until) >= lease.renew_until:",
         "if False:",
-        LIMITED,
+        MAX_HOLD,
         "MAX_HOLD",
     ),
     Mutant(
         "a renewal that is late is not sent after max_hold",
         "core/renewer.py",
-        "now + _early(hold, hold.renew_until) >= hold.renew_until",
-        "hold.renew_at >= hold.renew_until",
-        {**LIMITED, "stop": 0.5},
+        "now + _early(lease, lease.renew_until) >= lease.renew_until",
+        "lease.renew_at >= lease.renew_until",
+        {**MAX_HOLD, "stop": 0.5},
         "MAX_HOLD",
     ),
     Mutant(
         "the end of renewal by max_hold is reported",
         "core/renewer.py",
-        '            self._report(Event("max_hold", hold.spec.name, hold.fence, detail))\n',
+        '            self._report(Event("max_hold", lease.spec.name, lease.fence, detail))\n',
         "",
-        LIMITED,
+        MAX_HOLD,
         "MAX_HOLD",
     ),
     Mutant(
-        "a renewal that is answered after the deadline does not count",
-        "core/hold.py",
+        "a renewal whose reply arrives after the deadline does not count",
+        "core/lease_state.py",
         "        if now >= self.deadline:\n            return False\n",
         "",
-        STALLED,
+        STALLS,
         "S5",
     ),
     Mutant(
-        "a renewal that is answered after the loss does not count",
+        "a renewal whose reply arrives after the loss does not count",
         "core/renewer.py",
-        "            if item.live:\n                self._answered",
-        "            if reply and isinstance(item, Hold):\n"
+        "            if item.is_scheduled:\n                self._handle_reply",
+        "            if reply and isinstance(item, LeaseState):\n"
         "                item.__dict__.pop('state', None)\n"
-        "            if True:\n                self._answered",
+        "            if True:\n                self._handle_reply",
         SLOW,
         "S5 S1",
     ),
     Mutant(
-        "nothing is reported of a renewal that fails after the loss",
+        "a renewal that fails after the loss is not reported",
         "core/renewer.py",
-        "            if item.live:\n                self._answered",
-        "            if True:\n                self._answered",
+        "            if item.is_scheduled:\n                self._handle_reply",
+        "            if True:\n                self._handle_reply",
         {**SLOW, "stall": 0.1, "ttl": 1.0},
         "S5 S9",
     ),
     Mutant(
-        "a grant that came too late is released",
+        "a grant that arrives too late is released",
         "core/attempt.py",
-        "failures=0, late_grants=late, needs_tombstone=True, state=Ready()",
+        "failures=0, late_grants=late, on_server=True, state=Ready()",
         "failures=0, late_grants=late, state=Ready()",
-        HURRIED,
+        MIN_VALIDITY_SLOW,
         "S10 S16",
     ),
     Mutant(
-        "a deadline counts from the first sending without an answer",
+        "a deadline counts from the first request without a reply",
         "core/attempt.py",
         "sent_at = self.sent_at if self.failures else now",
         "sent_at = now",
@@ -1666,7 +1783,7 @@ OPERATED = [
         "S2",
     ),
     Mutant(
-        "a confirmed grant has the fence that the renewal answers",
+        "a confirmed grant has the fence in the reply of the renewal",
         "core/server_acquire.py",
         "self.attempt = on_confirmation(",
         "if isinstance(reply, int) and reply:\n"
@@ -1676,19 +1793,19 @@ OPERATED = [
         "S9",
     ),
     Mutant(
-        "a waiter that comes back shows its ticket",
+        "a waiter that comes back sends its ticket",
         "core/attempt.py",
-        "        attempt = attempt._replace(ticket=held.ticket.decode())",
-        '        attempt = attempt._replace(ticket="0")',
-        STORM,
+        "    attempt = attempt._replace(ticket=ticket, ",
+        '    attempt = attempt._replace(ticket="0", ',
+        UNCHANGED,
         "FIFO",
     ),
     Mutant(
-        "the end of a lost lease begins the delay",
+        "the end of a lost lease begins the lock delay",
         "core/session.py",
-        "self.cleanups.schedule_lease(hold, LOST_TOMBSTONE)",
-        "self.cleanups.schedule_lease(hold)",
-        DELAYED,
+        "self.cleanups.schedule_lease(lease, LOST_TOMBSTONE)",
+        "self.cleanups.schedule_lease(lease)",
+        LOCK_DELAY,
         "DELAY",
     ),
     Mutant(
@@ -1696,7 +1813,7 @@ OPERATED = [
         "core/attempt.py",
         "least = max(grant.seconds / 2, min_validity)",
         "least = grant.seconds / 2",
-        LEAST,
+        MIN_VALIDITY_CALM,
         "S2",
     ),
     Mutant(
@@ -1704,155 +1821,158 @@ OPERATED = [
         "scripts/acquire.lua",
         "if quarantined then",
         "if false then",
-        REPLACED_UNFAIR,
+        FAILOVERS_UNFAIR,
         "S1",
     ),
     Mutant(
         "a quarantine outlasts the longest lease",
         "scripts/guard.lua",
-        "local lasts = longest + overlap",
-        "local lasts = overlap",
-        REPLACED,
+        "local quarantine_ms = longest + overlap",
+        "local quarantine_ms = overlap",
+        FAILOVERS,
         "S1",
     ),
     Mutant(
-        "a quarantine outlasts what a replaced server still grants",
+        "a quarantine outlasts the grants of a replaced server",
         "scripts/guard.lua",
-        "local lasts = longest + overlap",
-        "local lasts = longest",
-        REPLACED,
+        "local quarantine_ms = longest + overlap",
+        "local quarantine_ms = longest",
+        FAILOVERS,
         "S1",
     ),
     Mutant(
-        "nothing is renewed while a replaced server may take writes",
+        "a lease is not renewed while a replaced server may take writes",
         "scripts/renew.lua",
         "if quarantined and quarantined > longest then",
         "if false then",
-        REPLACED,
+        FAILOVERS,
         "S1",
     ),
     Mutant(
-        "waiters ask again after a release without an answer",
+        "waiters recheck after a release without a reply",
         "core/release.py",
-        "        hold.unsure = True\n"
-        "        session.waiters.recheck_all(hold.spec)\n"
+        "        lease.release_may_have_run = True\n"
+        "        session.waiters.recheck_all(lease.spec)\n"
         "    if session.closed",
-        "        hold.unsure = True\n    if session.closed",
-        LOST_ANSWERS,
+        "        lease.release_may_have_run = True\n    if session.closed",
+        LOST_REPLIES,
         "L1 L3",
     ),
     Mutant(
-        "waiters ask again after an acquire without an answer",
+        "waiters recheck after an acquire without a reply",
         "core/server_acquire.py",
-        "            if isinstance(reply, OutcomeUnknown):  # it may",
-        "            if False:  # it may",
-        LOST_ANSWERS,
+        "            if isinstance(reply, OutcomeUnknown):\n                # The lost reply",
+        "            if False:\n                # The lost reply",
+        LOST_REPLIES,
         "L1 L3",
     ),
     Mutant(
-        "waiters ask again after an acquire that was interrupted",
+        "waiters recheck after an interrupted acquire",
         "core/server_acquire.py",
-        '            if tombstone != "0":\n                session.waiters.recheck_all(spec)\n',
+        "        if may_arrive:  # its reply may have contained a grant to another waiter\n"
+        "            session.waiters.recheck_all(spec)\n",
         "",
-        CUT_SHORT,
+        CANCELLED_ACQUIRES,
         "L1 L3",
     ),
     Mutant(
-        "waiters ask again after a release that was interrupted",
+        "waiters recheck after an interrupted release",
         "core/release.py",
         "    else:\n"
-        "        session.waiters.recheck_all(hold.spec)\n"
+        "        session.waiters.recheck_all(lease.spec)\n"
         "        await session.port.shielded",
         "    else:\n        await session.port.shielded",
-        CUT_SHORT,
+        CANCELLED_ACQUIRES,
         "L1 L3",
     ),
     Mutant(
-        "a renewal that failed is tried again before the deadline",
+        "a failed renewal is retried before the deadline",
         "core/renewer.py",
-        "                self._schedule(item, min(now + item.patience / 2, item.deadline))",
-        "                wait = math.inf if isinstance(item, Hold) else item.patience / 2\n"
-        "                self._schedule(item, min(now + wait, item.deadline))",
+        "                self._set_due(item, min(now + item.reply_timeout / 2, item.deadline))",
+        "                renews = isinstance(item, LeaseState)\n"
+        "                wait = math.inf if renews else item.reply_timeout / 2\n"
+        "                self._set_due(item, min(now + wait, item.deadline))",
         RESET_LONG,
         "RENEW",
     ),
     Mutant(
         "a dropped lease is reported",
         "core/renewer.py",
-        "if hold.is_dropped and not hold.reported_dropped:",
+        "if lease.is_dropped and not lease.reported_dropped:",
         "if False:",
-        DROPPED,
+        DROPPED_LEASES,
         "DROP",
     ),
     Mutant(
-        "a release takes a majority",
+        "a release needs a majority",
         "core/rounds.py",
         "        if self.has_majority():\n            return max(self.yes.values())",
         "        if self.has_majority() or (self.yes and isinstance(self, Release)):\n"
         "            return max(self.yes.values())",
-        {**MANY, "calm": True, "freeze": 0.4, "restart": 0.2, "ttl": 10.0},
+        {**NODES, "calm": True, "freeze": 0.4, "restart": 0.2, "ttl": 10.0},
         "S10",
     ),
     Mutant(
-        "a forked child does not hold what its parent holds",
-        "core/hold.py",
+        "a forked child does not hold its parent's lease",
+        "core/lease_state.py",
         "return self.state is HELD and now < self.deadline and self.process == process",
         "return self.state is HELD and now < self.deadline",
         FORKED,
         "S13",
     ),
     Mutant(
-        "a forked child is refused what it asks of its parent's lease",
+        "a forked child cannot release or extend its parent's lease",
         "core/release.py",
-        " and hold.process == port.process()\n    if current and hold.state is HELD and ref(",
-        "\n    if current and hold.state is HELD and ref(",
+        " and lease.process == port.process()\n"
+        "    if current and lease.state is HELD and weak_ref(",
+        "\n    if current and lease.state is HELD and weak_ref(",
         FORKED,
         "S13",
     ),
     Mutant(
-        "a forked child does not go on with its parent's attempt",
+        "a forked child does not continue its parent's attempt",
         "core/server_acquire.py",
-        'in this state")\n            self._check_process()\n',
-        'in this state")\n',
+        'another state")\n            self._check_process()\n',
+        'another state")\n',
         FORKED_CALM,
         "S13",
     ),
     Mutant(
-        "a forked child does not ask again after a confirmation failed",
+        "a forked child does not retry after a failed confirmation",
         "core/server_acquire.py",
-        'in this state")\n            self._check_process()\n',
-        'in this state")\n'
+        'another state")\n            self._check_process()\n',
+        'another state")\n'
         "            if not isinstance(self.attempt.state, Ready):\n"
         "                self._check_process()\n",
         FORKED_CALM,
         "S13",
     ),
     Mutant(
-        "a forked child does not go on with its parent's release",
+        "a forked child does not continue its parent's release",
         "core/release.py",
-        "    _check_process(session, hold)\n    if isinstance(error, OutcomeUnknown):",
+        "    check_process(session, lease)\n    if isinstance(error, OutcomeUnknown):",
         "    if isinstance(error, OutcomeUnknown):",
         FORKED,
         "S13",
     ),
     Mutant(
-        "a forked child cleans up nothing of its parent's attempt",
+        "a forked child does not clean up its parent's attempt",
         "core/server_acquire.py",
-        "            if self._session.port.process() == self._process:  # else",
-        "            if True:  # else",
+        "            if self._session.port.process() == self._process:  # not",
+        "            if True:  # not",
         FORKED_CALM,
         "S13",
     ),
     Mutant(
-        "a renewal that waits is not sent once the client is closed",
+        "a queued renewal is not sent after the client is closed",
         "core/renewer.py",
-        "[item for item in self._next_batch() if self._is_to_be_sent(item, asked_at)]",
-        "[item for item in self._next_batch() if item.live]",
+        "[item for item in self._next_batch() if self._is_to_be_sent(item, sent_at)]",
+        "[item for item in self._next_batch() if item.is_scheduled]",
         CLOSED,
         "CLOSE",
     ),
     Mutant(
-        "waiters of a closed client end",
+        "closing a client ends its waiters",
         "core/attempt.py",
         "if moment.closed or now >= budget.end:",
         "if now >= budget.end:",
@@ -1862,13 +1982,13 @@ OPERATED = [
     Mutant(
         "a closed client still reports a loss",
         "core/renewer.py",
-        "            elif self._closed or now >= idle_since + LINGER:\n",
-        "            if self._closed or now >= (idle_since or now) + LINGER:\n",
+        "            elif self._closed or now >= idle_since + IDLE_TIMEOUT:\n",
+        "            if self._closed or now >= (idle_since or now) + IDLE_TIMEOUT:\n",
         CLOSED_CALM,
         "S3",
     ),
 ]
-"""Of operators, `max_hold`, forks, closed clients, quarantine, and what is rare in a sweep."""
+"""Mutants of evictions, `max_hold`, forks, closed clients, quarantine, and other rare events."""
 
 MUTANTS += QUORUM + REPLICAS + HAND_OFF + OPERATED
 

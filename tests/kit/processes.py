@@ -1,4 +1,4 @@
-"""Real processes that use holdfast, to be stopped and killed."""
+"""Processes that use holdfast, which a test can stop and kill."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from kit.waiting import PATIENCE
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """A process that runs a text of Python, with a `client` of the server at hand."""
+    """A process that runs Python source code. The name `client` is a client of the server."""
 
     def __init__(self, server: Server | Proxy | Cluster | str, text: str) -> None:
         url = server if isinstance(server, str) else server.url
@@ -31,33 +33,41 @@ class Process:
             stderr=subprocess.PIPE,
         )
 
-    def says(self) -> str:
+    def read_line(self) -> str:
         """Wait for the next line that it prints, and return it."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline().decode().strip()
         assert line, self._child.communicate()[1].decode()
         return line
 
-    def tell(self) -> None:
-        """Let it read a line."""
+    def send_line(self) -> None:
+        """Send it an empty line on standard input."""
         assert self._child.stdin is not None
         self._child.stdin.write(b"\n")
         self._child.stdin.flush()
 
     def stop(self) -> None:
-        """Stop it in its tracks, with its connections open."""
+        """Stop it with SIGSTOP; its connections stay open."""
         self._child.send_signal(signal.SIGSTOP)
         os.waitpid(self._child.pid, os.WUNTRACED)
 
-    def go_on(self) -> None:
-        """Let it go on."""
+    def resume(self) -> None:
+        """Continue it with SIGCONT."""
         self._child.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """Kill it with SIGKILL."""
         self._child.kill()
         with contextlib.suppress(ValueError):
             self._child.communicate()
+
+    def end(self, within: float = PATIENCE) -> list[str]:
+        """Send it an empty line, wait for its end, and return the lines that it has printed."""
+        self.send_line()
+        assert self._child.stdout is not None
+        printed = self._child.stdout.read()
+        self._child.wait(within)
+        return printed.decode().splitlines()
 
     def __enter__(self) -> Self:
         return self

@@ -1,13 +1,13 @@
-"""A TCP proxy that loses, holds, doubles and delays requests and replies on a test's command.
+"""A TCP proxy that drops, holds, doubles and delays requests and replies as a test orders.
 
-This module owns the connections between a client and a server. It reads RESP in both directions,
-pairs every reply with the request that caused it, and passes all bytes on unchanged except where
-the request's plan, made by `kit.faults`, says otherwise. It does not know what requests mean, and
-faults of the server itself (frozen, killed) belong to `kit.servers`.
+This module owns the connections between a client and a server. It parses RESP in both directions
+and pairs every reply with its request. It forwards all bytes unchanged, except where the request's
+plan from `kit.faults` differs. It does not interpret requests. Faults of the server itself (frozen,
+killed) belong to `kit.servers`.
 
-Per connection three threads work: one passes requests on and notes a plan for each reply to come,
-one collects the replies, one delivers them when their plan says so. `CLIENT REPLY OFF` is not
-understood: every request except a subscription is taken to have one reply.
+Each connection has three threads: one forwards requests and records a plan for each expected reply,
+one reads the replies, one delivers them as planned. `CLIENT REPLY OFF` is not supported: every
+request except a subscription must have one reply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANSWERED_BY_PUSH = {
 
 
 def read_request(stream: BinaryIO) -> tuple[bytes, Args]:
-    """Read one whole request; return its bytes as they came, and its words."""
+    """Read one whole request; return its raw bytes and its words."""
     head = _read_line(stream)
     if not head.startswith(b"*"):
         return head, tuple(head.split())
@@ -50,7 +50,7 @@ def read_request(stream: BinaryIO) -> tuple[bytes, Args]:
 
 
 def read_frame(stream: BinaryIO) -> bytes:
-    """Read one whole RESP2 or RESP3 value, with all values inside it, as the bytes that came."""
+    """Read one whole RESP2 or RESP3 value, including nested values, as raw bytes."""
     head = _read_line(stream)
     kind = head[:1]
     if kind in b"$=!":
@@ -60,7 +60,7 @@ def read_frame(stream: BinaryIO) -> bytes:
         return head
     count = int(head[1:]) * (2 if kind in b"%|" else 1)
     if kind == b"|":
-        count += 1  # Attributes come before the value they describe and belong to it.
+        count += 1  # An attribute precedes the value that it describes.
     return head + b"".join([read_frame(stream) for _ in range(count)])
 
 
@@ -79,7 +79,7 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 class _Link:
-    """One client's connection, the connection to the server behind it, and what lies between."""
+    """One client's connection, the connection to the server, and the traffic between them."""
 
     def __init__(
         self, faults: Faults, client: socket.socket, server: socket.socket, target: tuple[str, int]
@@ -90,9 +90,9 @@ class _Link:
         self._target = target
         self._state: list[bytes] = []
         self.subscribes = False
-        """A push connection: its client has subscribed to something."""
+        """Whether this is a push connection: its client has subscribed to a channel."""
         self.muted = False
-        """Nothing passes, in either direction, and nobody is told."""
+        """Whether all traffic is silently dropped, in both directions."""
         self._unanswered: deque[Plan] = deque()
         self._arrivals: SimpleQueue[tuple[float, bytes, Plan] | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -100,12 +100,12 @@ class _Link:
         self._thread.start()
 
     def close(self, *, reset: bool = False) -> None:
-        """End both connections; `join` returns when they are closed.
+        """Close both connections; `join` returns when they are closed.
 
-        A reset must not say goodbye first, so the client's side is only shut for reading, which
-        wakes our threads. The RST goes out when the last of them has let go of the socket.
+        A reset must not send a FIN first. So the client's socket is only shut down for reading,
+        which wakes the threads of this link. The RST is sent when the last of them closes it.
         """
-        with contextlib.suppress(OSError):  # Here and below: it may be closed already.
+        with contextlib.suppress(OSError):  # Here and below: it may already be closed.
             if reset:
                 _reset_on_close(self._client)
         self._closed.set()
@@ -121,11 +121,11 @@ class _Link:
 
     @property
     def ended(self) -> bool:
-        """Whether it was closed, from whichever side."""
+        """Whether it was closed, from either side."""
         return self._closed.is_set()
 
     def inject(self, data: bytes) -> None:
-        """Send the client something that the server never said."""
+        """Send the client bytes that the server did not send."""
         self._client.sendall(data)
 
     def join(self) -> None:
@@ -181,7 +181,7 @@ class _Link:
                     due = time.monotonic() + self._faults.reply_delay
                     self._arrivals.put((due, reply, self._plan_of(reply)))
         finally:
-            self._arrivals.put(None)  # What came before the end is still delivered.
+            self._arrivals.put(None)  # Earlier replies are still delivered.
 
     def _plan_of(self, reply: bytes) -> Plan:
         if reply.startswith((b">", b"*3\r\n$9\r\nsubscribe")):
@@ -192,7 +192,7 @@ class _Link:
                 plan.reply_held.keep()
             return plan
         self._faults.count_reply()
-        # Subscribers in RESP2 get messages that no request has asked for.
+        # A RESP2 subscriber also receives messages that reply to no request.
         plan = self._unanswered.popleft() if self._unanswered else Plan()
         if plan.reply_held:
             plan.reply_held.keep()
@@ -225,23 +225,23 @@ class _Link:
                 self.close()
 
 
-def _keep_from_others(port: int) -> None:
-    """Keep a port that was ours from the next proxies and servers, of all workers, for a while.
+def _reserve_used_port(port: int) -> None:
+    """Reserve a used port for a while, so that no other proxy or server of any worker gets it.
 
-    A client may outlive its test for a moment and connect again, and another test would count its
-    requests. The socket is bound and never listens, so that such a client is refused.
+    A client may outlive its test for a moment and reconnect. Another test would then count its
+    requests. The socket is bound and never listens, so such a client is refused.
     """
     while len(_USED_PORTS) >= _USED_PORTS_KEPT:
         _USED_PORTS.popleft().close()
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with contextlib.suppress(OSError):  # another process was quicker
+    with contextlib.suppress(OSError):  # another process has the port already
         kept.bind((HOST, port))
     _USED_PORTS.append(kept)
 
 
 class Proxy(Faults):
-    """The proxy: a port that stands for the server's, with the faults of its base in between."""
+    """A proxy in front of a server, with the faults of its base class."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Proxy(Faults):
 
     @property
     def url(self) -> str:
-        """The address to connect to in place of the server's."""
+        """The URL to use instead of the server's."""
         return f"redis://{HOST}:{self.port}/0"
 
     def start(self) -> Self:
@@ -265,16 +265,16 @@ class Proxy(Faults):
         return self
 
     def stop(self) -> None:
-        """Close all connections and the port, and wait for all threads; harmless when done."""
+        """Close all connections and the port, and wait for all threads. May be called twice."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         if self._acceptor.is_alive():
-            # Closing a socket does not wake the thread that waits on it. A visitor does.
+            # Closing a socket does not wake the thread in `accept`; a connection does.
             socket.create_connection((HOST, self.port), PATIENCE).close()
             self._acceptor.join(PATIENCE)
         self._listener.close()
-        _keep_from_others(self.port)
+        _reserve_used_port(self.port)
         for link in self._links:
             link.close()
         for link in self._links:
@@ -283,7 +283,7 @@ class Proxy(Faults):
             thread.join(PATIENCE)
 
     def cut(self) -> None:
-        """Reset all connections there are; new ones are welcome."""
+        """Reset all existing connections; new ones are accepted."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -292,23 +292,29 @@ class Proxy(Faults):
             link.join()
 
     def cut_push(self) -> None:
-        """Reset the push connections there are."""
+        """Reset all existing push connections."""
         for link in self._push_links():
             link.close(reset=True)
 
+    def mute(self) -> None:
+        """Drop all traffic of the existing connections, and keep these open."""
+        with self._lock:
+            for link in self._links:
+                link.muted = True
+
     def mute_push(self) -> None:
-        """Lose all that passes on the push connections there are, and keep these open."""
+        """Drop all traffic of the existing push connections, and keep these open."""
         for link in self._push_links():
             link.muted = True
 
     def inject(self, data: bytes) -> None:
-        """Say something on the push connections there are that the server never said."""
+        """Send bytes to the client on all existing push connections."""
         for link in self._push_links():
             link.inject(data)
 
     @property
     def all_links_ended(self) -> bool:
-        """Whether no connection is left, so that the server has seen the end of each."""
+        """Whether all connections are closed, on the server's side too."""
         with self._lock:
             return not any(link.alive for link in self._links)
 
@@ -329,7 +335,8 @@ class Proxy(Faults):
                 client.close()
                 continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Links need the lock to pass a request: after a first answer, it counts and can be cut.
+            # A link needs this lock to forward a request. So when a client has a reply, its
+            # connection is counted and `cut` finds it.
             with self._lock:
                 self.connections += 1
                 self._links.append(_Link(self, client, server, self._target))
@@ -350,7 +357,7 @@ class Proxy(Faults):
 
 
 def _send_apart(target: tuple[str, int], requests: Sequence[bytes]) -> None:
-    """Have the server execute the requests on a new connection, and ignore what it answers."""
+    """Send the requests on a new connection, and discard the replies."""
     with (
         socket.create_connection(target, PATIENCE) as connection,
         connection.makefile("rb") as replies,

@@ -1,4 +1,4 @@
-"""Attempts to acquire a lock on three nodes that are not there, on a clock that the test sets."""
+"""Attempts to acquire a lock on three fake nodes, with a manual clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.adapters.threads import run
-from holdfast.core.hold import Grip
+from holdfast.adapters.thread_port import run
+from holdfast.core.lease_state import LeaseRef
 from holdfast.core.quorum import Quorum
-from holdfast.core.quorum_acquire import acquire as win
+from holdfast.core.quorum_acquire import acquire
 from holdfast.core.spec import describe
 from holdfast.errors import NodeUnavailable
 from kit.fake_nodes import ClockedPort, FakeNodes, session_of
@@ -17,15 +17,15 @@ from kit.lock_settings import PLAIN
 
 if TYPE_CHECKING:
     from holdfast.core.events import Event
-    from holdfast.core.hold import Hold
-    from holdfast.core.line import Line
+    from holdfast.core.lease_state import LeaseState
+    from holdfast.core.waiter_channel import WaiterChannel
 
 TTL, START = 10.0, 100.0
-WON = [7, 7, 7]
+GRANTED = [7, 7, 7]
 OTHER, THIRD = b"hf1:x:1:bob@web:9:job:", b"hf1:y:1:eve@db:8:job:"
 HELD = [[OTHER, 4000]] * 3
-AWAY = [NodeUnavailable(f"{name} is away") for name in FakeNodes.names]
-"""What the nodes answer: it is won; it is held by another; they do not answer."""
+UNREACHABLE = [NodeUnavailable(f"{name} is unreachable") for name in FakeNodes.names]
+"""Replies of the nodes: granted; held by another client; unreachable."""
 
 
 class QuorumAttempts:
@@ -38,38 +38,38 @@ class QuorumAttempts:
         self.quorum = Quorum(self.nodes, self.nodes, self.events.append)
         report = self.events.append
         self.session = session_of(self.port, report, polls=polls, quorum=self.quorum)
-        self.grip = Grip()
+        self.ref = LeaseRef()
 
     def spec(self, **settings: Any) -> Any:
         given = {**PLAIN, "ttl": TTL, "command_timeout": 0.5, "min_validity": 2.0, **settings}
         return describe("a", **given, quorum=True, longest_ttl=60.0)
 
-    def win(self, *rounds: Any, timeout: float | None = None, **settings: Any) -> Hold:
-        """Acquire; the nodes answer with these rounds of votes, and repeat the last one."""
+    def acquire(self, *rounds: Any, timeout: float | None = None, **settings: Any) -> LeaseState:
+        """Acquire; the nodes reply with these rounds of votes and repeat the last one."""
         self.nodes.rounds = list(rounds)
-        self.grip = Grip()
+        self.ref = LeaseRef()
         spec = self.spec(**settings)
-        won = run(win(self.session, self.quorum, spec, timeout, self.grip))
-        assert won is self.grip
-        assert self.grip._hold is not None
-        return self.grip._hold
+        granted = run(acquire(self.session, self.quorum, spec, timeout, self.ref))
+        assert granted is self.ref
+        assert self.ref._lease is not None
+        return self.ref._lease
 
     def fail(self, error: type[BaseException], *rounds: Any, **settings: Any) -> Any:
-        """Acquire in vain; return the error."""
+        """Try to acquire; return the error that it raises."""
         with pytest.raises(error) as caught:
-            self.win(*rounds, **settings)
+            self.acquire(*rounds, **settings)
         assert type(caught.value) is error
         assert not self.session.held.newest
         return caught.value
 
     @property
     def votes(self) -> list[tuple[float, tuple[str, ...]]]:
-        """The time limits of the rounds of votes, and their arguments."""
+        """Timeout and arguments of each round of votes."""
         return [(limit, args) for _, limit, args in self.nodes.sent("vote")]
 
     @property
     def released(self) -> list[tuple[list[int], str]]:
-        """On which nodes which tokens were released."""
+        """Nodes and token of each release."""
         return [(nodes, args[0]) for nodes, _, args in self.nodes.sent("release")]
 
     @property
@@ -77,11 +77,11 @@ class QuorumAttempts:
         return self.port.slept + self.port.waited
 
     @property
-    def lines(self) -> list[Line]:
+    def channels(self) -> list[WaiterChannel]:
         keys = self.spec().keys
-        return [self.session.waiters.line(keys.at(node)) for node in range(3)]
+        return [self.session.waiters.channel(keys.at(node)) for node in range(3)]
 
     @property
     def known(self) -> list[set[str]]:
-        """The tokens that each line knows."""
-        return [set(line._known) for line in self.lines]
+        """The tokens that each channel knows."""
+        return [set(channel._registered) for channel in self.channels]

@@ -1,4 +1,4 @@
-"""Users of redis-py's locks: of its blocking client and of its asyncio client, under one suite."""
+"""redis-py's locks with its blocking and its asyncio client, under one suite."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import holdfast
 if TYPE_CHECKING:
     from typing import Self
 
-    from kit.faces import Face
+    from kit.apis import Api
 
 
 class Blocking:
-    """A lock of redis-py's blocking face, with its methods awaitable."""
+    """A lock of redis-py's blocking client whose methods can be awaited."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -41,24 +41,24 @@ class Blocking:
 
 
 class User:
-    """A user of redis-py, blocking or asyncio, or of valkey-py."""
+    """A blocking or asyncio client of redis-py or valkey-py."""
 
-    def __init__(self, face: Face, url: str, library: Any = redis, **settings: Any) -> None:
-        self._blocks = face.name == "threads"
-        home = library if self._blocks else library.asyncio
-        self.client = home.from_url(url, **settings)
-        face._clients.append(self)
+    def __init__(self, api: Api, url: str, library: Any = redis, **settings: Any) -> None:
+        self._blocks = api.name == "threads"
+        module = library if self._blocks else library.asyncio
+        self.client = module.from_url(url, **settings)
+        api._clients.append(self)
 
     def lock(self, name: str | bytes = "foo", **settings: Any) -> Any:
-        """One of ours."""
+        """Make a lock of holdfast."""
         kind = holdfast.RedisLock if self._blocks else holdfast.AsyncRedisLock
-        return self._lift(self.client.lock(name, lock_class=kind, **settings))
+        return self._wrap(self.client.lock(name, lock_class=kind, **settings))
 
     def plain(self, name: str = "foo", **settings: Any) -> Any:
-        """One of redis-py's own."""
-        return self._lift(self.client.lock(name, **settings))
+        """Make a lock of redis-py."""
+        return self._wrap(self.client.lock(name, **settings))
 
-    def _lift(self, lock: Any) -> Any:
+    def _wrap(self, lock: Any) -> Any:
         return Blocking(lock) if self._blocks else lock
 
     async def close(self) -> None:

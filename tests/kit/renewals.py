@@ -1,4 +1,4 @@
-"""Renewals at once: a test that needs one has a long ttl, which a busy machine does not exceed."""
+"""Immediate renewals, so that tests can use a ttl that a busy machine does not exceed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def renew_now(client: Any, lease: Any) -> None:
-    """Have the renewer consider a lease due, as it will be when a third of its ttl is over."""
-    lease._hold.renew_at -= lease._hold.spec.ttl
-    client._session.renewer.watch(lease._hold)
+    """Make the renewer renew a lease now, instead of after a third of its ttl."""
+    lease._lease.renew_at -= lease._lease.spec.ttl
+    client._session.renewer.schedule(lease._lease)

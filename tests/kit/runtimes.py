@@ -1,4 +1,4 @@
-"""The processes of embedded servers: nobody waits for them, so they are found by their folder."""
+"""The processes of embedded servers. They have no waiting parent, so they are found by folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def listed_processes() -> dict[int, tuple[str, str]]:
 
 
 def _listed_by_proc() -> dict[int, tuple[str, str]]:
-    """Small Linux images have no `ps`."""
+    """Read /proc: small Linux images have no `ps`."""
     found = {}
     for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
@@ -48,7 +48,7 @@ def _listed_by_ps() -> dict[int, tuple[str, str]]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is over, even if its parent has not waited for it yet."""
+    """Whether a process has ended, even if its parent has not waited for it yet."""
     state, _ = listed_processes().get(pid, ("Z", ""))
     return state.startswith("Z")
 
@@ -63,7 +63,7 @@ def living_processes_of(runtime: Path) -> list[int]:
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A folder with a short path for an embedded server's folder; removed with its processes."""
+    """Make a folder with a short path for an embedded server; kill its processes and remove it."""
     folder = Path(tempfile.mkdtemp(prefix="hf"))
     try:
         yield folder

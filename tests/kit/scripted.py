@@ -1,4 +1,4 @@
-"""Scripts run one by one on the keys of one lock, and what each of them answers and leaves."""
+"""Run single scripts on the keys of one lock, and read the reply and the resulting state."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Queue = list[tuple[str, float]]
 
 
 def token(client: str, number: int = 1, end: str = "") -> str:
-    """A token that a client draws; `end` is what a delay or an owner adds."""
+    """Return a client's token; `end` is the suffix for a lock delay or an owner."""
     return f"hf1:{client}:{number}:me@here:1:main:{end}"
 
 
 def is_about(left: int, expected: int) -> bool:
-    """Whether it is what it was set to a moment ago, on a busy machine."""
+    """Whether a ttl is what was set a moment ago, allowing for a busy machine."""
     return expected - 20_000 < left <= expected
 
 
-class After(NamedTuple):
-    """What a script answered, without its serial, and what it left; times are in ms."""
+class ScriptResult(NamedTuple):
+    """A script's reply without its serial, and the state after it; times are in ms."""
 
     reply: Any
     holder: str | None
@@ -44,8 +44,9 @@ class After(NamedTuple):
     queue_left: int
     holds: Queue
     began_us: int
-    """The server's clock before the script ran, and after."""
+    """The server's clock before the script."""
     ended_us: int
+    """The server's clock after the script."""
 
 
 class Connection:
@@ -64,43 +65,43 @@ class Connection:
         self._socket.close()
 
     def send(self, *commands: tuple[Any, ...]) -> None:
-        """Send some commands in one go."""
+        """Send commands in one write."""
         self._socket.sendall(b"".join(hiredis.pack_command(each) for each in commands))
 
     def receive(self) -> Any:
-        """Return the next reply or message; an error is returned."""
+        """Return the next reply or message. An error reply is returned, not raised."""
         while (reply := self._reader.gets()) is self:
             received = self._socket.recv(65536)
             assert received, "the server closed the connection"
             self._reader.feed(received)
         return reply
 
-    def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send some commands and return their replies."""
+    def call(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands and return their replies."""
         self.send(*commands)
         return [self.receive() for _ in commands]
 
 
-class Listening(Connection):
-    """A client's push connection: what scripts publish to these clients."""
+class Subscriber(Connection):
+    """A connection subscribed to the channels of these clients."""
 
     def __init__(self, server: Server, *clients: str) -> None:
         super().__init__(server)
-        self.ask(*(("SUBSCRIBE", f"holdfast:push:{client}") for client in clients))
+        self.call(*(("SUBSCRIBE", f"holdfast:push:{client}") for client in clients))
 
     def messages(self) -> list[tuple[str, int, int, int, str]]:
-        """Return what arrived since the last time: kind, fence, ms, delay (ms), token."""
+        """Return the messages since the last call: kind, fence, ms, delay (ms), token."""
         found = []
         self.send(("PING", "end"))
         while (message := self.receive())[0] != b"pong":
-            kind, fence, px, delay, told, key = read_message(message[2])
+            kind, fence, px, delay, token, key = read_message(message[2])
             assert key == KEY
-            found.append((kind.decode(), fence, px, delay, told))
+            found.append((kind.decode(), fence, px, delay, token))
         return found
 
 
 class ScriptedLock(Connection):
-    """One lock on a server, of which a test writes the state and runs the scripts."""
+    """One lock on a server. A test sets its state and runs scripts on it."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -113,10 +114,10 @@ class ScriptedLock(Connection):
         px: int | None = 100_000,
         *,
         fence: int | None = 7,
-        queue: Queue = (),  # type: ignore[assignment]  # nothing
+        queue: Queue = (),  # type: ignore[assignment]  # an empty default
         holds: Queue = (),  # type: ignore[assignment]
     ) -> None:
-        """Have this state on the server, and nothing else."""
+        """Empty the server and set this state."""
         lock, counter, waiters, holding = self.keys
         commands: list[tuple[Any, ...]] = [("FLUSHALL",)]
         if holder is not None:
@@ -125,12 +126,13 @@ class ScriptedLock(Connection):
             commands.append(("SET", counter, fence))
         commands += [("ZADD", waiters, f"{score:.0f}", member) for member, score in queue]
         commands += [("ZADD", holding, score, member) for member, score in holds]
-        self.ask(*commands)
+        self.call(*commands)
 
-    def run(self, script: Script, *args: object, keys: int = 0) -> After:
-        """Run a script, and read in the same moment what it left.
+    def run(self, script: Script, *args: object, keys: int = 0) -> ScriptResult:
+        """Run a script and read the resulting state in one transaction.
 
-        It gets that many of the lock's keys; 0: those that a client gives a lock of its owner.
+        The script gets the first `keys` keys. With 0, that number is as a client passes it: one
+        more for a token with an owner.
         """
         lock, counter, waiters, holding = self.keys
         keys = keys or (4 if any(isinstance(each, str) and "&" in each for each in args) else 3)
@@ -145,10 +147,10 @@ class ScriptedLock(Connection):
             ("ZRANGE", holding, 0, -1, "WITHSCORES"),
         ]
         commands = [("MULTI",), ("TIME",), run, *reads, ("TIME",), ("EXEC",)]
-        began, reply, holder, left, fence, fence_left, queue, queue_left, holds, ended = self.ask(
+        began, reply, holder, left, fence, fence_left, queue, queue_left, holds, ended = self.call(
             *commands
         )[-1]
-        return After(
+        return ScriptResult(
             _without_serial(reply),
             None if holder is None else holder.decode(),
             left,

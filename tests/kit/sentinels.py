@@ -1,7 +1,6 @@
-"""A primary with two replicas, watched by three Sentinels: real ones, each a process of its own.
+"""A primary with two replicas and three Sentinels, each a real process.
 
-This module owns their beginning, the ways to bring about a failover, and their end. What clients do
-meanwhile is the business of the tests.
+This module starts and stops them and triggers failovers. The tests run the clients.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from kit.cable import Cable
+from kit.cuttable_proxy import CuttableProxy
 from kit.servers import ReplyError, Server
 from kit.waiting import eventually
 
@@ -22,14 +21,14 @@ SERVICE = "orders"
 REPLICAS, SENTINELS, QUORUM = 2, 3, 2
 DOWN_AFTER_MS = 600
 FAILOVER_TIMEOUT_MS = 3000
-"""A failover that stalls is given up after this, and tried again after twice this."""
+"""Sentinels abort a stalled failover after this time, and retry after twice this time."""
 
 SLOW = 20.0
 """Seconds that a failover may take on a busy machine."""
 
 
 class Sentinel(Server):
-    """One Sentinel: the same program in another mode, which wants its settings in a file."""
+    """One Sentinel: the server program in Sentinel mode, which needs a configuration file."""
 
     def _settings(self) -> list[str]:
         path = self.folder / "sentinel.conf"
@@ -41,20 +40,20 @@ class Sentinel(Server):
 
 
 class Sentinels:
-    """The servers of one service. `servers` are those that keep data, in whatever role.
+    """The servers of one service. `servers` are the primary and the replicas.
 
-    With `cabled`, whatever goes to the first primary, of whomever, goes through `cable`.
+    With `proxied`, all connections to the first primary go through `proxy`.
     """
 
-    def __init__(self, program: str, *settings: str, cabled: bool = False) -> None:
+    def __init__(self, program: str, *settings: str, proxied: bool = False) -> None:
         self._ends = contextlib.ExitStack()
         self.servers: list[Server] = []
         self.sentinels: list[Sentinel] = []
         with contextlib.ExitStack() as begun:
             primary = begun.enter_context(Server.start(program, *_QUICK, *settings))
             self.servers.append(primary)
-            self.cable = begun.enter_context(Cable(primary.port))
-            self._at = {primary.port: self.cable.port} if cabled else {}
+            self.proxy = begun.enter_context(CuttableProxy(primary.port))
+            self._at = {primary.port: self.proxy.port} if proxied else {}
             follow = ("--replicaof", f"{primary.host} {self._port_of(primary)}")
             for _ in range(REPLICAS):
                 server = Server.start(program, *_QUICK, *settings, *follow)
@@ -63,38 +62,38 @@ class Sentinels:
                 self.sentinels.append(begun.enter_context(Sentinel.start(program)))
             for sentinel in self.sentinels:
                 _watch(sentinel, primary.host, self._port_of(primary))
-            self.settle()
+            self.wait_until_stable()
             self._ends = begun.pop_all()
 
     @property
     def url(self) -> str:
-        """What a client is given."""
+        """The URL for clients."""
         hosts = ",".join(f"{each.host}:{each.port}" for each in self.sentinels)
         return f"redis+sentinel://{hosts}/{SERVICE}"
 
     @property
     def primary(self) -> Server:
-        """The server that the Sentinels call the primary."""
+        """The primary, according to the Sentinels."""
         known = [_address(sentinel) for sentinel in self.sentinels if sentinel.alive]
         return next(each for each in self.servers if self._port_of(each) == known[0])
 
     def _port_of(self, server: Server) -> int:
-        """The port under which the others know it."""
+        """Return the port under which the other servers know it."""
         return self._at.get(server.port, server.port)
 
     @property
     def replicas(self) -> list[Server]:
-        """The other servers that are alive."""
+        """The servers that run and are not the primary."""
         primary = self.primary
         return [each for each in self.servers if each is not primary and each.alive]
 
-    def settle(self) -> None:
-        """Wait until all who are alive agree, and every replica keeps up."""
+    def wait_until_stable(self) -> None:
+        """Wait until all running servers agree, and every replica is up to date."""
         eventually(self._agree, within=SLOW, what="a settled primary")
         mark = uuid.uuid4().hex
         self.primary.command("SET", "settled", mark)
         copies = {mark.encode()}
-        eventually(  # connected is not yet up to date
+        eventually(  # a connected replica is not yet up to date
             lambda: {server.command("GET", "settled") for server in self.replicas} <= copies,
             within=SLOW,
             what="replicas that are up to date",
@@ -115,9 +114,9 @@ class Sentinels:
             return False
 
     def fail_over(self) -> Server:
-        """Have the Sentinels make another the primary, in good order; return the old one.
+        """Order a failover and wait for it; return the old primary.
 
-        An ordered failover that stalls is given up by them, and ordered again here.
+        The Sentinels abort a failover that stalls. Then this orders another one.
         """
         old, order_at = self.primary, time.monotonic()
 
@@ -125,7 +124,7 @@ class Sentinels:
             nonlocal order_at
             stands = _address(self.sentinels[0]) == self._port_of(old)
             if stands and time.monotonic() >= order_at:
-                # NOGOODSLAVE: not heard of for a moment; INPROG: not given up yet
+                # NOGOODSLAVE: no recent reply of a replica; INPROG: the last one is not aborted yet
                 with contextlib.suppress(ReplyError):
                     self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
                     order_at = time.monotonic() + 2 * FAILOVER_TIMEOUT_MS / 1000
@@ -134,8 +133,8 @@ class Sentinels:
         eventually(is_done, within=SLOW, what="another primary")
         return old
 
-    def await_another(self, old: Server) -> Server:
-        """Wait until another than `old` is the primary, takes writes, and is known to all."""
+    def wait_for_new_primary(self, old: Server) -> Server:
+        """Wait until a server other than `old` is primary, and all Sentinels know it."""
         eventually(lambda: self._is_another_than(old), within=SLOW, what="another primary")
         return self.primary
 
@@ -146,7 +145,7 @@ class Sentinels:
         return bool(self.primary.command("ROLE")[0] == b"master")
 
     def stop(self) -> None:
-        """End all of them."""
+        """Stop all processes."""
         self._ends.close()
 
     def __enter__(self) -> Self:
@@ -164,14 +163,14 @@ _QUICK = (
 
 _HURRY = {
     "info-period": 200,
-    "ping-period": 300,  # a replica not heard of for five of them is not promoted
+    "ping-period": 300,  # a replica is not promoted after five periods without a reply
     "ask-period": 100,
     "publish-period": 200,
     "election-timeout": 1000,
     "min-link-reconnect-period": 200,
-    "tilt-period": 1000,  # for which it does nothing, if it was not woken in time
+    "tilt-period": 1000,  # a Sentinel does nothing for this time if it was scheduled late
 }
-"""What a Sentinel waits for, in ms: everyday it is ten times as long, and nothing happens."""
+"""Periods of a Sentinel in ms. The defaults are about ten times as long."""
 
 
 def _watch(sentinel: Server, host: str, port: int) -> None:
@@ -196,9 +195,9 @@ def _follows(server: Server, port: int) -> bool:
 
 
 def _knows(sentinel: Server, all_of_them: Sentinels) -> bool:
-    """Whether it has found its peers, and those who could be promoted."""
-    facts = sentinel.command("SENTINEL", "MASTER", SERVICE)
-    about = dict(zip(facts[::2], facts[1::2], strict=True))
+    """Whether a Sentinel has found its peers and the replicas."""
+    fields = sentinel.command("SENTINEL", "MASTER", SERVICE)
+    about = dict(zip(fields[::2], fields[1::2], strict=True))
     return (
         int(about[b"num-other-sentinels"]) == SENTINELS - 1
         and int(about[b"num-slaves"]) >= len(all_of_them.replicas)

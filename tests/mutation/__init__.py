@@ -1,13 +1,13 @@
-"""Automatic mutation: small changes of `core/` and the scripts, each of which a check must notice.
+"""Automatic mutation testing: small changes of `core/` and the scripts that a check must catch.
 
-`make mutation` draws a sample of all mutants. It tries each with those of 3,000 simulation runs
-that reach its line, then with tests that reach it, and lists the survivors.
+`make mutation` draws a sample of all mutants. For each mutant it takes those of 3,000 simulation
+runs that reach its line, then tests that reach it, and lists the survivors.
 
-    mutants           what a mutant is; every mutant of the tree; the sample
-    python_operators  how Python is changed
-    lua_operators     how a script is changed
+    mutants           the `Mutant` class; all mutants of the tree; the sample
+    python_operators  mutation operators for Python
+    lua_operators     mutation operators for Lua
     reach             which simulation runs and which tests reach a line
     simulate          the process that runs the simulator, with a mutant or to record lines
     trial             one mutant against the simulator and the tests
-    accepted          mutants that need not be killed, with the reason
+    accepted          mutants that may survive, each with the reason
 """

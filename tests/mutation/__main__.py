@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mutation.accepted import ACCEPTED
 from mutation.mutants import Mutant, draw, every_mutant
-from mutation.reach import KEPT, Reach
+from mutation.reach import CACHE_FOLDER, Reach
 from mutation.trial import Copy, Result, try_out
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def main() -> int:
     sample = list(draw(mutants, options.sample, options.seed))
     title = f"{len(sample)} of {len(mutants)} mutants, seed {options.seed}"
     print(title, flush=True)
-    results = KEPT / f"results-{options.runs}.json"
-    kept: dict[str, list[object]] = json.loads(results.read_text()) if results.exists() else {}
-    known = {key: Result(*each) for key, each in kept.items()}  # type: ignore[arg-type]
+    results = CACHE_FOLDER / f"results-{options.runs}.json"
+    cached: dict[str, list[object]] = json.loads(results.read_text()) if results.exists() else {}
+    known = {key: Result(*each) for key, each in cached.items()}  # type: ignore[arg-type]
     again = {"survived"} if options.survivors else set(HOW) if options.fresh else set()
     accepted = {each[:-1]: each.reason for each in ACCEPTED}
     tried: Tried = []
@@ -51,11 +51,11 @@ def main() -> int:
             tried.append((mutant, result))
     for mutant, result in _try_all(rest, options.runs, options.workers) if rest else ():
         tried.append((mutant, result))
-        kept[mutant.key] = list(result)
-        results.write_text(json.dumps(kept))
-        print(f"{len(tried)}/{len(sample)} {_told(mutant, result)}", flush=True)
+        cached[mutant.key] = list(result)
+        results.write_text(json.dumps(cached))
+        print(f"{len(tried)}/{len(sample)} {_summary(mutant, result)}", flush=True)
     report = _report(tried, f"{title}, {len(sample) - len(rest)} not tried again")
-    (KEPT / f"table-{options.sample}-{options.seed}.md").write_text(report)
+    (CACHE_FOLDER / f"table-{options.sample}-{options.seed}.md").write_text(report)
     print(report)
     return int(any(result.how == "survived" for _, result in tried))
 
@@ -72,7 +72,7 @@ def _options() -> argparse.Namespace:
 
 
 def _try_all(mutants: list[Mutant], runs: int, workers: int) -> Iterator[tuple[Mutant, Result]]:
-    """Try mutants side by side, each worker in a copy of the tree."""
+    """Try mutants in parallel, each worker in a copy of the tree."""
     reach = Reach(runs, workers)
     copies: SimpleQueue[Copy] = SimpleQueue()
 
@@ -92,7 +92,7 @@ def _try_all(mutants: list[Mutant], runs: int, workers: int) -> Iterator[tuple[M
             yield done.result()
 
 
-def _told(mutant: Mutant, result: Result) -> str:
+def _summary(mutant: Mutant, result: Result) -> str:
     place = f"{mutant.file}:{mutant.line}: {mutant.change.operator}"
     if result.how == "accepted":
         return f"accepted  {place}: {result.by}"
@@ -103,7 +103,7 @@ def _told(mutant: Mutant, result: Result) -> str:
 
 
 def _report(tried: Tried, title: str) -> str:
-    """The table, the checks that noticed, and the survivors."""
+    """Return the table of results, the checks that caught mutants, and the survivors."""
     lines = [f"{title}, {time.strftime('%Y-%m-%d')}", ""]
     lines += [
         "| | mutants | simulator | tests | time-out | survived | accepted |",
@@ -123,7 +123,7 @@ def _report(tried: Tried, title: str) -> str:
     for mutant, result in sorted(tried, key=lambda each: (each[0].file, each[0].line)):
         if result.how in {"survived", "accepted"}:
             function = f" in {mutant.change.place.function}" if mutant.change.place.function else ""
-            lines += ["", f"{_told(mutant, result)}{function}", mutant.diff]
+            lines += ["", f"{_summary(mutant, result)}{function}", mutant.diff]
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Survivors that may survive: each with the reason why no check has to notice it.
+"""Mutants that may survive, each with the reason why no check has to catch it.
 
-A mutant is named by its file, its function ('' in scripts) and the text of its lines, before and
-after, as `make mutation` prints them.
+A mutant is identified by its file, its function ('' in scripts) and its lines before and after the
+change, as `make mutation` prints them.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ class Accepted(NamedTuple):
 ACCEPTED = [
     Accepted(
         "core/atomic.py",
-        "Steps._changed",
+        "AtomicOperations._change",
         "if once is not None:",
         "if True:",
         "performance only: without the key of a record the scripts do not read them",
     ),
     Accepted(
         "core/atomic.py",
-        "Steps.update",
-        "record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
-        "record = () if False else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))",
+        "AtomicOperations.update",
+        "record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(ONCE_TTL))",
+        "record = () if False else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(ONCE_TTL))",
         "performance only: without the key of a record the script does not read them",
     ),
     Accepted(
         "core/cache.py",
-        "_lead",
-        "if kept is not None and kept.left > -spec.stale:",
-        "if kept is not None and kept.left >= -spec.stale:",
+        "_get_as_leader",
+        "if stored is not None and stored.left > -spec.stale:",
+        "if stored is not None and stored.left >= -spec.stale:",
         "equivalent: that is the millisecond in which the server forgets the value",
     ),
     Accepted(
         "core/renewer.py",
-        "Renewer._take_in",
+        "Renewer._drain_inbox",
         "if len(self._heap) > self._compact_at or self._closed:",
         "if len(self._heap) >= self._compact_at or self._closed:",
         "performance only: when ended entries are removed from the heap",
     ),
     Accepted(
         "core/renewer.py",
-        "Renewer._work",
-        "for item, reply in zip(batch, replies, strict=True):",
-        "for item, reply in zip(batch, replies, ):",
+        "Renewer._send_batch",
+        "for item, request, reply in zip(batch, requests, replies, strict=True):",
+        "for item, request, reply in zip(batch, requests, replies, ):",
         "equivalent: there is one reply per request",
     ),
     Accepted(
@@ -77,17 +77,17 @@ ACCEPTED = [
         "performance only: what follows finds that the token is the holder, and replies the same",
     ),
     Accepted(
-        "scripts/_number.lua",
+        "scripts/_vote_fence.lua",
         "",
         "fence = string.format('%.0f', fence - ahead + (ahead > 0 and 1000000 or -1000000))",
         "fence = string.format('%.0f', fence - ahead + (ahead > 1 and 1000000 or -1000000))",
         "equivalent: the line is reached only with more than a second ahead or behind",
     ),
     Accepted(
-        "scripts/_number.lua",
+        "scripts/_vote_fence.lua",
         "",
-        "local time, life = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'",
-        "local time, life = call('TIME'), ttl >= 1800000 and 2 * ttl or '3600000'",
+        "local time, counter_ms = call('TIME'), ttl > 1800000 and 2 * ttl or '3600000'",
+        "local time, counter_ms = call('TIME'), ttl >= 1800000 and 2 * ttl or '3600000'",
         "equivalent: with a ttl of 1,800,000 ms both are an hour",
     ),
     Accepted(
@@ -100,12 +100,12 @@ ACCEPTED = [
     Accepted(
         "scripts/guard.lua",
         "",
-        "lasts = 0",
-        "lasts = -1",
+        "quarantine_ms = 0",
+        "quarantine_ms = -1",
         "equivalent: there is no quarantine unless it lasts longer than 0 ms",
     ),
     Accepted(
-        "scripts/declare_fit.lua",
+        "scripts/end_quarantine.lua",
         "",
         "return '1' .. ARGV[3]",
         "return '2' .. ARGV[3]",
@@ -156,7 +156,7 @@ ACCEPTED = [
     Accepted(
         "core/acquire.py",
         "",
-        'G = TypeVar("G", bound=Grip)',
+        'G = TypeVar("G", bound=LeaseRef)',
         'G = TypeVar("G", )',
         "equivalent: only type checkers read the bound",
     ),
@@ -191,7 +191,7 @@ ACCEPTED = [
     Accepted(
         "core/hand_off.py",
         "",
-        'G = TypeVar("G", bound=Grip)',
+        'G = TypeVar("G", bound=LeaseRef)',
         'G = TypeVar("G", )',
         "equivalent: only type checkers read the bound",
     ),
@@ -205,8 +205,8 @@ ACCEPTED = [
     Accepted(
         "scripts/release.lua",
         "",
-        "call('PEXPIRE', lock, delay)\ntell_next('W', delay)",
-        "tell_next('W', delay)\ncall('PEXPIRE', lock, delay)",
+        "call('PEXPIRE', lock, delay)\nnotify_two('W', delay)",
+        "notify_two('W', delay)\ncall('PEXPIRE', lock, delay)",
         "equivalent: no other client sees what is between two commands of a script",
     ),
     Accepted(
@@ -239,16 +239,16 @@ ACCEPTED = [
     ),
     Accepted(
         "core/cache.py",
-        "_lead",
-        "seen = 0 if kept is None else kept.fence",
-        "seen = -1 if kept is None else kept.fence",
+        "_get_as_leader",
+        "seen = 0 if stored is None else stored.fence",
+        "seen = -1 if stored is None else stored.fence",
         "equivalent: every fence is far greater",
     ),
     Accepted(
         "scripts/_owner.lua",
         "",
-        "call('ZADD', KEYS[4], math.max(holds[token] or 0, time + ttl), token)",
-        "call('ZADD', KEYS[4], math.max(holds[token] or -1, time + ttl), token)",
+        "call('ZADD', KEYS[4], math.max(holds[token] or 0, now + ttl), token)",
+        "call('ZADD', KEYS[4], math.max(holds[token] or -1, now + ttl), token)",
         "equivalent: the time is far greater",
     ),
     Accepted(
@@ -260,16 +260,16 @@ ACCEPTED = [
     ),
     Accepted(
         "core/cache.py",
-        "_lead",
-        "seen = 0 if kept is None else kept.fence",
-        "seen = 1 if kept is None else kept.fence",
+        "_get_as_leader",
+        "seen = 0 if stored is None else stored.fence",
+        "seen = 1 if stored is None else stored.fence",
         "equivalent: every fence is far greater",
     ),
     Accepted(
         "scripts/_owner.lua",
         "",
-        "call('ZADD', KEYS[4], math.max(holds[token] or 0, time + ttl), token)",
-        "call('ZADD', KEYS[4], math.max(holds[token] or 1, time + ttl), token)",
+        "call('ZADD', KEYS[4], math.max(holds[token] or 0, now + ttl), token)",
+        "call('ZADD', KEYS[4], math.max(holds[token] or 1, now + ttl), token)",
         "equivalent: the time is far greater",
     ),
     Accepted(

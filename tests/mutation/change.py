@@ -1,26 +1,26 @@
-"""One change of a text: what the operators yield."""
+"""The change of a source text that mutation operators yield."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 SMALL = 10
-"""Numbers below this are counts and indices. Larger ones are durations and limits, and one more or
-less makes no difference that could be noticed."""
+"""Numbers below this are counts and indices. Larger ones are durations and limits: a change by 1
+would have no effect that a check could see."""
 
 
-class Place(NamedTuple):
-    """Where in a file a statement is."""
+class Position(NamedTuple):
+    """The position of a statement in its file."""
 
     first: int = 0
     last: int = 0
-    """Its lines, without those of the statements in it."""
+    """Its last line, without nested statements."""
     function: str = ""
-    """The qualified name of the function or class around it; '' outside, and in scripts."""
+    """The qualified name of the enclosing function or class; '' at module level and in scripts."""
     scope: tuple[int, int] = (0, 0)
-    """The lines of the function, or of a statement outside functions; (0, 0) is the whole file."""
+    """First and last line of the function or module-level statement; (0, 0) is the whole file."""
     binds: str = ""
-    """Of a statement that an import executes: the name that it defines, or `*`."""
+    """For a statement that is executed on import: the name that it defines, or `*`."""
 
 
 class Change(NamedTuple):
@@ -30,11 +30,11 @@ class Change(NamedTuple):
     start: int
     end: int
     new: str
-    place: Place
+    place: Position
 
 
 def other_numbers(value: float) -> tuple[float, ...]:
-    """What a number is replaced by."""
+    """Return the replacements of a number."""
     if value == int(value) and abs(value) < SMALL:
         return value - 1, value + 1
     return value * 0, value * 10

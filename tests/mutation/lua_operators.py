@@ -1,4 +1,4 @@
-"""How a script is changed: a tokenizer finds the spans. The compiler discards what is not Lua."""
+"""Mutation operators for Lua. A tokenizer finds the spans; invalid results are discarded later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from mutation.change import Change, Place, other_numbers
+from mutation.change import Change, Position, other_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +90,8 @@ def _statements(text: str) -> Iterator[Statement]:
     statement: list[Token] = []
     depth = 0
     for token in _tokenized(text):
-        goes_on = depth > 0 or token.text in {"and", "or", "..", "then"}
-        if statement and token.line > statement[-1].line and not goes_on:
+        continues = depth > 0 or token.text in {"and", "or", "..", "then"}
+        if statement and token.line > statement[-1].line and not continues:
             yield Statement(statement)
             statement = []
         statement.append(token)
@@ -156,7 +156,7 @@ def _tokens(statement: Statement) -> Iterator[_Found]:
 def _change(
     operator: str, span: tuple[int, int], new: str, one: Statement, other: Statement
 ) -> Change:
-    return Change(operator, *span, new, Place(one.first.line, other.tokens[-1].line))
+    return Change(operator, *span, new, Position(one.first.line, other.tokens[-1].line))
 
 
 def _indent(text: str, statement: Statement) -> int:

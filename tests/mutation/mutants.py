@@ -1,4 +1,4 @@
-"""What a mutant is, every mutant of the tree, and a sample of them."""
+"""The `Mutant` class, all mutants of the tree, and a sample of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Mutant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for the same change of the same function, whatever the rest of the file is."""
+        """An identity that depends only on the change and its function, not on other lines."""
         first, last = self.change.place.scope
         lines = self.old.splitlines()
         function = "\n".join(lines[first - 1 : last] if first else lines)
@@ -71,7 +71,7 @@ class Mutant(NamedTuple):
 
 
 def every_mutant() -> list[Mutant]:
-    """Every mutant of the core and of the scripts, in a fixed order."""
+    """Return every mutant of the core and the scripts, in a fixed order."""
     found: list[Mutant] = []
     for path in (*sorted(PACKAGE.glob("core/*.py")), *sorted(PACKAGE.glob("scripts/*.lua"))):
         found += mutants_of(str(path.relative_to(PACKAGE)), path.read_text())
@@ -79,14 +79,14 @@ def every_mutant() -> list[Mutant]:
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """Every mutant of one file."""
+    """Return every mutant of one file."""
     operators = python_operators if file.endswith(".py") else lua_operators
     found = {(each.start, each.end, each.new): each for each in operators.changes(text)}
     return [Mutant(file, text, change) for change in found.values()]
 
 
 def is_valid(mutant: Mutant) -> bool:
-    """Whether it compiles, and to something else than before."""
+    """Whether the mutant compiles and differs from the original."""
     if mutant.file.endswith(".lua"):
         try:
             lupa.lua51.LuaRuntime().compile(mutant.new)
@@ -100,7 +100,7 @@ def is_valid(mutant: Mutant) -> bool:
 
 
 def draw(mutants: list[Mutant], count: int, seed: int) -> Iterator[Mutant]:
-    """Draw that many valid ones; those of a function that stays the same stay the same too."""
+    """Draw `count` valid mutants. The sample within a function depends only on that function."""
 
     def rank(mutant: Mutant) -> bytes:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()

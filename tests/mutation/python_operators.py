@@ -1,4 +1,4 @@
-"""How Python is changed: each operator yields spans of the source and what replaces them.
+"""Mutation operators for Python: each yields spans of the source and their replacements.
 
 Not mutated: docstrings, annotations, TYPE_CHECKING blocks and `__slots__`, because nothing could
 detect it; text and bytes, although they may matter; definitions, imports and whole statements
@@ -13,7 +13,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from mutation.change import Change, Place, other_numbers
+from mutation.change import Change, Position, other_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,18 +38,18 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"),
 }
-TWINS = {"max": "min", "min": "max", "any": "all", "all": "any"}
+OPPOSITES = {"max": "min", "min": "max", "any": "all", "all": "any"}
 FIXED_ORDER = {"isinstance", "getattr", "setattr", "hasattr", "cast", "zip", "max", "min"}
 """Functions whose arguments are not swapped: it would raise, or change nothing."""
 
 
 def changes(text: str) -> Iterator[Change]:
     """Every change of a module."""
-    yield from _Walk(text).body(ast.parse(text).body, Place(binds="*"))
+    yield from _ModuleVisitor(text).body(ast.parse(text).body, Position(binds="*"))
 
 
-class _Walk:
-    """Goes through a module and applies every operator to every node."""
+class _ModuleVisitor:
+    """Walks a module and applies every operator to every node."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -58,8 +58,8 @@ class _Walk:
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
         self._bound: frozenset[str] = frozenset()
-        """Names that the function has even without one of its assignments."""
-        self._operators: dict[type[ast.expr], Callable[[Any, Place], Iterator[Change]]] = {
+        """Names that stay bound in the function even without one of its assignments."""
+        self._operators: dict[type[ast.expr], Callable[[Any, Position], Iterator[Change]]] = {
             ast.Constant: self._constant,
             ast.Compare: self._comparison,
             ast.BoolOp: self._bool_op,
@@ -68,12 +68,12 @@ class _Walk:
             ast.Call: self._call,
         }
 
-    def body(self, statements: Sequence[ast.stmt], place: Place) -> Iterator[Change]:
+    def body(self, statements: Sequence[ast.stmt], place: Position) -> Iterator[Change]:
         for statement in statements:
             if not (_is_text(statement) or _is_for_types(statement)):
                 yield from self._statement(statement, place)
 
-    def _statement(self, node: ast.stmt, place: Place) -> Iterator[Change]:
+    def _statement(self, node: ast.stmt, place: Position) -> Iterator[Change]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from self._definition(node, place)
             return
@@ -93,10 +93,10 @@ class _Walk:
             yield self._replaced("drop a finally", node.finalbody, "pass", place)
 
     def _definition(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, place: Place
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, place: Position
     ) -> Iterator[Change]:
         name = f"{place.function}.{node.name}".lstrip(".")
-        header = Place(node.lineno, node.lineno, name, (node.lineno, node.end_lineno or 0), "*")
+        header = Position(node.lineno, node.lineno, name, (node.lineno, node.end_lineno or 0), "*")
         if isinstance(node, ast.ClassDef):
             yield from self.body(node.body, header)
             return
@@ -110,8 +110,8 @@ class _Walk:
 
     # Statements
 
-    def _dropped(self, node: ast.stmt, place: Place) -> Iterator[Change]:
-        """Take a statement away, or what it gives."""
+    def _dropped(self, node: ast.stmt, place: Position) -> Iterator[Change]:
+        """Drop a statement, or the value that it returns or assigns."""
         if isinstance(node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete, ast.For, ast.Assert)):
             yield self._replaced("drop a statement", [node], "pass", place)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
@@ -127,7 +127,7 @@ class _Walk:
             yield self._replaced("break instead of continue", [node], "break", place)
 
     def _assignment(
-        self, node: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place
+        self, node: ast.Assign | ast.AnnAssign, value: ast.expr, place: Position
     ) -> Iterator[Change]:
         """Drop it if its name is bound without it; otherwise every use of the name would raise.
 
@@ -145,7 +145,7 @@ class _Walk:
         elif not _is_none(value):
             yield self._replaced("assign None", [value], "None", place)
 
-    def _handler(self, node: ast.ExceptHandler, place: Place) -> Iterator[Change]:
+    def _handler(self, node: ast.ExceptHandler, place: Position) -> Iterator[Change]:
         place = place._replace(first=node.lineno, last=_last_of_header(node))
         if node.type is not None:
             yield from self._expression(node.type, place, node)
@@ -156,9 +156,9 @@ class _Walk:
 
     # Expressions
 
-    def _expression(self, node: ast.expr, place: Place, parent: ast.AST) -> Iterator[Change]:
+    def _expression(self, node: ast.expr, place: Position, parent: ast.AST) -> Iterator[Change]:
         if isinstance(node, ast.JoinedStr):
-            return  # a text
+            return  # a string
         conditions = [getattr(parent, "test", None), *getattr(parent, "ifs", [])]
         if node in conditions and not isinstance(parent, ast.Assert):
             yield from self._condition(node, place)
@@ -169,7 +169,7 @@ class _Walk:
         for part, around in _expressions(node):
             yield from self._expression(part, place, around)
 
-    def _constant(self, node: ast.Constant, place: Place) -> Iterator[Change]:
+    def _constant(self, node: ast.Constant, place: Position) -> Iterator[Change]:
         value = node.value
         if isinstance(value, bool):
             yield self._replaced("flip a constant", [node], str(not value), place)
@@ -177,7 +177,7 @@ class _Walk:
             for new in other_numbers(value):
                 yield self._replaced("change a number", [node], repr(new), place)
 
-    def _condition(self, node: ast.expr, place: Place) -> Iterator[Change]:
+    def _condition(self, node: ast.expr, place: Position) -> Iterator[Change]:
         for value in ("True", "False"):
             if self._source(node) != value:
                 yield self._replaced(f"condition is {value}", [node], value, place)
@@ -187,21 +187,21 @@ class _Walk:
             new = f"not ({self._source(node)})"
             yield self._replaced("negate a condition", [node], new, place)
 
-    def _unary_op(self, node: ast.UnaryOp, place: Place) -> Iterator[Change]:
+    def _unary_op(self, node: ast.UnaryOp, place: Position) -> Iterator[Change]:
         if isinstance(node.op, (ast.Not, ast.USub)):
             sign = "not" if isinstance(node.op, ast.Not) else "-"
             yield self._replaced(f"drop {sign}", [node], f"({self._source(node.operand)})", place)
 
-    def _bin_op(self, node: ast.BinOp, place: Place) -> Iterator[Change]:
+    def _bin_op(self, node: ast.BinOp, place: Position) -> Iterator[Change]:
         if type(node.op) in ARITHMETIC and not (_is_text(node.left) or _is_text(node.right)):
             yield from self._between(node.left, node.right, *ARITHMETIC[type(node.op)], place)
 
-    def _comparison(self, node: ast.Compare, place: Place) -> Iterator[Change]:
+    def _comparison(self, node: ast.Compare, place: Position) -> Iterator[Change]:
         operands = [node.left, *node.comparators]
         for operator, (left, right) in zip(node.ops, pairwise(operands), strict=True):
             yield from self._between(left, right, *COMPARISONS[type(operator)], place)
 
-    def _bool_op(self, node: ast.BoolOp, place: Place) -> Iterator[Change]:
+    def _bool_op(self, node: ast.BoolOp, place: Position) -> Iterator[Change]:
         old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         for left, right in pairwise(node.values):
             yield from self._between(left, right, rf"\b{old}\b", new, place)
@@ -212,10 +212,10 @@ class _Walk:
                 f"drop a part of {old}", [node], f"({f' {old} '.join(texts)})", place
             )
 
-    def _call(self, node: ast.Call, place: Place) -> Iterator[Change]:
+    def _call(self, node: ast.Call, place: Position) -> Iterator[Change]:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name in TWINS:
-            yield self._replaced("change a call", [node.func], TWINS[name], place)
+        if name in OPPOSITES:
+            yield self._replaced("change a call", [node.func], OPPOSITES[name], place)
         plain = not any(isinstance(each, ast.Starred) for each in node.args)
         if plain and len(node.args) > 1 and name not in FIXED_ORDER:
             for left, right in pairwise(node.args):
@@ -228,7 +228,7 @@ class _Walk:
                 yield self._change("drop a keyword", start, end, "", place)
 
     def _elements(
-        self, node: ast.Tuple | ast.List | ast.Set, place: Place, parent: ast.AST
+        self, node: ast.Tuple | ast.List | ast.Set, place: Position, parent: ast.AST
     ) -> Iterator[Change]:
         unpacked = isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Tuple)
         fixed = unpacked or isinstance(parent, ast.Subscript)
@@ -245,7 +245,7 @@ class _Walk:
     # Text
 
     def _between(
-        self, left: ast.expr, right: ast.expr, old: str, new: str, place: Place
+        self, left: ast.expr, right: ast.expr, old: str, new: str, place: Position
     ) -> Iterator[Change]:
         """Change the operator between two operands."""
         start, end = self._span([left])[1], self._span([right])[0]
@@ -254,11 +254,11 @@ class _Walk:
             yield self._change(operator, start + found.start(), start + found.end(), new, place)
 
     def _replaced(
-        self, operator: str, nodes: Sequence[ast.expr | ast.stmt], new: str, place: Place
+        self, operator: str, nodes: Sequence[ast.expr | ast.stmt], new: str, place: Position
     ) -> Change:
         return self._change(operator, *self._span(nodes), new, place)
 
-    def _change(self, operator: str, start: int, end: int, new: str, place: Place) -> Change:
+    def _change(self, operator: str, start: int, end: int, new: str, place: Position) -> Change:
         return Change(operator, start, end, new, place)
 
     def _source(self, node: ast.expr) -> str:
@@ -278,11 +278,11 @@ class _Walk:
 
 
 _NEGATED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
-"""Comparisons whose own operator negates them."""
+"""Comparisons that another operator negates."""
 
 
 def _expressions(node: ast.AST) -> Iterator[tuple[ast.expr, ast.AST]]:
-    """The expressions directly in a node, and what each is a part of."""
+    """The expressions directly in a node, each with its parent."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.expr):
             yield part, node
@@ -291,7 +291,7 @@ def _expressions(node: ast.AST) -> Iterator[tuple[ast.expr, ast.AST]]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """A docstring, `...`, or a text in an expression."""
+    """Whether a node is a docstring, `...`, or a string in an expression."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     text = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
@@ -299,7 +299,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_for_types(node: ast.stmt) -> bool:
-    """Nothing that runs, or nothing whose change could run."""
+    """Whether a statement is only for type checkers."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
     return name_of(node) == "__slots__" or "overload" in map(

@@ -1,7 +1,7 @@
-"""Which simulation runs and which tests reach a line: recorded once for a tree, and kept.
+"""Which simulation runs and tests reach a line: recorded once per tree and cached.
 
-A simulation is deterministic: a run that executes none of a mutant's lines is the same as without
-the mutant, and need not be run. What is executed by an import can change every run.
+A simulation is deterministic: a run that executes none of a mutant's lines gives the same result
+as without the mutant, so it is skipped. A statement that is executed on import affects every run.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
-KEPT = ROOT / ".mutation"
+CACHE_FOLDER = ROOT / ".mutation"
 INCLUDE = re.compile(r" *--:include (\w+)$")
 Line = tuple[str, int]
 Bits = dict[str, dict[str, str]]
-"""By file and line, what reaches it: a bit for each run or test, in hexadecimal."""
+"""By file and line, the runs or tests that reach it, as the bits of a hexadecimal number."""
 
 SHORT = ["-m", "not long", "-p", "no:randomly", "--ignore-glob=tests/test_sim*"]
-"""The tests that are recorded. Those of the simulator are left out: it is tried before, and some
-of them read the source."""
+"""The tests that are recorded. Tests of the simulator are excluded: the simulator itself runs
+first, and some of these tests read the source."""
 
 OF_SCRIPTS = "tests/test_scripts"
 """The prefix of test files that send scripts to a server directly. Coverage does not show which
@@ -46,14 +46,14 @@ scripts they use."""
 
 
 class Reach:
-    """What reaches the lines of this tree."""
+    """The runs and tests that reach each line of this tree."""
 
     def __init__(self, runs: int, workers: int) -> None:
         self.runs = runs
-        recorded = _kept(f"runs-{_digest('src')}-{runs}", lambda: _record_runs(runs, workers))
+        recorded = _cached(f"runs-{_digest('src')}-{runs}", lambda: _record_runs(runs, workers))
         self._by_runs: Bits = recorded["lines"]
         self._sizes: dict[str, int] = recorded["sizes"]
-        recorded = _kept(f"tests-{_digest('src', 'tests')}", lambda: _record_tests(workers))
+        recorded = _cached(f"tests-{_digest('src', 'tests')}", lambda: _record_tests(workers))
         self._by_tests: Bits = recorded["lines"]
         self._tests: list[tuple[str, float]] = recorded["tests"]
 
@@ -78,7 +78,10 @@ class Reach:
         binds, function = mutant.change.place.binds, mutant.change.place.function
         if mutant.file.endswith(".lua"):
             scripts = scripts_with(Path(mutant.file).stem)
-            names = ["own_once" if script == "own" else script.upper() for script in scripts]
+            names = [
+                "user_script_once" if script == "user_script" else script.upper()
+                for script in scripts
+            ]
             lines = [line for name in names for line in uses(name)]
             named = [test for test in self._tests if sends(_file_of(test), names)]
         else:
@@ -102,7 +105,7 @@ def _file_of(test: tuple[str, float]) -> str:
 
 
 def _dealt(tests: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Order tests as `Reach.tests` says."""
+    """Order tests as `Reach.tests` describes."""
     dealt = sorted(tests, key=lambda test: test[1])
     for mark in ("[", "::"):
         counts = Counter[str]()
@@ -163,7 +166,7 @@ def scripts_with(part: str) -> list[str]:
 
 
 def uses(name: str, through: frozenset[str] = frozenset()) -> list[Line]:
-    """The lines that use a name of a module or class, also through names defined with it."""
+    """Return the lines that use a name of a module or class, directly or through other names."""
     lines, defined = _names()
     found = list(lines[name])
     for other in defined[name] - through - {name}:
@@ -193,10 +196,10 @@ def _loads(node: ast.AST) -> Iterator[tuple[str, int]]:
         yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno
 
 
-def _kept(name: str, make: Any) -> Any:
-    path = KEPT / f"{name}.json"
+def _cached(name: str, make: Any) -> Any:
+    path = CACHE_FOLDER / f"{name}.json"
     if not path.exists():
-        KEPT.mkdir(exist_ok=True)
+        CACHE_FOLDER.mkdir(exist_ok=True)
         path.write_text(json.dumps(make()))
     return json.loads(path.read_text())
 
@@ -229,10 +232,10 @@ def _written(found: dict[str, dict[str, int]]) -> Bits:
 
 
 def simulate(work: dict[str, Any]) -> Any:
-    """Have `mutation.simulate` do some work, in a process.
+    """Run `mutation.simulate` in a process.
 
     Raises:
-        CalledProcessError: it was ended, as one is that takes too long.
+        CalledProcessError: the process was killed, for example by its time limit.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTHONHASHSEED": "0"}
     child = subprocess.run(
@@ -256,7 +259,7 @@ def _record_tests(workers: int) -> dict[str, Any]:
 
 
 def merged(folder: Path) -> dict[str, Any]:
-    """Put together what the processes of a parallel run have recorded."""
+    """Merge the records of the processes of a parallel run."""
     tests: list[tuple[str, float]] = []
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for path in sorted(folder.glob("*.json")):

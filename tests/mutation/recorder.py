@@ -1,7 +1,7 @@
-"""A pytest plugin that notes which lines of the package each test runs, and how long it takes.
+"""A pytest plugin that records which lines of the package each test runs, and its duration.
 
-`mutation.reach` starts it with `-p mutation.recorder`. Each process of a parallel run writes a file
-into the folder that MUTATION_RECORD names.
+`mutation.reach` enables it with `-p mutation.recorder`. Each process of a parallel run writes one
+file into the folder named by MUTATION_RECORD.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _failed: set[str] = set()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Record one test. It starts afresh each time: a test may set a trace function itself."""
+    """Record one test. Restart coverage for each, because a test may set a trace function."""
     _coverage.start()
     _coverage.switch_context(item.nodeid)
     try:
@@ -39,14 +39,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how long a test took; one that does not pass here can show nothing."""
+    """Record the duration of a test. A test that fails without a mutant is not used."""
     _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
     if not report.passed:
         _failed.add(report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
-    """Write what was recorded."""
+    """Write the record."""
     data = _coverage.get_data()
     lines: dict[str, dict[str, list[int]]] = {}
     for file in data.measured_files():

@@ -1,7 +1,7 @@
 """The process that runs the simulator: with a mutant, or to record the lines that runs execute.
 
-It reads what to do from its standard input and writes the result to its standard output, both as
-JSON. At the top it imports nothing of the package: the mutant has to be in place first.
+It reads its task from standard input and writes the result to standard output, both as JSON. The
+top level imports nothing of the package, because the mutant must be in place first.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.sim.play import RunResult
+    from holdfast.sim.run import RunResult
 
 PACKAGE = SOURCE / "holdfast"
-WORLDS = SOURCE.parent / "tests" / "worlds"
+SAVED_RUNS = SOURCE.parent / "tests" / "saved_runs"
 MEMORY = 3 << 30
 LONGEST_RUN = 30
-"""Seconds of processor time, after which a run is considered endless. The usual is a fraction."""
+"""Seconds of processor time after which a run counts as endless. Most runs take far less."""
 
 MANY_RUNS = 0.3
-"""Seconds of processor time that a run may take on average."""
+"""The average processor time that a run may take, in seconds."""
 
 _HOOK = b"""
 local executed = {}
@@ -54,21 +54,21 @@ end
 def default_run() -> Callable[[int], RunResult]:
     """Return a function that runs one seed as `holdfast sim run` does."""
     from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - after the change
-    from holdfast.sim.play import play  # noqa: PLC0415 - the same
+    from holdfast.sim.run import simulate  # noqa: PLC0415 - the same
     from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
 
-    return lambda seed: play(draw(seed), RandomChoices(seed))
+    return lambda seed: simulate(draw(seed), RandomChoices(seed))
 
 
 def replayed(saved: Path) -> RunResult:
-    """Replay a saved run, in which a bug was found once."""
+    """Replay a saved run."""
     from holdfast.sim.sweep import Found  # noqa: PLC0415 - after the change
 
     return Found.load(saved.read_text()).run()
 
 
 def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
-    """Do the runs with these seeds, then the saved ones; stop at a failure."""
+    """Simulate runs with these seeds, then the saved runs if wanted; stop at a failure."""
     path = PACKAGE / work["file"]
     assert path.read_text() == work["old"], "the source was changed meanwhile"
     mutate(path, work["old"].encode(), work["new"].encode())
@@ -79,11 +79,11 @@ def try_mutant(work: dict[str, Any]) -> dict[str, Any]:
     try:
         run = default_run()
         for seed in work["seeds"]:
-            signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)  # it ends the process
+            signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)  # its signal ends the process
             if check := run(seed).check:
                 return {"check": check, "runs": seed + 1}
         seed = -1
-        for saved in sorted(WORLDS.glob("*.json")):
+        for saved in sorted(SAVED_RUNS.glob("*.json")) if work["replay"] else ():
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_RUN)
             if check := replayed(saved).check:
                 return {"check": check, "runs": 0, "saved": saved.stem}
@@ -122,7 +122,7 @@ def record(seeds: range) -> dict[str, Any]:
         name = file[len(str(PACKAGE)) + 1 :]
         for line, contexts in data.contexts_by_lineno(file).items():
             for context in contexts:
-                if context:  # else it was executed by an import
+                if context:  # without one, an import executed the line
                     found[name][line] |= 1 << int(context)
     bits = {file: {line: f"{each:x}" for line, each in by.items()} for file, by in found.items()}
     return {"lines": bits, "sizes": sizes}
@@ -146,7 +146,7 @@ def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
         return made[-1]
 
     lupa.lua51.LuaRuntime = make
-    lua.Scripts()  # the first one makes the runtime that all use
+    lua.Scripts()  # the first instance creates the shared runtime
     lupa.lua51.LuaRuntime = make_runtime
     executed = made[0].execute(_HOOK)
     places = {
@@ -160,8 +160,10 @@ def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
         try:
             return run_script(self, text, *rest)
         finally:
-            if text not in places:  # of a user: one line, alone or in the first line of own.lua
-                places[text] = _origins("own") if text.count(b"\n") else [("", 0)]
+            if (
+                text not in places
+            ):  # of a user: one line, alone or in the first line of user_script.lua
+                places[text] = _origins("user_script") if text.count(b"\n") else [("", 0)]
             for line in executed().values():
                 file, number = places[text][line - 1]
                 found[file].add(number)
@@ -176,7 +178,7 @@ def _watch_scripts() -> Callable[[], dict[str, set[int]]]:
 
 
 def _origins(name: str) -> list[tuple[str, int]]:
-    """Where each line of a script with its parts comes from."""
+    """Return the file and line of each line of a script, after its includes are expanded."""
     from mutation.reach import INCLUDE  # noqa: PLC0415 - it needs none of the package
 
     found: list[tuple[str, int]] = []
@@ -191,6 +193,6 @@ def _origins(name: str) -> list[tuple[str, int]]:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(SOURCE))
-    asked = json.load(sys.stdin)
-    answer = try_mutant(asked) if "file" in asked else record(range(*asked["range"]))
-    json.dump(answer, sys.stdout)
+    work = json.load(sys.stdin)
+    result = try_mutant(work) if "file" in work else record(range(*work["range"]))
+    json.dump(result, sys.stdout)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mutation.mutants import Mutant
     from mutation.reach import Reach
 
+SHORTER = 0.8
+"""The part of the runs that is tried before the tests, the shortest first."""
+
 MOST_TESTS, MOST_SECONDS = 2000, 120.0
 """Limits for the tests of one mutant: their number, and the sum of their recorded seconds."""
 
@@ -37,35 +40,43 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+\[.*?\]|::\S+)?)(?: - |
 
 
 class Result(NamedTuple):
-    """What noticed a mutant."""
+    """What caught a mutant."""
 
     how: str
     """`simulator`, `tests`, `time`, `survived` or `accepted`."""
     by: str = ""
     """The check; the test, or `import` if no test could start; the reason if it is accepted."""
     runs: int = 0
-    """A sweep of this many runs, from seed 0 on, contains one that fails; a shorter one may, too.
-    0 if no run of the sweep failed."""
+    """A sweep of this many runs from seed 0 contains one that fails; 0 if none failed."""
     reached: int = 0
-    """The runs that reach it."""
+    """The number of runs that reach it."""
     tests: int = 0
-    """The tests that reach it."""
+    """The number of tests that reach it."""
     seconds: float = 0.0
 
 
 def try_out(mutant: Mutant, reach: Reach, copy: Copy) -> Result:
-    """Try the runs that reach it, then the saved runs, then tests; stop at a failure."""
+    """Try the runs that reach the mutant, then saved runs, then tests; stop at a failure.
+
+    The longest runs come last. They take most of the time, and detect few mutants that neither a
+    shorter run nor a test detects.
+    """
     began = time.monotonic()
     seeds, tests = reach.seeds(mutant), reach.tests(mutant)
-    result = _simulated(mutant, seeds)
+    shorter = round(len(seeds) * SHORTER)
+    result = _simulated(mutant, seeds[:shorter], replay=True)
     if result.how == "survived":
         result = _tested(mutant, tests, copy)
+    if result.how == "survived":
+        result = _simulated(mutant, seeds[shorter:], replay=False)
     seconds = time.monotonic() - began
     return result._replace(reached=len(seeds), tests=len(tests), seconds=round(seconds, 1))
 
 
-def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
-    work = {"file": mutant.file, "old": mutant.old, "new": mutant.new, "seeds": seeds}
+def _simulated(mutant: Mutant, seeds: list[int], *, replay: bool) -> Result:
+    """Try runs with these seeds, and with `replay` the saved runs."""
+    work: dict[str, object] = {"file": mutant.file, "old": mutant.old, "new": mutant.new}
+    work |= {"seeds": seeds, "replay": replay}
     try:
         found = simulate(work)
     except subprocess.CalledProcessError as error:
@@ -73,7 +84,7 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
             raise
         return Result("time", "simulator")
     if found.get("saved"):  # the suite replays these too
-        return Result("tests", f"tests/worlds/{found['saved']}.json")
+        return Result("tests", f"tests/saved_runs/{found['saved']}.json")
     if found["check"]:
         return Result("simulator", found["check"], runs=found["runs"])
     return Result("survived")
@@ -82,8 +93,9 @@ def _simulated(mutant: Mutant, seeds: list[int]) -> Result:
 def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Result:
     """Run the first tests of the list.
 
-    A test counts if it fails twice with the mutant, and passes without. A timeout counts, and so
-    does a failure that names none of the tests, as one at import, if all tests pass without.
+    A test catches the mutant if it fails twice with the mutant and passes without it. A timeout
+    also counts. So does a failure without a test name, such as an import error, if all tests pass
+    without the mutant.
     """
     chosen: list[str] = []
     total = 0.0
@@ -99,8 +111,8 @@ def _tested(mutant: Mutant, tests: list[tuple[str, float]], copy: Copy) -> Resul
             break
         if failed not in chosen:
             passes = copy.test(chosen, limit=60 + 10 * total) == ""
-            noticed = Result("time", "tests") if failed is None else Result("tests", failed)
-            return noticed if passes else Result("survived")
+            detected = Result("time", "tests") if failed is None else Result("tests", failed)
+            return detected if passes else Result("survived")
         with copy.changed(mutant):
             fails_again = copy.test([failed], limit=300) != ""
         if fails_again and copy.test([failed], limit=300) == "":
@@ -176,7 +188,7 @@ class Copy:
         return found[1] if found else "import"
 
     def _end_processes(self) -> None:
-        """End what the tests started and left: their group, and servers in the folder."""
+        """Kill the processes that tests left: their process group, and servers in the folder."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""The port, for threads and for asyncio."""
+"""Implementations of `holdfast.port` for threads and for asyncio."""

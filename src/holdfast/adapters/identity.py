@@ -1,4 +1,4 @@
-"""Who this process is, in the tokens it draws."""
+"""How a client identifies itself in its tokens: a random id, user, host and pid."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import socket
 import sys
 from functools import lru_cache
 
-from holdfast.core.token import SHARDED, Mint
+from holdfast.core.token import SHARDED, TokenFactory
 
 
-def new_mint(*, sharded: bool) -> Mint:
-    """Make the mint of one client in this process; its tokens are never drawn anywhere else."""
+def new_token_factory(*, sharded: bool) -> TokenFactory:
+    """Make the token factory of one client in this process. Its tokens are globally unique."""
     client = (SHARDED if sharded else "") + secrets.token_hex(8)
     user = os.environ.get("USERNAME", "") if sys.platform == "win32" else _user(os.geteuid())
-    return Mint(client, user, socket.gethostname(), os.getpid())
+    return TokenFactory(client, user, socket.gethostname(), os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _user(number: int) -> str:
-    """The name of a user; not by LOGNAME, which stays what it was when a process changes users."""
-    import pwd  # noqa: PLC0415 - not everywhere
+    """Return the name of a user. LOGNAME would be wrong after a process changes its user."""
+    import pwd  # noqa: PLC0415 - POSIX only
 
     try:
         return pwd.getpwuid(number).pw_name
-    except KeyError:  # as in a container that was given just a number
+    except KeyError:  # a container may run with a uid that has no name
         return str(number)

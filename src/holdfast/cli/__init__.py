@@ -1,4 +1,4 @@
-"""The command line. What it needs beyond the library is imported when it runs."""
+"""The command line. Its dependencies are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["Interrupted", "end_on_ctrl_c", "main", "quietly"]
+__all__ = ["Interrupted", "end_on_ctrl_c", "ignore_unawaited_warnings", "main"]
 
-NEEDED = {"click", "lupa", "rich", "typer"}
-"""What the extra `cli` installs, by the names under which it is imported."""
+CLI_PACKAGES = {"click", "lupa", "rich", "typer"}
+"""Import names of the packages that the extra `cli` installs."""
 
-AGAIN = 0.01
-"""Seconds after which an interruption that Python discarded is raised again."""
+RAISE_AGAIN_AFTER = 0.01
+"""Seconds after which an `Interrupted` that Python discarded is raised again."""
 
-UNWRITTEN = 74
-"""The status when there is no room for the output: no command has it as an answer."""
+OUTPUT_FAILED = 74
+"""Exit status if the disk is full and the output cannot be written."""
 
 
 class Interrupted(SystemExit):
-    """A signal ends the program, as Ctrl-C does: silently, with the status that shells expect."""
+    """Ends the program after a signal: without a message, with status 128 + signal number."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(128 + number)
         self.number = number
 
 
-def quietly() -> None:
-    """Say nothing of work that was never begun: that of simulated crashes, and of who is ended."""
+def ignore_unawaited_warnings() -> None:
+    """Ignore warnings about coroutines that never ran: simulated crashes drop some."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 def end_on_ctrl_c() -> None:
-    """Have Ctrl-C raise `Interrupted`, unless the process ignores it, as a script's `command &`.
+    """Have Ctrl-C raise `Interrupted`, unless the process ignores SIGINT (`command &` in a script).
 
-    Python discards an exception that is raised in a finalizer, in the callback of a weak reference
-    (every import has some), or in the hook that is called for these. Then `Interrupted` is raised
-    again a moment later: a timer sends SIGALRM.
+    Python discards an exception that is raised in a finalizer, in a weak reference callback (every
+    import has some), or in `sys.unraisablehook`. A timer (SIGALRM) then raises `Interrupted` again
+    after `RAISE_AGAIN_AFTER`.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
@@ -50,7 +50,7 @@ def end_on_ctrl_c() -> None:
 
     def interrupt(*_: object) -> None:
         if in_hook:
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_AFTER)
         else:
             raise Interrupted
 
@@ -59,7 +59,7 @@ def end_on_ctrl_c() -> None:
         in_hook = True
         try:
             if isinstance(discarded.exc_value, Interrupted):
-                signal.setitimer(signal.ITIMER_REAL, AGAIN)
+                signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_AFTER)
             else:
                 sys.__unraisablehook__(discarded)
         finally:
@@ -72,24 +72,24 @@ def end_on_ctrl_c() -> None:
 
 def main() -> None:
     """Run the command line."""
-    quietly()
+    ignore_unawaited_warnings()
     end_on_ctrl_c()
     try:
         from holdfast.cli.app import app
 
         app(prog_name="holdfast")
     except ModuleNotFoundError as missing:
-        if missing.name not in NEEDED:
+        if missing.name not in CLI_PACKAGES:
             raise
         sys.exit(f"holdfast: {missing.name} is not installed: pip install 'holdfast[cli]'")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        message = f"holdfast: what was to be told could not be written: {error.strerror}\n"
+        message = f"holdfast: cannot write the output: {error.strerror}\n"
         for stream, words in ((sys.stderr, message), (sys.stdout, "")):
-            with contextlib.suppress(OSError, AttributeError):  # no room there either, or none
+            with contextlib.suppress(OSError, AttributeError):  # disk full, or no such stream
                 stream.write(words)
                 stream.flush()
             with contextlib.suppress(OSError, AttributeError):
-                stream.close()  # else Python tries once more in the end, and says so
-        sys.exit(UNWRITTEN)
+                stream.close()  # otherwise Python writes again at exit, and prints an error
+        sys.exit(OUTPUT_FAILED)

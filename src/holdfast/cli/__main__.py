@@ -1,8 +1,8 @@
-"""`python -m holdfast.cli` is `holdfast`."""
+"""Run `holdfast` as `python -m holdfast.cli`."""
 
 from __future__ import annotations
 
 from holdfast.cli import main
 
-if __name__ == "__main__":  # worker processes import it under another name
+if __name__ == "__main__":  # worker processes import this file under another name
     main()

@@ -1,4 +1,4 @@
-"""`holdfast demo`: what a lock is for, in four scenes, played by real processes."""
+"""`holdfast demo`: what a lock is for, in four scenes with real processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
-from holdfast.cli.demo_parts import SALES, SELLERS, TTL, Account, stock_key
-from holdfast.cli.servers import unasked
+from holdfast.cli.demo_workers import SALES, SELLERS, TTL, Account, stock_key
+from holdfast.cli.servers import exit_if_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,35 +25,36 @@ if TYPE_CHECKING:
 
 
 def demo() -> None:
-    """Show what a lock is for, and what this one does, with real processes, in ten seconds.
-
-    Four scenes on the embedded server: the lost update; the same with a lock; a holder
-    that is killed; a holder that is paused, and writes when its time is up.
+    """Show what a lock is for, with real processes, in ten seconds.
 
     Example: `holdfast demo`
+
+    Four scenes on the embedded server: a lost update; the same with a lock; a holder that is
+    killed; a holder that is stopped, and writes after its lease has ended.
     """
     from holdfast import embedded
 
-    with unasked():
+    with exit_if_unreachable():
         url = f"unix://{embedded.ensure()}"
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # so that no process stays, least of all a paused one
-    stage = _Stage(open_console(), url)
-    stage.title("Processes share one thing. What goes wrong, and what a lock does about it.")
-    with stage.cast("sell", SELLERS) as sellers:
-        _lost_update(stage, sellers)
-        _the_same_with_a_lock(stage, sellers)
-    with stage.cast("hold", 2) as (holder, waiter):
-        _the_holder_dies(stage, holder, waiter)
+        signal.signal(number, _interrupt)  # so that no worker survives, not even a stopped one
+    show = _Demo(open_console(), url)
+    show.title("Several processes share one resource: what goes wrong, and how a lock helps.")
+    with show.start_workers("sell", SELLERS) as sellers:
+        _lost_update(show, sellers)
+        _with_a_lock(show, sellers)
+    with show.start_workers("hold", 2) as (holder, waiter):
+        _killed_holder(show, holder, waiter)
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         account = Account(Path(folder, "account.db"))
-        account.open()
-        with stage.cast("write", 2, str(account.path)) as (first, second):
-            _a_late_write(stage, account, first, second)
-    stage.title("What to read next")
-    stage.line("README.md: how to use it, and what it does not promise.")
-    stage.line("docs/guarantees.md: what holds on one server, on several, behind Sentinel.")
-    stage.line("holdfast run --help: any command, under a lock. holdfast top: who holds what.")
+        account.create()
+        with show.start_workers("write", 2, str(account.path)) as (first, second):
+            _late_write(show, account, first, second)
+    show.title("What to read next")
+    show.text("README.md: how to use holdfast, and what it does not guarantee.")
+    show.text("docs/guarantees.md: the guarantees on one server, a quorum, Sentinels.")
+    show.text("holdfast run --help: run a command under a lock.")
+    show.text("holdfast top: see all locks and their holders.")
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
@@ -63,141 +64,146 @@ def _interrupt(number: int, _: FrameType | None) -> None:
 # The scenes
 
 
-def _lost_update(stage: _Stage, sellers: list[_Actor]) -> None:
-    stage.title("1  The lost update")
-    stage.line(f"{SELLERS} processes sell {SALES} units: read the stock, think, write it less one.")
-    stage.sold("without a lock", stage.sell(sellers, "unlocked"))
-    stage.line("Two read the same number, both write it less one: one of the two sales is lost.")
+def _lost_update(show: _Demo, sellers: list[_Worker]) -> None:
+    show.title("1  A lost update")
+    show.text(f"{SELLERS} processes sell {SALES} units. For each sale they read the stock,")
+    show.text("and write back one less.")
+    show.sold("without a lock", show.sell(sellers, "unlocked"))
+    show.text("Two processes read the same number, and both write back one less:")
+    show.text("one sale is lost.")
 
 
-def _the_same_with_a_lock(stage: _Stage, sellers: list[_Actor]) -> None:
-    stage.title("2  The same, with a lock")
-    stage.code('with client.lock("stock"):')
-    stage.sold("with holdfast", stage.sell(sellers, "locked"))
+def _with_a_lock(show: _Demo, sellers: list[_Worker]) -> None:
+    show.title("2  The same with a lock")
+    show.code('with client.lock("stock"):')
+    show.sold("with holdfast", show.sell(sellers, "locked"))
 
 
-def _the_holder_dies(stage: _Stage, holder: _Actor, waiter: _Actor) -> None:
-    stage.title("3  The holder dies")
-    fence = int(holder.does("acquire"))
-    stage.line(f"Process {holder.pid} holds the lock (ttl {TTL:g} s), process {waiter.pid} waits.")
-    waiter.starts("acquire")
+def _killed_holder(show: _Demo, holder: _Worker, waiter: _Worker) -> None:
+    show.title("3  The holder is killed")
+    fence = int(holder.request("acquire"))
+    show.text(f"Process {holder.pid} holds the lock (ttl {TTL:g} s), process {waiter.pid} waits.")
+    waiter.send("acquire")
     os.kill(holder.pid, signal.SIGKILL)
     died_at = time.monotonic()
-    stage.code(f"kill -9 {holder.pid}")
-    next_fence = int(waiter.says())
+    show.code(f"kill -9 {holder.pid}")
+    next_fence = int(waiter.receive())
     waited = time.monotonic() - died_at
-    stage.good(f"Process {waiter.pid} has it {waited:.1f} s later. Nobody had to clean up.")
-    stage.line(f"Each holding has a number, greater than all before: {fence} < {next_fence}.")
+    show.success(f"Process {waiter.pid} holds the lock {waited:.1f} s later, without any clean-up.")
+    show.text("Each lease has a fence, greater than all fences before it:")
+    show.text(f"{fence} < {next_fence}.")
 
 
-def _a_late_write(stage: _Stage, account: Account, first: _Actor, second: _Actor) -> None:
-    stage.title("4  The holder is paused, and writes late")
-    old = int(first.does("acquire"))
-    stage.line(f"Process {first.pid} holds the lock, number {old}, and is about to write.")
+def _late_write(show: _Demo, account: Account, first: _Worker, second: _Worker) -> None:
+    show.title("4  The holder is stopped, and writes too late")
+    old = int(first.request("acquire"))
+    show.text(f"Process {first.pid} holds the lock, fence {old}, and will write.")
     os.kill(first.pid, signal.SIGSTOP)
-    stage.code(f"kill -STOP {first.pid}      # a long garbage collection, a laptop's lid")
-    new = int(second.does("acquire"))
-    stage.line(f"Its time is up: process {second.pid} gets the lock, number {new}, and writes.")
-    second.does("write")
+    show.code(f"kill -STOP {first.pid}      # as a long garbage collection would")
+    new = int(second.request("acquire"))
+    show.text(f"Its lease ends. Process {second.pid} is granted the lock, fence {new},")
+    show.text("and writes.")
+    second.request("write")
     os.kill(first.pid, signal.SIGCONT)
-    stage.code(f"kill -CONT {first.pid}      # it has not noticed anything, and writes")
-    answer = first.does("write")
-    stage.code("UPDATE account SET …, fence = ? WHERE fence <= ?      # the number goes along")
+    show.code(f"kill -CONT {first.pid}      # continues, and writes")
+    answer = first.request("write")
+    show.code("UPDATE account SET …, fence = ? WHERE fence <= ?")
     if answer == "refused" and account.written_by() == second.pid:
-        stage.good(f"The database refuses: {old} is behind {new}. The late write did no harm.")
+        show.success("The database refuses the late write: its fence is lower.")
     else:
-        raise SystemExit(f"holdfast: the late write came through ({answer}): please report it")
-    stage.line(f"The holder was told as well: {first.does('check')}.")
+        raise SystemExit(f"holdfast: the late write was not refused ({answer}): please report it")
+    show.text(f"The lease of process {first.pid} reports the loss too:")
+    show.text(f"{first.request('check')}.")
 
 
-class _Stage:
-    """Where the scenes are told."""
+class _Demo:
+    """Prints the scenes, and starts the worker processes."""
 
     def __init__(self, console: Console, url: str) -> None:
         self._console = console
         self._url = url
 
     def title(self, words: str) -> None:
-        """Begin a scene."""
+        """Print the title of a scene."""
         self._console.print()
         self._console.print(words, style="bold")
 
-    def line(self, words: str) -> None:
-        """Tell something."""
+    def text(self, words: str) -> None:
+        """Print a line of text."""
         self._console.print(f"   {words}", soft_wrap=True)
 
-    def good(self, words: str) -> None:
-        """Tell something that went well."""
+    def success(self, words: str) -> None:
+        """Print a line about something that went well."""
         self._console.print(f"   {words}", style="green", soft_wrap=True)
 
     def code(self, words: str) -> None:
-        """Show what somebody typed."""
+        """Print a command or a line of code."""
         self._console.print(f"      {words}", style="cyan", soft_wrap=True)
 
     def sold(self, how: str, left: int) -> None:
-        """Tell how a sale went."""
+        """Print the result of a sale."""
         words = f"   {how:<16}{left:>4} left in stock, {left or 'no'} sales lost"
         self._console.print(words, style="bold red" if left else "green", soft_wrap=True)
 
     @contextlib.contextmanager
-    def cast(self, part: str, times: int, thing: str = "") -> Iterator[list[_Actor]]:
-        """Have processes play a part."""
-        actors: list[_Actor] = []
+    def start_workers(self, role: str, count: int, resource: str = "") -> Iterator[list[_Worker]]:
+        """Start worker processes, and kill them at the end of the block."""
+        workers: list[_Worker] = []
         try:
-            actors += [_Actor(part, self._url, thing or stock_key()) for _ in range(times)]
-            for actor in actors:
-                actor.says()
-            yield actors
+            workers += [_Worker(role, self._url, resource or stock_key()) for _ in range(count)]
+            for worker in workers:
+                worker.receive()
+            yield workers
         finally:
-            for actor in actors:
-                actor.leave()
+            for worker in workers:
+                worker.kill()
 
-    def sell(self, sellers: list[_Actor], how: str) -> int:
-        """Have all sell at once; return what is left then."""
+    def sell(self, sellers: list[_Worker], how: str) -> int:
+        """Have all sellers sell at the same time; return the stock that is left."""
         import redis
 
         with redis.Redis.from_url(self._url) as shop:
             shop.set(stock_key(), SALES, px=60_000)
             for seller in sellers:
-                seller.starts(how)
+                seller.send(how)
             for seller in sellers:
-                seller.says()
+                seller.receive()
             return int(shop.getdel(stock_key()) or 0)
 
 
-class _Actor:
-    """A process that plays a part."""
+class _Worker:
+    """A worker process (see demo_workers.py)."""
 
-    def __init__(self, part: str, url: str, thing: str) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own
-            [sys.executable, "-m", "holdfast.cli.demo_parts", part, url, thing],
+    def __init__(self, role: str, url: str, resource: str) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - a module of holdfast
+            [sys.executable, "-m", "holdfast.cli.demo_workers", role, url, resource],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the stage
+            start_new_session=True,  # Ctrl-C goes to the demo only
         )
         self.pid = self._process.pid
 
-    def starts(self, what: str) -> None:
-        """Have it begin to do something."""
-        assert self._process.stdin is not None  # noqa: S101 - asked for above
-        self._process.stdin.write(f"{what}\n")
+    def send(self, method: str) -> None:
+        """Have it start a method."""
+        assert self._process.stdin is not None  # noqa: S101 - set above
+        self._process.stdin.write(f"{method}\n")
         self._process.stdin.flush()
 
-    def says(self) -> str:
-        """What it has to say when it is done."""
-        assert self._process.stdout is not None  # noqa: S101 - asked for above
+    def receive(self) -> str:
+        """Wait for the result of the method."""
+        assert self._process.stdout is not None  # noqa: S101 - set above
         words = self._process.stdout.readline().strip()
         if not words:
             raise SystemExit("holdfast: a process of the demo failed; its error is above")
         return words
 
-    def does(self, what: str) -> str:
-        """Have it do something, and say what came of it."""
-        self.starts(what)
-        return self.says()
+    def request(self, method: str) -> str:
+        """Have it run a method, and return the result."""
+        self.send(method)
+        return self.receive()
 
-    def leave(self) -> None:
-        """End it, whatever it is doing."""
+    def kill(self) -> None:
+        """Kill it."""
         self._process.kill()
         self._process.communicate()

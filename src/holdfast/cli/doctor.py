@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is wrong with the servers, for a lock, and what mends it."""
+"""`holdfast doctor`: check whether servers are suitable for locks, and how to fix them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import open_console
-from holdfast.cli.servers import LOCAL, UNASKED, URL_HELP, Local, complain, given, unasked
+from holdfast.cli.servers import (
+    LOCAL,
+    UNREACHABLE,
+    URL_HELP,
+    Local,
+    chosen_servers,
+    exit_if_unreachable,
+    print_stderr,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,11 +37,11 @@ STYLES: dict[Level, str] = {
     "hint": "cyan",
     "unknown": "magenta",
 }
-LABEL = 9
-"""Columns for a level, or for what a line of a finding is about."""
+LABEL_WIDTH = 9
+"""Width of the labels before the text of a finding."""
 
-LEAST = 20
-"""Columns for the words beside them, however narrow the terminal."""
+TEXT_MIN_WIDTH = 20
+"""Least width of the text of a finding."""
 
 DEPLOYMENTS: dict[tuple[Kind, ...], str] = {
     (): "every deployment",
@@ -42,10 +50,10 @@ DEPLOYMENTS: dict[tuple[Kind, ...], str] = {
     ("sentinel",): "servers behind Sentinels",
     ("cluster",): "a cluster",
 }
-"""The deployments that checks are for, and their headings in `--list`."""
+"""The deployments to which checks apply, and their headings in `--list`."""
 
 WIDE = 100
-"""Columns from which on a table of servers has room for all that is known of them."""
+"""Width from which the table of servers has all columns."""
 
 
 def doctor(
@@ -60,26 +68,34 @@ def doctor(
     ] = None,
     local: Local = False,
     ttl: Annotated[
-        float, typer.Option(min=0.01, help="The shortest ttl of locks there, in seconds.")
+        float,
+        typer.Option(min=0.01, metavar="SECONDS", help="Shortest ttl of the locks."),
     ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Count hints, and what could not be looked at, too.")
+        bool, typer.Option("--strict", help="Fail on hints and unknowns too.")
     ] = False,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="CHECK", help="Leave out what this check finds.", show_default=False),
+        typer.Option(metavar="CHECK", help="Ignore what this check finds.", show_default=False),
     ] = None,
-    list_checks: Annotated[
-        bool, typer.Option("--list", help="List the checks, and look at no server.")
-    ] = False,
+    list_checks: Annotated[bool, typer.Option("--list", help="List the checks and exit.")] = False,
 ) -> None:
-    """Look for what would break locks on these servers, and say what mends it. Changes nothing.
-
-    The status is 0 if locks can be kept there, 1 if something is to be mended (errors, warnings),
-    3 if a server could not be examined.
+    """Check whether servers are suitable for locks. Changes nothing.
 
     Example: `holdfast doctor redis://a:6379 redis://b:6379 redis://c:6379`
+
+    Reports each problem, its consequence, and how to fix it.
+
+    Exit status:
+
+    * 0: suitable for locks
+
+    * 1: something must be fixed (errors or warnings)
+
+    * 2: wrong usage, or no server is given
+
+    * 3: a server could not be examined
     """
     from holdfast.doctor.checks import NAMES
     from holdfast.doctor.report import examine
@@ -88,10 +104,10 @@ def doctor(
     if list_checks:
         _list_checks()
         return
-    if strange := set(skip or ()) - set(NAMES):
+    if unknown := set(skip or ()) - set(NAMES):
         known = ", ".join(sorted(NAMES))
-        raise typer.BadParameter(f"no check is called {strange.pop()!r}; there are {known}")
-    chosen = _chosen([*(servers or ()), *(urls or ())], local=local)
+        raise typer.BadParameter(f"unknown check {unknown.pop()!r}; the checks are {known}")
+    chosen = _servers_to_check([*(servers or ()), *(urls or ())], local=local)
     try:
         report = examine(chosen, ttl=ttl, skip=skip or ())
     except ConfigurationError as error:
@@ -99,25 +115,28 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(report.as_data(strict=strict), indent=2))
     else:
-        _tell(report, skip or (), strict=strict)
+        _print_report(report, skip or (), strict=strict)
     raise typer.Exit(report.status(strict=strict))
 
 
-def _chosen(urls: Sequence[str], *, local: bool) -> list[str]:
-    """Name the servers to examine; the embedded one only if it was chosen."""
+def _servers_to_check(urls: Sequence[str], *, local: bool) -> list[str]:
+    """Return the servers to examine; the embedded server only if it was chosen."""
     from holdfast import embedded
 
-    found = given(urls, local=local) or os.environ.get("HOLDFAST_URL", "").split()
+    found = chosen_servers(urls, local=local) or os.environ.get("HOLDFAST_URL", "").split()
     if not found:
         raise typer.BadParameter("give the URL of a server, e.g. redis://localhost:6379/0")
     each = [found] if isinstance(found, str) else [*found]
     if each != [LOCAL]:
         return each
-    with unasked():
-        if embedded.answers():
-            return [f"unix://{embedded.socket_path()}"]
-    complain(f"no embedded server runs (it would be at {embedded.socket_path()})")
-    raise typer.Exit(UNASKED)
+    with exit_if_unreachable():
+        if embedded.is_running():
+            return [LOCAL]
+    print_stderr(
+        f"no embedded server is running (its socket would be {embedded.socket_path()}): start it "
+        "with holdfast run --local"
+    )
+    raise typer.Exit(UNREACHABLE)
 
 
 def _list_checks() -> None:
@@ -131,29 +150,29 @@ def _list_checks() -> None:
             if ONLY_FOR.get(name, ()) == kinds:
                 text = textwrap.fill(
                     purpose_of(name),
-                    max(LEAST + wide, console.width),
+                    max(TEXT_MIN_WIDTH + wide, console.width),
                     initial_indent=f"  {name:<{wide - 2}}",
                     subsequent_indent=" " * wide,
                 )
                 console.print(text, soft_wrap=True)
 
 
-def _tell(report: Report, skip: Sequence[str], *, strict: bool) -> None:
+def _print_report(report: Report, skip: Sequence[str], *, strict: bool) -> None:
     console = open_console()
     deployment = report.deployment
     names = {"single": "one server", "quorum": f"a quorum of {len(deployment.nodes)} servers"}
-    names |= {"sentinel": f"{deployment.service}, watched by sentinels", "cluster": "a cluster"}
+    names |= {"sentinel": f"{deployment.service}, behind Sentinels", "cluster": "a cluster"}
     console.print(f"{names[deployment.kind]}, for locks with a ttl of {deployment.ttl:g} s or more")
     console.print()
     if deployment.nodes:
-        console.print(_servers(report, wide=console.width >= WIDE))
+        console.print(_server_table(report, wide=console.width >= WIDE))
         console.print()
-    for finding, nodes in _together(report.findings):
-        _tell_finding(console, finding, nodes, alone=len(deployment.nodes) == 1)
-    _tell_verdict(console, report, skip, strict=strict)
+    for finding, nodes in _group_by_server(report.findings):
+        _print_finding(console, finding, nodes, alone=len(deployment.nodes) == 1)
+    _print_verdict(console, report, skip, strict=strict)
 
 
-def _servers(report: Report, *, wide: bool) -> Table:
+def _server_table(report: Report, *, wide: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -181,15 +200,15 @@ def _role(node: Node) -> str:
 
 
 def _on_disk(node: Node) -> str:
-    if node.keeps_a_log is None:
+    if node.has_aof is None:
         return "?"
-    if node.keeps_a_log:
+    if node.has_aof:
         return f"log, fsync {node.setting('appendfsync') or '?'}"
     return "snapshots" if node.setting("save") else "nothing"
 
 
-def _together(findings: Sequence[Finding]) -> Iterable[tuple[Finding, list[str]]]:
-    """Tell once what was found on several servers."""
+def _group_by_server(findings: Sequence[Finding]) -> Iterable[tuple[Finding, list[str]]]:
+    """Group findings that are the same on several servers."""
     groups: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     for each in findings:
         same = (each.level, each.check, each.what, each.why, each.fix)
@@ -197,22 +216,32 @@ def _together(findings: Sequence[Finding]) -> Iterable[tuple[Finding, list[str]]
     return groups.values()
 
 
-def _tell_finding(console: Console, finding: Finding, nodes: Sequence[str], *, alone: bool) -> None:
+def _print_finding(
+    console: Console, finding: Finding, nodes: Sequence[str], *, alone: bool
+) -> None:
     from rich.text import Text
 
     where = ", ".join(node for node in nodes if node and not alone)
     place = f"{finding.check}, on {where}" if where else finding.check
+    width = max(TEXT_MIN_WIDTH, console.width - LABEL_WIDTH)
     for label, style, words, words_style in (
         (finding.level, STYLES[finding.level], finding.what, "bold"),
         ("", "", place, "dim"),
         ("why", "dim", finding.why, ""),
     ):
-        for line in textwrap.wrap(words, max(LEAST, console.width - LABEL)):
-            console.print(Text.assemble((f"{label:<{LABEL}}", style), (line, words_style)))
-            label = ""  # noqa: PLW2901 - it stands before the first line only
-    for label, line in zip_longest(["fix"], finding.fix.splitlines(), fillvalue=""):
-        # Not wrapped, so that it can be copied.
-        console.print(Text.assemble((f"{label:<{LABEL}}", "dim"), (line, "green")), soft_wrap=True)
+        for line in textwrap.wrap(words, width):
+            console.print(Text.assemble((f"{label:<{LABEL_WIDTH}}", style), (line, words_style)))
+            label = ""  # noqa: PLW2901 - only before the first line
+    # Commands are not wrapped, so that they can be copied and pasted.
+    fix = [
+        piece
+        for line in finding.fix.splitlines()
+        for piece in (textwrap.wrap(line, width) if line[:1].islower() else [line])
+    ]
+    for label, line in zip_longest(["fix"], fix, fillvalue=""):
+        console.print(
+            Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), (line, "green")), soft_wrap=True
+        )
     console.print()
 
 
@@ -225,19 +254,21 @@ def _counts(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
-def _tell_verdict(console: Console, report: Report, skip: Sequence[str], *, strict: bool) -> None:
+def _print_verdict(console: Console, report: Report, skip: Sequence[str], *, strict: bool) -> None:
     from holdfast.doctor.checks import checks_for
 
     counts = ", ".join(_counts(report.findings)) or "nothing found"
     skipped = [name for name in checks_for(report.deployment) if name in skip]
-    left_out = f" (left out: {', '.join(skipped)})" if skipped else ""
+    skipped_text = f" (skipped: {', '.join(skipped)})" if skipped else ""
     verdicts = {
-        0: ("locks can be kept here", "green"),
-        1: ("to be mended before locks are kept here", "bold red"),
+        0: ("suitable for locks", "green"),
+        1: ("fix this before using locks here", "bold red"),
         3: ("not all servers could be examined", "bold red"),
     }
     words, style = verdicts[report.status(strict=strict)]
-    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}{left_out}"
+    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}{skipped_text}"
     console.print(f"{checks}, {counts}: {words}", style=style, soft_wrap=True)
     if any("CONFIG SET" in finding.fix for finding in report.findings):
-        console.print("CONFIG REWRITE keeps what CONFIG SET has set, over a restart", style="dim")
+        console.print(
+            "run CONFIG REWRITE to keep settings of CONFIG SET after a restart", style="dim"
+        )

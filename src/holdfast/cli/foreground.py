@@ -1,9 +1,9 @@
-"""The controlling terminal, lent to the command's process group and taken back.
+"""The controlling terminal: moves the command's process group to the foreground and back.
 
-A command has a process group of its own, so that all of it can be ended. To have the terminal as if
-it were run directly, its group has to be the one in front. It is at once if nobody else of our own
-group can want the terminal; otherwise (within a pipeline, or run by a script) ours stays in front,
-with its Ctrl-C and all, and the command's comes there when it first needs to be.
+The command has its own process group, so that holdfast can kill all of its processes. To use the
+terminal, that group has to be the foreground group. If holdfast is alone in its group, the command
+is in the foreground from its start. Otherwise (in a pipeline, or run by a script) holdfast's group
+stays in the foreground and receives Ctrl-C, until the command first reads from the terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Foreground:
-    """The controlling terminal, if there is one, and who is in front of it."""
+    """The controlling terminal, if there is one, and its foreground process group."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -24,24 +24,24 @@ class Foreground:
             self._fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         self.lent = False
         self.wanted = os.getpgrp() == os.getpid() and not any(map(_is_pipe, (0, 1, 2)))
-        """The command is to have it whenever we have."""
+        """Whether the command is to be in the foreground whenever holdfast is."""
         self._modes: list[Any] | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a controlling terminal."""
         return self._fd >= 0
 
     @property
-    def ours(self) -> bool:
-        """Whether our own group is in front."""
+    def is_foreground(self) -> bool:
+        """Whether holdfast's group is in the foreground."""
         with contextlib.suppress(OSError):
             return self.exists and os.tcgetpgrp(self._fd) == os.getpgrp()
         return False
 
     def lend(self, group: int) -> bool:
-        """Put a group in front, if ours is there."""
-        if not self.ours:
+        """Move a group to the foreground, if holdfast's is there; return whether it is lent."""
+        if not self.is_foreground:
             return False
         with contextlib.suppress(OSError, termios.error):
             if self._modes is None:
@@ -50,14 +50,14 @@ class Foreground:
             self.lent = True
         return self.lent
 
-    def take_back(self, *, mend: bool = False) -> None:
-        """Put our own group in front again if it was lent; `mend` what a killed command left."""
+    def reclaim(self, *, restore: bool = False) -> None:
+        """Move holdfast's group back to the foreground; `restore` the terminal modes as well."""
         if not self.lent:
             return
         self.lent = False
-        with contextlib.suppress(OSError, termios.error):  # somebody hung up
+        with contextlib.suppress(OSError, termios.error):  # the terminal is gone
             os.tcsetpgrp(self._fd, os.getpgrp())
-            if mend and self._modes is not None:
+            if restore and self._modes is not None:
                 termios.tcsetattr(self._fd, termios.TCSANOW, self._modes)
 
 

@@ -1,7 +1,7 @@
-"""A line a lock, with as many columns as fit.
+"""The rows of `holdfast ls`: one per lock, with as many columns as fit.
 
-Not a table of rich's: that takes five times as long as finding the locks, and half a minute for a
-hundred thousand.
+It does not use a table of rich: that takes five times as long as finding the locks, and half a
+minute for 100,000 locks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from holdfast.cli.console import plain
-from holdfast.cli.locks import holders_of, seconds, waiting_of
+from holdfast.cli.console import sanitized
+from holdfast.cli.locks import format_seconds, holders_of, waiting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from holdfast.overview.views import LockView
 
 NARROW, MEDIUM, WIDE = 40, 70, 110
-"""Columns of a terminal from which on there is room for waiters, for times, and for everything."""
+"""Widths of a terminal from which waiters, times, and all columns are shown."""
 
-LEAST = 12
-"""Columns for a lock's name, however narrow the terminal."""
+NAME_MIN_WIDTH = 12
+"""Least width of the lock's name."""
 
 GAP = 2
 HEAD = "lock", "holder"
 
 
-def listed(locks: Sequence[LockView], width: int, *, coloured: bool) -> Iterator[str]:
-    """Make the lines, none of them longer than `width`."""
+def format_listing(locks: Sequence[LockView], width: int, *, coloured: bool) -> Iterator[str]:
+    """Yield the header and one row per lock, none longer than `width`."""
     columns = _columns(width, several=any(lock.nodes[1] > 1 for lock in locks))
     rows = [_row(lock, columns) for lock in locks]
     widths = [max(map(cell_len, column)) for column in zip((*HEAD, *columns), *rows, strict=True)]
-    widths[:2] = _shared(widths[0], widths[1], width - sum(widths[2:]) - GAP * (len(widths) - 1))
+    widths[:2] = _split_width(
+        widths[0], widths[1], width - sum(widths[2:]) - GAP * (len(widths) - 1)
+    )
     head = "".join(_line((*HEAD, *columns), widths)).rstrip()
     yield typer.style(head, dim=True) if coloured else head
     for lock, row in zip(locks, rows, strict=True):
@@ -55,30 +57,30 @@ def _columns(width: int, *, several: bool) -> list[str]:
 
 
 def _row(lock: LockView, columns: Sequence[str]) -> list[str]:
-    nobody = lock.state in {"free", "contested"}
+    is_free = lock.state in {"free", "contested"}
     facts = {
-        "age": "" if nobody else "?" if lock.age is None else seconds(lock.age),
-        "left": "" if nobody else seconds(lock.remaining),
+        "age": "" if is_free else "?" if lock.age is None else format_seconds(lock.age),
+        "left": "" if is_free else format_seconds(lock.remaining),
         "waiting": waiting_of(lock),
-        "longest wait": seconds(lock.longest_wait) if lock.waiting else "",
+        "longest wait": format_seconds(lock.longest_wait) if lock.waiting else "",
         "fence": "" if lock.fence is None else str(lock.fence),
         "on": f"{lock.nodes[0]}/{lock.nodes[1]}",
     }
-    name = lock.shown if lock.name is not None else f"key {lock.shown}"
-    return [plain(name), plain(holders_of(lock)), *(facts[column] for column in columns)]
+    name = lock.display_name if lock.name is not None else f"key {lock.display_name}"
+    return [sanitized(name), sanitized(holders_of(lock)), *(facts[column] for column in columns)]
 
 
-def _shared(name: int, holder: int, room: int) -> tuple[int, int]:
-    """Share out what room there is: who needs less than half of it leaves the rest to the other."""
+def _split_width(name: int, holder: int, room: int) -> tuple[int, int]:
+    """Split the width between name and holder: one that needs less than half leaves the rest."""
     if name + holder <= room:
         return name, holder
     half = room // 2
-    name = max(min(name, half), room - holder, min(name, LEAST))
+    name = max(min(name, half), room - holder, min(name, NAME_MIN_WIDTH))
     return name, max(1, room - name)
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Text to the left, numbers to the right, each with the gap before it."""
+    """Align text to the left and numbers to the right, with a gap between columns."""
     texts = [_fit(text, wide) for text, wide in zip(row[:2], widths, strict=False)]
     numbers = [text.rjust(wide) for text, wide in zip(row[2:], widths[2:], strict=True)]
     return [texts[0], *(" " * GAP + cell for cell in (*texts[1:], *numbers))]

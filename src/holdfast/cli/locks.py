@@ -1,4 +1,4 @@
-"""`holdfast ls`, `show` and `break`: who holds what, who waits, and taking it from them."""
+"""`holdfast ls`, `show` and `break`: list locks, show one, and take one from its holder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console, open_wide_console, plain
+from holdfast.cli.console import open_console, open_wide_console, sanitized
 from holdfast.cli.servers import (
-    UNASKED,
+    UNREACHABLE,
     Local,
     LongestTtl,
     Namespace,
+    OnlyNamespace,
     Urls,
-    complain,
-    given,
-    overview_of,
-    unasked,
+    chosen_servers,
+    exit_if_unreachable,
+    open_overview,
+    print_stderr,
 )
 
 if TYPE_CHECKING:
@@ -30,31 +31,47 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from holdfast.core.token import Party
+    from holdfast.api.client import Lock
+    from holdfast.api.shared import RWLock, Semaphore
+    from holdfast.core.token import TokenInfo
     from holdfast.holder import Holder
+    from holdfast.overview.scan import Overview
     from holdfast.overview.views import LockView, State
 
-NOBODY = 1
-"""The status when there is nobody to show, or to break."""
+NOT_HELD = 1
+"""Exit status if the lock is not held, or was not broken."""
 
 TTL = 30.0
-"""Seconds; those who are next in line have their own."""
+"""The ttl of the evicting client; it does not apply to the next holder."""
 
 SORTS: dict[str, Callable[[LockView], tuple[float, str]]] = {
-    "name": lambda lock: (0.0, lock.shown),
-    "age": lambda lock: (-(lock.age or 0.0), lock.shown),
-    "left": lambda lock: (float("inf") if lock.remaining is None else lock.remaining, lock.shown),
-    "waiting": lambda lock: (-lock.waiting, lock.shown),
-    "wait": lambda lock: (-lock.longest_wait, lock.shown),
+    "name": lambda lock: (0.0, lock.display_name),
+    "age": lambda lock: (-(lock.age or 0.0), lock.display_name),
+    "left": lambda lock: (
+        float("inf") if lock.remaining is None else lock.remaining,
+        lock.display_name,
+    ),
+    "waiting": lambda lock: (-lock.waiting, lock.display_name),
+    "wait": lambda lock: (-lock.longest_wait, lock.display_name),
 }
-"""How locks can be sorted; most of what is asked for comes first."""
+"""Sort keys of `--sort`; the greatest comes first, except for name and left."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
 ByKey = Annotated[
     bool,
-    typer.Option("--key", help="NAME is the exact key, of a lock that was given one by key=."),
+    typer.Option("--key", help="NAME is the exact key, for locks created with key=."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+KINDS = "lock", "semaphore", "rwlock"
+OfKind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help=f"One of {', '.join(KINDS)}: by default, the first one that is held or waited for.",
+        show_default=False,
+    ),
+]
 
 
 def ls(
@@ -62,45 +79,48 @@ def ls(
         str | None,
         typer.Argument(
             metavar="PATTERN",
-            help="Names to show, as in a shell: * any text, ? one character, [a-z] one of these; "
-            "a backslash takes their meaning from them.",
+            help="Names to show, as a glob: * any text, ? one character, [a-z] one of these; "
+            "a backslash escapes.",
             show_default=False,
         ),
     ] = None,
     *,
-    held: Annotated[bool, typer.Option("--held", help="Only locks that somebody holds.")] = False,
-    waiting: Annotated[
-        bool, typer.Option("--waiting", help="Only locks that somebody waits for.")
-    ] = False,
+    held: Annotated[bool, typer.Option("--held", help="Only locks that are held.")] = False,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only locks with waiters.")] = False,
     sort: Annotated[
         str, typer.Option(metavar="BY", help=f"Sort by {', '.join(SORTS)}.", show_default=True)
     ] = "name",
     as_json: AsJson = False,
-    namespace: Namespace = None,
+    namespace: OnlyNamespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    r"""List the locks that are held or waited for: by whom, since when, for how long, who waits.
+    """List locks that are held or have waiters.
 
     Example: `holdfast ls 'invoice:*' --waiting --sort wait`
 
-    Keys are found by SCAN, so that the server serves others meanwhile. A lock that was given its
-    key (`key=`) is shown by that, with `key` before it, once a client of holdfast has used it. A
-    lock in a namespace is shown with its namespace, as in `shop: invoice:7`. PATTERN matches the
-    name alone; `--namespace` limits the list to one namespace.
-    With `--json`, text that is not UTF-8 has a lone surrogate for each byte, and `key_hex` is
-    the exact key.
+    Locks are found with SCAN, which does not block the server. A lock created with `key=` is
+    shown as `key …`, once a client of holdfast has used it. A lock in a namespace is shown with
+    its namespace, as in `shop: invoice:7`. PATTERN matches the name alone; `--namespace` limits
+    the list to one namespace. With `--json`, a byte that is not UTF-8 is a lone surrogate, and
+    `key_hex` is the exact key. One line on stderr names the servers that were queried.
 
-    The status is 0, even if there are none; 3 if a server could not be asked, so that locks may be
-    missing, or if no URL is given and no embedded server runs. One line on stderr names the
-    servers that were queried.
+    Exit status:
+
+    * 0: listed, even if there are no locks
+
+    * 2: wrong usage
+
+    * 3: so few servers answered that locks may be missing (a single server, or no majority of a
+    quorum), because one or more did not answer, or refused; or no URL is given and no embedded
+    server is running
     """
-    from holdfast.cli.listing import listed
-    from holdfast.overview.looking import ALL
+    from holdfast.cli.listing import format_listing
+    from holdfast.overview.scan import ALL
 
     if sort not in SORTS:
-        raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {plain(sort)!r}")
-    with overview_of(urls, local=local) as overview:
+        raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {sanitized(sort)!r}")
+    with open_overview(urls, local=local) as overview:
         survey = overview.survey(matching(pattern, namespace), waiters=ALL if as_json else 1)
     locks = [
         lock
@@ -112,101 +132,133 @@ def ls(
         facts = replace(survey, locks=tuple(locks)).as_data()
         typer.echo(json.dumps({"servers": overview.servers, **facts}, indent=2))
     elif locks:
-        complain(f"locks on {servers}")
+        print_stderr(f"locks on {servers}")
         console = open_wide_console()
         coloured = console.color_system is not None and not console.no_color
-        typer.echo("\n".join(listed(locks, console.width, coloured=coloured)))
+        typer.echo("\n".join(format_listing(locks, console.width, coloured=coloured)))
     elif survey.complete:
         which = "matching " if pattern or held or waiting or namespace else ""
-        complain(f"no {which}locks on {servers}")
+        print_stderr(f"no {which}locks on {servers}")
     for node, failure in survey.failures.items():
-        complain(failure if node in failure else f"{node}: {failure}")
-    raise typer.Exit(0 if survey.complete else UNASKED)
+        print_stderr(failure if node in failure else f"{node}: {failure}")
+    raise typer.Exit(0 if survey.complete else UNREACHABLE)
 
 
 def show(
     name: Name,
     *,
     key: ByKey = False,
+    kind: OfKind = None,
     as_json: AsJson = False,
     namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Show one lock: who holds it, since when, for how long, and all who wait, in their order.
+    """Show one lock, semaphore or rwlock: its holders, and all waiters in order.
 
     Example: `holdfast show nightly-backup`
 
-    The status is 0 if somebody holds it, 1 if nobody does, 3 if the server could not be asked, or
-    if no URL is given and no embedded server runs.
+    Exit status:
+
+    * 0: the lock is held
+
+    * 1: the lock is not held
+
+    * 2: wrong usage
+
+    * 3: the server (of a quorum, a majority) did not answer, or refused; or no URL is given and no
+    embedded server is running
     """
-    with overview_of(urls, local=local) as overview:
-        lock = overview.look(_key_of(name, namespace, key=key))
+    with open_overview(urls, local=local) as overview:
+        lock = _read(overview, name, namespace, kind, key=key)
     if as_json:
         typer.echo(json.dumps({**lock.as_data(), "servers": overview.servers}, indent=2))
     else:
-        _tell(open_console(), lock, overview.servers)
-    raise typer.Exit(0 if lock.state == "held" else NOBODY)
+        _print_lock(open_console(), lock, overview.servers)
+    raise typer.Exit(0 if lock.state == "held" else NOT_HELD)
 
 
 def break_(
     name: Name,
     *,
     key: ByKey = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    kind: OfKind = None,
+    holder: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Of several holders, the one that `show` lists as number N."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     longest_ttl: LongestTtl = 60.0,
     namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Take a lock from whoever holds it, and hand it to the next in line. Asks first.
+    """Take a lock, or permits, from a holder, and grant them to the first waiter.
 
     Example: `holdfast break nightly-backup`
 
-    Only the holder that is shown loses it: if it changes hands meanwhile, nothing is done. The
-    holder is not stopped. It learns of this when it next renews, after up to a third of its ttl,
-    and until then two may work: let the resource look at fences. If the holder gave the lock a
-    lock_delay, that begins, and the next in line gets it afterwards; breaking it again ends it.
+    Shows the holder, and asks for confirmation. If the holder has changed by then, nothing is
+    done. The holder is not stopped: it detects the loss at its next renewal, after up to a third
+    of its ttl. Until then two clients may work at the same time, so the resource should check
+    fences. If the lock has a lock_delay, the first waiter is granted the lock after it; a second
+    break ends the delay.
 
-    The status is 0 if it was broken, 1 if nobody holds it, it changed hands, or you said no, 2 if
-    there is no terminal to ask on and no `--yes`, 3 if the server could not be asked, or if no URL
-    is given and no embedded server runs.
+    Exit status:
+
+    * 0: broken
+
+    * 1: the lock is not held, its holder has changed, or you declined
+
+    * 2: wrong usage, or neither a terminal nor `--yes`
+
+    * 3: the server (of a quorum, a majority) did not answer, or refused; or no URL is given and no
+    embedded server is running
     """
+    from holdfast.api.client import Client
     from holdfast.errors import ConfigurationError
-    from holdfast.faces.client import Client
 
-    lock_key = _key_of(name, namespace, key=key)
     console = open_console()
-    with overview_of(urls, local=local) as overview:
-        lock = overview.look(lock_key)
+    with open_overview(urls, local=local) as overview:
+        lock = _read(overview, name, namespace, kind, key=key)
         if not lock.holders:
             servers = ", ".join(overview.servers)
-            complain(f"{lock.shown} is held by {_NOBODY[lock.state]} ({servers})")
-            raise typer.Exit(NOBODY)
-        _tell(console, lock, overview.servers)
+            print_stderr(f"'{lock.display_name}' is {_FREE_TEXT[lock.state]} (on {servers})")
+            raise typer.Exit(NOT_HELD)
+        _print_lock(console, lock, overview.servers)
+        chosen = _chosen(lock, holder)
         if not yes:
-            _ask(lock)
-        logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
+            _confirm(lock, chosen)
+        # Without a handler, logging would write to stderr.
+        logging.getLogger("holdfast").addHandler(logging.NullHandler())
         try:
-            client = Client(given(urls, local=local), longest_ttl=longest_ttl, namespace=namespace)
-        except ConfigurationError as error:
-            raise typer.BadParameter(plain(str(error))) from None
-        with unasked(), client:
-            target = client.lock(
-                "a lock by its key" if key else name,
-                key=name if key else None,
-                ttl=min(TTL, longest_ttl),
+            client = Client(
+                chosen_servers(urls, local=local), longest_ttl=longest_ttl, namespace=namespace
             )
-            broken = target.evict(replace(lock.holders[0], token=lock.token))
+        except ConfigurationError as error:
+            raise typer.BadParameter(sanitized(str(error))) from None
+        with exit_if_unreachable(), client:
+            ttl = min(TTL, longest_ttl)
+            target: Lock | RWLock | Semaphore
+            if lock.kind == "semaphore":
+                target = client.semaphore(name, limit=1, ttl=ttl)
+            elif lock.kind == "rwlock":
+                target = client.rwlock(name, ttl=ttl)
+            else:
+                by_key = name if key else None
+                target = client.lock("a lock by its key" if key else name, key=by_key, ttl=ttl)
+            broken = target.evict(chosen)
         if not broken:
-            complain(f"{lock.shown} has changed hands meanwhile: nothing was done")
-            raise typer.Exit(NOBODY)
-        console.print(_after(overview.look(lock_key)), soft_wrap=True)
+            print_stderr(f"'{lock.display_name}' has another holder now: nothing was done")
+            raise typer.Exit(NOT_HELD)
+        result = _result(overview.read_lock(lock.key), ended_delay=lock.state == "delayed")
+        console.print(result, soft_wrap=True)
 
 
-_NOBODY: dict[State, str] = {
-    "free": "nobody",
-    "contested": "nobody: it is on some of the servers, and no majority has the same holder",
+_FREE_TEXT: dict[State, str] = {
+    "free": "not held",
+    "contested": "not held: no majority of the servers has the same holder",
 }
 
 
@@ -217,34 +269,70 @@ def _key_of(name: str, namespace: str | None, *, key: bool) -> bytes:
     try:
         return lock_key_of(name, name if key else None, checked_namespace(namespace))
     except ConfigurationError as error:
-        raise typer.BadParameter(plain(str(error))) from None
+        raise typer.BadParameter(sanitized(str(error))) from None
 
 
-def _ask(lock: LockView) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        complain("there is no terminal to ask on: give --yes to break it all the same")
+def _read(
+    overview: Overview, name: str, namespace: str | None, kind: str | None, *, key: bool
+) -> LockView:
+    """Return the lock of this kind, or of the first kind that is held or waited for."""
+    if kind is not None and (kind not in KINDS or key):
+        raise typer.BadParameter(f"--kind is one of {', '.join(KINDS)}, and not for --key")
+    lock_key = _key_of(name, namespace, key=key)
+    wanted = KINDS if kind is None and not key else (kind or "lock",)
+    if len(overview.servers) > 1:  # a quorum has locks only
+        wanted = ("lock",)
+    first: LockView | None = None
+    for each in wanted:
+        lock = overview.read_lock(lock_key if each == "lock" else lock_key + b":" + each.encode())
+        if lock.holders or lock.waiting:
+            return lock
+        first = first or lock
+    assert first is not None  # noqa: S101 - there is at least one kind
+    return first
+
+
+def _chosen(lock: LockView, number: int | None) -> Holder:
+    """Return the holder that is to be evicted."""
+    if not lock.has_permits:
+        return replace(lock.holders[0], token=lock.token)
+    if number is None and len(lock.holders) > 1:
+        print_stderr(f"it has {len(lock.holders)} holders: give the number of one as --holder")
         raise typer.Exit(2)
-    what = "End the delay" if lock.state == "delayed" else "Break it"
+    if number is not None and number > len(lock.holders):
+        print_stderr(f"it has {len(lock.holders)} holders, and no number {number}")
+        raise typer.Exit(2)
+    return lock.holders[(number or 1) - 1]
+
+
+def _confirm(lock: LockView, chosen: Holder) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print_stderr("there is no terminal to ask for confirmation: give --yes to break the lock")
+        raise typer.Exit(2)
+    what = "End the lock delay" if lock.state == "delayed" else "Break this lock"
+    if lock.has_permits:
+        what = f"Evict {sanitized(identity(chosen))}"
     if not typer.confirm(f"{what}?", err=True):
-        complain("left alone")
-        raise typer.Exit(NOBODY)
+        print_stderr("nothing was changed")
+        raise typer.Exit(NOT_HELD)
 
 
-def _after(lock: LockView) -> str:
+def _result(lock: LockView, *, ended_delay: bool) -> str:
     if lock.state == "delayed":
-        return f"broken; its lock_delay runs for another {seconds(lock.remaining)}"
+        return f"broken; its lock_delay ends in {format_seconds(lock.remaining)}"
+    done = "the lock delay is over" if ended_delay else "broken"
     if lock.holders:
-        return f"broken; now held by {plain(', '.join(map(who, lock.holders)))}"
-    return "broken; nobody holds it now"
+        return f"{done}; now held by {sanitized(', '.join(map(identity, lock.holders)))}"
+    return f"{done}; now free"
 
 
 def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bool]:
-    """Return a test of lock keys: whether the name, or the key that was given, matches `pattern`.
+    """Return a filter of lock keys by name, or by key for locks created with `key=`.
 
     With a namespace, only locks in it match.
 
     Raises:
-        typer.BadParameter: it cannot be a namespace.
+        typer.BadParameter: the namespace is not valid.
     """
     from holdfast.errors import ConfigurationError
     from holdfast.keys import checked_namespace, name_in, namespace_in
@@ -253,7 +341,7 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
     try:
         checked_namespace(namespace)
     except ConfigurationError as error:
-        raise typer.BadParameter(plain(str(error))) from None
+        raise typer.BadParameter(sanitized(str(error))) from None
     matches = matcher("*" if pattern is None else pattern)
 
     def wanted(key: bytes) -> bool:
@@ -265,14 +353,14 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
     return wanted
 
 
-# ---- in words
+# Formatting
 
 
-def seconds(length: float | None) -> str:
-    """A length of time in few characters; None is for ever."""
+def format_seconds(length: float | None) -> str:
+    """Format a duration in few characters; None means that it never ends."""
     if length is None:
         return "∞"
-    if length < 10:  # noqa: PLR2004 - one digit more is worth something
+    if length < 10:  # noqa: PLR2004 - a decimal matters here
         return f"{length:.1f} s"
     for unit, size, until in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
         if length < until * size:
@@ -280,98 +368,130 @@ def seconds(length: float | None) -> str:
     return f"{length / 86400:.0f} d"
 
 
-def who(holder: Holder | Party | None) -> str:
-    """Who holds or waits: the process, and its label."""
+def identity(holder: Holder | TokenInfo | None, before_pid: str = ", pid ") -> str:
+    """Return the process of a holder or waiter, and its label, as text."""
     if holder is None or holder.pid is None:
         return "another client"
     place = holder.host or ""
     place = place if holder.user is None else f"{holder.user}@{place}"
     label = f" ({holder.label})" if holder.label else ""
-    return f"{place} {holder.pid}{label}"
+    return f"{place}{before_pid}{holder.pid}{label}"
 
 
 def holders_of(lock: LockView) -> str:
-    """Who holds a lock, in one line."""
+    """Return the holders of a lock for a row of a list, where width is short."""
+    first = identity(lock.holders[0], " ") if lock.holders else ""
     if lock.state == "delayed":
-        return f"nobody: delay after {who(lock.holders[0])}"
+        return f"none: lock delay after {first}"
     if not lock.holders:
-        return "nobody" if lock.state == "free" else "nobody: no majority"
+        return "none" if lock.state == "free" else "none: no majority"
     more = f" and {len(lock.holders) - 1} more" if len(lock.holders) > 1 else ""
-    return who(lock.holders[0]) + more
+    permits = f"{lock.permits}: " if lock.permits else ""
+    return permits + first + more
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Text of others, in one line however long it is."""
+    """Return untrusted text as a cell of one line."""
     from rich.text import Text
 
-    return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
+    return Text(sanitized(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def name_of(lock: LockView) -> Text:
-    """A lock's name, or its key, which is said to be one."""
-    return cell(lock.shown) if lock.name is not None else cell(f"key {lock.shown}", "italic")
+    """Return a lock's name, or its key with `key` before it."""
+    return (
+        cell(lock.display_name)
+        if lock.name is not None
+        else cell(f"key {lock.display_name}", "italic")
+    )
 
 
-def _tell(console: Console, lock: LockView, servers: Sequence[str]) -> None:
+def _print_lock(console: Console, lock: LockView, servers: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, words in _facts(lock, servers):
-        table.add_row(name, Text(plain(words)))
-    console.print(Text(plain(lock.shown), "bold", overflow="fold"))
+    for name, words in _rows(lock, servers):
+        table.add_row(name, Text(sanitized(words)))
+    console.print(Text(sanitized(lock.display_name), "bold", overflow="fold"))
     console.print(table)
 
 
-def _facts(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
-    facts = [*_of_holders(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
+def _rows(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
+    facts = [*_holder_rows(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
     facts.append(("server", ", ".join(servers)))
-    if lock.nodes[1] > 1:
-        facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that were heard"))
-    facts.append(("waiting", str(lock.waiting or "nobody")))
-    there = [waiter for waiter in lock.waiters if waiter.listening is not False]
+    if lock.nodes[1] > 1 and lock.state != "free":
+        facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that answered"))
+    facts.append(("waiting", str(lock.waiting or "none")))
+    there = [waiter for waiter in lock.waiters if waiter.connected is not False]
     for number, waiter in enumerate(there, 1):
-        facts.append((f"{number:>7}", f"{who(waiter.party)}, for {seconds(waiter.age)}"))
+        share = _share(lock, waiter.party)
+        facts.append(
+            (f"{number:>7}", f"{identity(waiter.party)}{share}, for {format_seconds(waiter.age)}")
+        )
     for waiter in lock.waiters:
-        if waiter.listening is False:
-            since = f"{who(waiter.party)}, queued {seconds(waiter.age)} ago"
+        if waiter.connected is False:
+            since = f"{identity(waiter.party)}, queued {format_seconds(waiter.age)} ago"
             facts.append(("   gone", f"{since}: its client is not connected"))
     return facts
 
 
 def waiting_of(lock: LockView) -> str:
-    """How many clients wait for a lock, and how many entries of its queue are of gone clients."""
+    """Return the number of waiters, and of queue entries whose client is gone."""
     counts = [str(lock.waiting)] if lock.waiting else []
     return ", ".join([*counts, f"{lock.gone} gone"] if lock.gone else counts)
 
 
-def _of_holders(lock: LockView) -> list[tuple[str, str]]:
+def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
     if not lock.holders:
-        return [("held by", _NOBODY[lock.state])]
+        return [("state", _FREE_TEXT[lock.state])]
     delayed, first = lock.state == "delayed", lock.holders[0]
-    facts = [("lost" if delayed else "held by", _in_full(first))]
-    facts += [("and by", _in_full(holder)) for holder in lock.holders[1:]]
+    if lock.has_permits:
+        return _rows_of_permits(lock)
+    facts = []
+    for number, holder in enumerate(lock.holders):
+        facts.append(("and by" if number else "lost" if delayed else "held by", _shown(holder)))
+        if holder.pid is not None:
+            facts.append(("thread", holder.thread or ""))
     if first.owner is not None:
         facts.append(("owner", first.owner))
     if lock.age is not None and first.since is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(first.since))
-        facts.append(("since", f"{since}, {seconds(lock.age)} ago"))
+        facts.append(("since", f"{since}, {format_seconds(lock.age)} ago"))
     if delayed:
-        facts.append(("delay", f"nobody gets it for another {seconds(lock.remaining)}"))
+        facts.append(
+            ("delay", f"no client is granted the lock for another {format_seconds(lock.remaining)}")
+        )
     else:
         endless = lock.remaining is None
-        left = "it never expires" if endless else f"{seconds(lock.remaining)}, unless renewed"
+        left = "no expiry" if endless else f"{format_seconds(lock.remaining)}, unless renewed"
         facts.append(("remaining", left))
     if lock.fence is not None:
         facts.append(("fence", str(lock.fence)))
     return facts
 
 
-def _in_full(holder: Holder) -> str:
-    if holder.pid is None:
-        return f"another client, whose token is {holder.token}"
-    place = holder.host if holder.user is None else f"{holder.user}@{holder.host}"
-    label = f", {holder.label}" if holder.label else ""
-    return f"{place}, pid {holder.pid}, {holder.thread}{label}"
+def _rows_of_permits(lock: LockView) -> list[tuple[str, str]]:
+    facts = [("held by", lock.permits)]
+    for number, holder in enumerate(lock.holders, 1):
+        left = f"for another {format_seconds(holder.remaining)} unless renewed"
+        facts.append((f"{number:>7}", f"{_shown(holder)}{_share(lock, holder)}, {left}"))
+        if holder.pid is not None:
+            facts.append(("thread", holder.thread or ""))
+    return [*facts, ("fence", f"{lock.fence}, the last one that was granted")]
+
+
+def _shown(holder: Holder) -> str:
+    token = f", token {holder.token}" if holder.pid is None else ""
+    return identity(holder) + token
+
+
+def _share(lock: LockView, party: Holder | TokenInfo | None) -> str:
+    """Return what a holder has, or a waiter wants, of a semaphore or an rwlock, as text."""
+    if not lock.has_permits or party is None:
+        return ""
+    if lock.kind == "rwlock":
+        return ", to write" if party.weight == party.limit else ", to read"
+    return f", {party.weight} of {party.limit} permits"

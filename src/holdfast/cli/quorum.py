@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console, plain
-from holdfast.cli.servers import LongestTtl, complain, separated, unasked
+from holdfast.cli.console import open_console, sanitized
+from holdfast.cli.locks import format_seconds
+from holdfast.cli.servers import LongestTtl, exit_if_unreachable, print_stderr, split_urls
 
 if TYPE_CHECKING:
     from holdfast.quorum_init import Examined, Plan
 
 REFUSED = 1
-"""The status when the servers were left as they are."""
+"""Exit status if nothing was changed."""
 
 quorum = typer.Typer(
     add_completion=False,
@@ -27,7 +28,7 @@ quorum = typer.Typer(
 
 
 @quorum.callback()
-def _family() -> None:
+def _group() -> None:
     """Keep `init` a subcommand: without a callback, Typer merges a single command into `quorum`."""
 
 
@@ -37,76 +38,87 @@ def init(
         list[str] | None,
         typer.Argument(
             metavar="URL",
-            help="Each node of a quorum; or sentinels (redis+sentinel://…/service). Without one: "
-            "HOLDFAST_URL.",
+            help="Each node of a quorum, or redis+sentinel://…/service. Default: HOLDFAST_URL.",
             show_default=False,
         ),
     ] = None,
     *,
     url: Annotated[
         list[str] | None,
-        typer.Option("--url", "-u", metavar="URL", help="The same, as an option."),
+        typer.Option("--url", "-u", metavar="URL", help="The same as the argument."),
     ] = None,
     longest_ttl: LongestTtl = 60.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Declare new servers fit to grant locks at once. Checks them first, and asks.
-
-    A server that has just started may have lost locks, and grants none for `--longest-ttl`. New
-    servers have lost nothing, but only you know that they are new: this assumes that none of them
-    granted a lock in that time. It refuses if a server has locks, is a replica, or is given twice.
+    """Let new servers grant locks at once, after checks and a confirmation.
 
     Example: `holdfast quorum init redis://a:6379 redis://b:6379 redis://c:6379`
 
-    The status is 0 if all are fit, 1 if they were left as they are, 2 if there is no terminal to
-    ask on and no `--yes`, 3 if a server does not answer.
+    A server that has just started may have lost locks, so it grants none for `--longest-ttl`
+    seconds. New servers have lost nothing, but holdfast cannot detect that they are new. This
+    command assumes that none of them has granted a lock in that time. It fails if a server has
+    locks, is a replica, or is given twice.
+
+    Exit status:
+
+    * 0: all servers may grant locks
+
+    * 1: a check failed or you declined, and nothing was changed
+
+    * 2: wrong usage (two servers, or an address given twice), or neither a terminal nor `--yes`
+
+    * 3: a server did not answer
     """
     from holdfast.errors import ConfigurationError
-    from holdfast.quorum_init import declare, examine
+    from holdfast.quorum_init import end_quarantine, examine
 
-    named = separated([*(urls or ()), *(url or ())])
+    named = split_urls([*(urls or ()), *(url or ())])
     given = named or os.environ.get("HOLDFAST_URL", "").split()
     if not given:
         raise typer.BadParameter("give the URL of each server, e.g. redis://localhost:6379/0")
-    with unasked():
+    with exit_if_unreachable():
         try:
             plan = examine(given, longest_ttl)
         except ConfigurationError as error:
-            raise typer.BadParameter(plain(str(error))) from None
+            raise typer.BadParameter(sanitized(str(error))) from None
         for server in plan.servers:
-            open_console().print(f"{plain(server.node)}: {_state(server)}", soft_wrap=True)
+            open_console().print(f"{sanitized(server.node)}: {_state(server)}", soft_wrap=True)
         if plan.problems:
             for problem in plan.problems:
-                complain(problem)
+                print_stderr(problem)
             raise typer.Exit(REFUSED)
-        if plan.unfit:
-            _ask(plan, yes=yes)
-            declare(plan)
+        if plan.in_quarantine:
+            _confirm(plan, yes=yes)
+            end_quarantine(plan)
     open_console().print(f"{_counted(plan)} may grant locks")
 
 
 def _state(server: Examined) -> str:
-    if server.is_fit:
-        return "fit already"
-    if not server.found.home:
+    if server.may_grant:
+        return "may grant locks already"
+    if not server.status.restart_marker:
         return "new"
-    return "was used before, and has started or was promoted since"
+    if server.status.restart_marker == server.status.mark:
+        return f"in quarantine for another {format_seconds(server.status.quarantine_left)}"
+    return "restarted or promoted since a client last used it"
 
 
-def _ask(plan: Plan, *, yes: bool) -> None:
+def _confirm(plan: Plan, *, yes: bool) -> None:
     for warning in plan.warnings:
-        complain(f"warning: {warning}")
-    complain(
-        f"this assumes: no lock was granted in the last {plan.assumed:g} s, neither by these "
-        "servers nor by others in their place. Otherwise two clients could hold a lock at once"
+        print_stderr(f"warning: {warning}")
+    print_stderr(
+        f"assumption: no lock was granted in the last {plan.assumed:g} s, neither by these "
+        "servers nor by servers that they replace; otherwise two clients could hold the same lock"
     )
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        complain("there is no terminal to ask on: give --yes if the assumption holds")
+        print_stderr(
+            "there is no terminal to ask for confirmation: give --yes if the assumption is true"
+        )
         raise typer.Exit(2)
-    if not typer.confirm(f"Declare {_counted(plan)} fit to grant locks now?", err=True):
-        complain("nothing was changed")
+    if not typer.confirm(f"Let {_counted(plan)} grant locks now?", err=True):
+        print_stderr("nothing was changed")
         raise typer.Exit(REFUSED)
 
 

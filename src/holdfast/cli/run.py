@@ -1,162 +1,220 @@
-"""`holdfast run`: a command under a lock, as with flock(1), on as many machines as there are."""
+"""`holdfast run`: run a command while holding a lock, as flock(1) does on one machine."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
 from holdfast.cli import Interrupted
-from holdfast.cli.console import plain, say
-from holdfast.cli.servers import LOCAL, Local, LongestTtl, Namespace, Urls, given
+from holdfast.cli.console import report_line, sanitized
+from holdfast.cli.servers import LOCAL, Local, LongestTtl, Namespace, Urls, chosen_servers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.api.client import Client, Lock
+    from holdfast.api.shared import ReadLock, WriteLock
     from holdfast.cli.child import Child
     from holdfast.cli.supervise import CommandEnd, Signals
     from holdfast.cli.switch import Switch
     from holdfast.core.events import Event
     from holdfast.errors import HoldfastError
-    from holdfast.faces.client import Lock
+    from holdfast.holder import Holder
 
 UNAVAILABLE, LOST, MISCONFIGURED, HELD_TOO_LONG = 69, 75, 78, 124
-LABEL_MOST, NAME_MOST = 200, 60
-PATIENCE, LOOK_AFTER = 1.0, 2.0
-"""Seconds of waiting after which it is told for whom, and between two looks whether that is so."""
+LABEL_MAX, NAME_MAX = 200, 60
+REPORT_AFTER, CHECK_EVERY = 1.0, 2.0
+"""Seconds of waiting after which the holder is reported, and between checks whether it changed."""
+
+OTHERS_WAIT = "other clients are ahead in the queue"
+"""Reported instead of the holder if the lock has none."""
 
 
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What is locked.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the lock.")],
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="What is run once it is, after a --.")
+        list[str], typer.Argument(metavar="COMMAND", help="Command to run, after --.")
     ],
     *,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", "--nb", "-n", help="Do not wait if it is locked.")
+        bool, typer.Option("--no-wait", "--nb", "-n", help="Do not wait for the lock.")
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", "-w", min=0.0, metavar="SECONDS", help="Wait no longer."),
+        typer.Option("--timeout", "-w", min=0.0, metavar="SECONDS", help="Wait at most this long."),
     ] = None,
     exit_code: Annotated[
         int,
-        typer.Option("--exit-code", "-E", min=0, max=255, help="The status if it stays locked."),
+        typer.Option(
+            "--exit-code",
+            "-E",
+            min=0,
+            max=255,
+            metavar="N",
+            help="Exit status if another client holds the lock.",
+        ),
     ] = 1,
     ttl: Annotated[
         float,
-        typer.Option(min=1.0, metavar="SECONDS", help="Kept so long if this machine dies."),
+        typer.Option(min=1.0, metavar="SECONDS", help="Expiry of the lock if this machine dies."),
     ] = 30.0,
     max_hold: Annotated[
         float | None,
         typer.Option(
-            min=0.1, metavar="SECONDS", help="End the command after so long, as timeout(1) does."
+            min=0.1, metavar="SECONDS", help="End the command after this time, as timeout(1) does."
         ),
     ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", "-s", help="Hold the rwlock NAME for reading, beside others."),
+    ] = False,
+    exclusive: Annotated[
+        bool,
+        typer.Option("--exclusive", "-x", help="Hold the rwlock NAME for writing, alone."),
+    ] = False,
     owner: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whoever gives this name too may hold it as well."),
+        typer.Option(
+            metavar="NAME", help="Processes with the same owner may hold the lock together."
+        ),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Shown to who asks who holds it. [default: COMMAND]"),
+        typer.Option(
+            metavar="TEXT",
+            help="Shown to operators, and stored on the server: give one if the arguments are "
+            "secret. [default: COMMAND]",
+        ),
     ] = None,
     lock_delay: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="SECONDS", help="If it is lost, nobody gets it for so long after."
+            min=0.0,
+            metavar="SECONDS",
+            help="After a loss, grant the lock to no client for this time.",
         ),
     ] = 0.0,
     replicas: Annotated[
-        int, typer.Option(min=0, help="Behind Sentinels: replicas that must have it, best all.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With Sentinels or a cluster: replicas that must have the lock; give the number "
+            "of all replicas.",
+        ),
     ] = 0,
     longest_ttl: LongestTtl = 60.0,
     namespace: Namespace = None,
     urls: Urls = None,
     local: Local = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Tell what happens, on stderr.")
+        bool, typer.Option("--verbose", "-v", help="Report events on stderr.")
     ] = False,
 ) -> None:
-    """Run a command while holding a lock, and end with its status.
+    """Run a command while holding a lock, and exit with its status.
 
-    For example: `holdfast run nightly-backup -- ./backup.sh`, or, to let it be if another machine
-    does it already: `holdfast run --no-wait --exit-code 0 nightly-backup -- ./backup.sh`
+    Example: `holdfast run nightly-backup -- ./backup.sh`
 
-    The command has terminal, input and signals as if it were run directly, and in its environment
-    HOLDFAST_LOCK, HOLDFAST_FENCE (send it along with each write) and HOLDFAST_TOKEN. If the lock
-    cannot be kept, all of its process group is asked to end (TERM) and then killed, so that it is
-    dead before anybody else can get the lock.
+    With --shared, several commands run at once, but none beside one with --exclusive:
 
-    The status is that of the command, 128 + n if signal n ended it or the waiting, or
+    `holdfast run --shared catalog -- ./report.sh`
 
-    * 1 (or --exit-code): somebody else holds the lock
+    To skip the command if another machine runs it already:
 
-    * 69: no server; 78: the server refuses us (a wrong password), or a setting cannot work
+    `holdfast run -n -E 0 nightly-backup -- ./backup.sh`
 
-    * 75: the lock was lost, and the command was ended
+    The command has the terminal, input and signals as if it were run directly. Its environment
+    has HOLDFAST_LOCK, HOLDFAST_FENCE (send it with each write) and HOLDFAST_TOKEN. If the lock
+    cannot be renewed, the process group of the command receives TERM and then KILL, so that it
+    has ended before another client is granted the lock.
 
-    * 124: --max-hold was over, and the command was ended
+    If the command does not run because another client holds the lock, one line on stderr names
+    the holder, except with `-E 0` outside a terminal.
 
-    * 126: the command cannot be run; 127: there is none; 2: wrong usage
+    Exit status: that of the command; 128 + n if signal n ended the command or the wait; or
+
+    * 1 (or --exit-code): another client holds the lock
+
+    * 2: wrong usage
+
+    * 69: no server is reachable, or too few of a quorum
+
+    * 75: the lock was lost, and the command was ended, or never begun
+
+    * 78: the server refuses access (wrong password), or a setting is not valid
+
+    * 124: --max-hold has passed, and the command was ended
+
+    * 126, 127: the command cannot be executed, or does not exist
     """
     if command[0] == "--":
         del command[0]
     if not command or command[0].startswith("-"):
         raise typer.BadParameter(
-            "write holdfast run [OPTIONS] NAME -- COMMAND...; options stand before the name"
+            "usage: holdfast run [OPTIONS] NAME -- COMMAND...; options come before the name"
+        )
+    if (shared or exclusive) and (shared == exclusive or owner is not None or lock_delay):
+        raise typer.BadParameter(
+            "give one of --shared and --exclusive, without --owner and --lock-delay: these are for "
+            "an rwlock, which is another lock than the one of the same name without them"
         )
     if not hasattr(os, "fork"):
-        raise typer.BadParameter("this system has no process groups and signals")
+        raise typer.BadParameter(
+            "holdfast run needs process groups and signals, which this system does not have"
+        )
     from holdfast.cli.child import Child, UnrunnableError
 
     server = _server(urls, local=local)
     try:
         child = Child(command)
     except UnrunnableError as error:
-        say(str(error))
+        report_line(str(error))
         raise typer.Exit(error.status) from None
-    wanted = Wanted(
+    settings = RunSettings(
         name=name,
         server=server,
         ttl=ttl,
         timeout=0.0 if no_wait else timeout,
         max_hold=max_hold,
         owner=owner,
-        label=" ".join(command)[:LABEL_MOST] if label is None else label,
+        label=" ".join(command)[:LABEL_MAX] if label is None else label,
         lock_delay=lock_delay,
         replicas=replicas,
         longest_ttl=longest_ttl,
         namespace=namespace,
         verbose=verbose,
+        side="read" if shared else "write" if exclusive else "",
     )
     try:
-        status = _status(wanted, child, exit_code)
+        status = _status(settings, child, exit_code)
     except Interrupted as interrupted:
         status = -interrupted.number
-    _leave(status)
+    _exit(status)
 
 
 def _server(urls: Sequence[str] | None, *, local: bool) -> str | Sequence[str] | None:
-    """Return what to give the client, and warn if the embedded server was not chosen."""
-    server = given(urls, local=local)
+    """Return the server for the client; warn if it is the embedded server by default."""
+    server = chosen_servers(urls, local=local)
     if server is not None or os.environ.get("HOLDFAST_URL"):
         return server
-    say(
-        "no server was named, so the embedded server is used: locks exclude processes of this user "
-        "on this machine only; set HOLDFAST_URL to a server that all machines reach, or give "
-        "--local if this is what you want"
+    report_line(
+        "no server is given, so the embedded server is used: its locks exclude only processes of "
+        "this user on this machine; set HOLDFAST_URL to a server that all machines reach, or give "
+        "--local to use the embedded server without this warning"
     )
     return LOCAL
 
 
-class Wanted(NamedTuple):
-    """The lock to be held, where, and how much to tell of it."""
+class RunSettings(NamedTuple):
+    """The lock and its settings, the server, and whether to report events."""
 
     name: str
     server: str | Sequence[str] | None
@@ -170,20 +228,21 @@ class Wanted(NamedTuple):
     longest_ttl: float
     namespace: str | None
     verbose: bool
+    side: str
+    """The side of the rwlock: "read", "write", or "" for a lock."""
 
     @property
     def shown(self) -> str:
-        """The namespace and the name, in a message."""
-        name = plain(self.name, NAME_MOST)
-        return f"'{plain(self.namespace, NAME_MOST)}: {name}'" if self.namespace else f"'{name}'"
+        """The namespace and the name, for messages."""
+        name = sanitized(self.name, NAME_MAX)
+        return f"'{sanitized(self.namespace, NAME_MAX)}: {name}'" if self.namespace else f"'{name}'"
 
 
-def _leave(status: int) -> NoReturn:
-    """End with a status, or as a command that was ended by a signal, which is less than 0.
+def _exit(status: int) -> NoReturn:
+    """Exit with a status; -n means that signal n ended the command.
 
-    Ctrl-C ends us too, and not only our command: by that a shell knows that it is to end its loop,
-    or its script. Python is not taken apart: that takes longer than most of what we do, and threads
-    may still have something to tell.
+    After Ctrl-C, holdfast ends itself with SIGINT too, so that a shell ends its loop or script.
+    `os._exit` skips the shutdown of Python, which takes longer than most of this command.
     """
     if status == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -191,10 +250,13 @@ def _leave(status: int) -> NoReturn:
     os._exit(status if status >= 0 else 128 - status)
 
 
-def _status(wanted: Wanted, child: Child, busy: int) -> int:
-    """Hold the lock and run the command; return the status to end with, `busy` if others hold it.
+def _status(settings: RunSettings, child: Child, busy: int) -> int:
+    """Hold the lock and run the command; return the status for `_exit`, `busy` on a timeout.
 
-    It is that of `_leave`. Before there is any thread, everything is forked that will be needed.
+    Without a terminal, a `busy` of 0 suppresses the message about the holder: for cron, which sends
+    a mail if there is any output.
+
+    All processes are forked here, before any thread is started.
     """
     from holdfast.cli.switch import Switch
 
@@ -210,123 +272,169 @@ def _status(wanted: Wanted, child: Child, busy: int) -> int:
         )
 
         try:
-            return _hold_and_run(wanted, child, switch, Signals())
+            return _hold_and_run(settings, child, switch, Signals())
         except AcquireTimeout as error:
-            if _is_followed(wanted):
-                say(f"{wanted.shown} is locked: {error.holder or 'others are ahead of us'}")
+            if busy or _is_verbose(settings):
+                holder = error.holder
+                why = f"is held by {holder}" if holder else f"was not acquired: {OTHERS_WAIT}"
+                report_line(f"{settings.shown} {why}")
             return busy
         except HoldfastError as error:
-            _tell(wanted, error)
+            _report_error(settings, error)
             if isinstance(error, LeaseLost):
                 return LOST
-            away = isinstance(error, (NodeUnavailable, OutcomeUnknown))
-            return UNAVAILABLE if away else MISCONFIGURED
+            unavailable = isinstance(error, (NodeUnavailable, OutcomeUnknown))
+            return UNAVAILABLE if unavailable else MISCONFIGURED
     finally:
         switch.disarm()
         child.end()
 
 
-def _hold_and_run(wanted: Wanted, child: Child, switch: Switch, signals: Signals) -> int:
+def _hold_and_run(settings: RunSettings, child: Child, switch: Switch, signals: Signals) -> int:
+    from holdfast.api.client import Client
     from holdfast.cli.foreground import Foreground
     from holdfast.cli.supervise import Supervisor
     from holdfast.errors import HoldfastError
-    from holdfast.faces.client import Client
 
-    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # else it writes to stderr
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # otherwise it writes to stderr
     client = Client(
-        wanted.server,
-        longest_ttl=wanted.longest_ttl,
-        namespace=wanted.namespace,
-        on_event=_tell_event if wanted.verbose else None,
+        settings.server,
+        longest_ttl=settings.longest_ttl,
+        namespace=settings.namespace,
+        on_event=partial(_report_event, settings) if settings.verbose else None,
     )
-    lock = client.lock(
-        wanted.name,
-        ttl=wanted.ttl,
-        timeout=wanted.timeout,
-        max_hold=wanted.max_hold,
-        owner=wanted.owner,
-        label=wanted.label,
-        lock_delay=wanted.lock_delay,
-        replicas=wanted.replicas,
-    )
+    lock = _lock(settings, client)
     outcome = None
-    waiting = _tell_of_waiting(wanted, lock)
+    waiting = _report_waiting(settings, lock)
     try:
         with lock as lease:
-            signals.noted()
+            signals.start_recording()
             waiting.set()
-            if wanted.verbose:
-                say(f"{wanted.shown} is ours, fence {lease.fence}")
+            if settings.verbose:
+                report_line(f"acquired {settings.shown}, fence {lease.fence}")
             supervisor = Supervisor(
                 lease,
                 child,
                 signals=signals,
                 switch=switch,
                 terminal=Foreground(),
-                ttl=wanted.ttl,
-                max_hold=wanted.max_hold,
+                ttl=settings.ttl,
+                max_hold=settings.max_hold,
             )
             outcome = supervisor.run()
     except HoldfastError as error:
         if outcome is None:
             raise
-        return _status_of(outcome, wanted, error)
+        return _status_of(outcome, settings, error)
     finally:
         waiting.set()
-    return _status_of(outcome, wanted, None)
+    return _status_of(outcome, settings, None)
 
 
-def _status_of(outcome: CommandEnd, wanted: Wanted, unreleased: HoldfastError | None) -> int:
+def _lock(settings: RunSettings, client: Client) -> Lock | ReadLock | WriteLock:
+    if settings.side:
+        rwlock = client.rwlock(
+            settings.name,
+            ttl=settings.ttl,
+            timeout=settings.timeout,
+            max_hold=settings.max_hold,
+            label=settings.label,
+            replicas=settings.replicas,
+        )
+        return rwlock.read() if settings.side == "read" else rwlock.write()
+    return client.lock(
+        settings.name,
+        ttl=settings.ttl,
+        timeout=settings.timeout,
+        max_hold=settings.max_hold,
+        owner=settings.owner,
+        label=settings.label,
+        lock_delay=settings.lock_delay,
+        replicas=settings.replicas,
+    )
+
+
+def _holder_of(lock: Lock | ReadLock | WriteLock) -> Holder | None:
+    """Return the holder, or one of several."""
+    from holdfast.api.client import Lock
+
+    if isinstance(lock, Lock):
+        return lock.holder()
+    return next(iter(lock.holders()), None)
+
+
+def _status_of(outcome: CommandEnd, settings: RunSettings, unreleased: HoldfastError | None) -> int:
     from holdfast.errors import LeaseLost
 
-    if outcome.had_to:
-        return LOST if outcome.had_to == "lost" else HELD_TOO_LONG
+    if outcome.forced_by:
+        return LOST if outcome.forced_by == "lost" else HELD_TOO_LONG
     if isinstance(unreleased, LeaseLost):
-        _tell(wanted, unreleased)
+        _report_error(settings, unreleased)
         return LOST
     if unreleased:
-        stays = f"it stays locked for up to {wanted.ttl + wanted.lock_delay:g} s"
-        say(f"{wanted.shown} was not released: {stays}: {unreleased.__context__ or unreleased}")
+        stays = f"it expires within {settings.ttl + settings.lock_delay:g} s"
+        report_line(
+            f"{settings.shown} was not released: {stays}: {unreleased.__context__ or unreleased}"
+        )
     if outcome.failure:
-        say(str(outcome.failure))
+        report_line(str(outcome.failure))
         return outcome.failure.status
     return outcome.status
 
 
-def _tell_of_waiting(wanted: Wanted, lock: Lock) -> threading.Event:
-    """Say who holds it when the wait takes long, to people and to who wants to know.
+def _report_waiting(settings: RunSettings, lock: Lock | ReadLock | WriteLock) -> threading.Event:
+    """Report the holder during a long wait, on a terminal or with `--verbose`.
 
-    Again when it is somebody else, or the server is away. Set what is returned to have it end.
+    It is reported again when it changes, or when the server is unavailable. The caller sets the
+    returned event to end the reports.
     """
     over = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         from holdfast.errors import HoldfastError
 
-        told, pause = None, PATIENCE
+        reported, pause = None, REPORT_AFTER
         while not over.wait(pause):
             try:
-                holder = lock.holder()
-                who, text = holder and holder.token, str(holder or "others are ahead of us")
+                holder = _holder_of(lock)
+                current = holder and holder.token
+                text = _why_waiting(settings, holder)
             except HoldfastError as error:
-                who = text = str(error.__context__ or error)
-            if who != told and not over.is_set():
-                say(f"waiting for {wanted.shown}: {text}")
-            told, pause = who, LOOK_AFTER
+                current = str(error.__context__ or error)
+                text = f": {current}"
+            if text and current != reported and not over.is_set():
+                report_line(f"waiting for {settings.shown}{text}")
+            reported, pause = current, CHECK_EVERY
 
-    if _is_followed(wanted):
-        threading.Thread(target=tell, name="holdfast-waiting", daemon=True).start()
+    if _is_verbose(settings):
+        threading.Thread(target=report, name="holdfast-waiting", daemon=True).start()
     return over
 
 
-def _is_followed(wanted: Wanted) -> bool:
-    """Whether stderr is a terminal, or `--verbose` asks for messages."""
-    return wanted.verbose or (sys.stderr is not None and sys.stderr.isatty())
+def _why_waiting(settings: RunSettings, holder: Holder | None) -> str:
+    """Return the rest of a report, after the name of the lock; "" if the wait is just over."""
+    if holder is None:
+        return f": {OTHERS_WAIT}"
+    if (holder.host, holder.pid) == (socket.gethostname(), os.getpid()):
+        return ": granted, but not yet on the replicas" if settings.replicas else ""
+    return f", held by {holder}"
 
 
-def _tell(wanted: Wanted, error: BaseException) -> None:
-    say(str(error).replace(repr(wanted.name), wanted.shown))
+def _is_verbose(settings: RunSettings) -> bool:
+    """Whether to report the progress: stderr is a terminal, or `--verbose` is given."""
+    return settings.verbose or (sys.stderr is not None and sys.stderr.isatty())
 
 
-def _tell_event(event: Event) -> None:
-    say(f"{event.kind}: {event.detail}")
+def _report_error(settings: RunSettings, error: BaseException) -> None:
+    text = str(error).replace(repr(settings.name), settings.shown)
+    if settings.replicas and f" of {settings.replicas} replicas have it" in text:
+        text = f"{text}: restore the replicas, or give a lower --replicas"
+    report_line(text)
+
+
+def _report_event(settings: RunSettings, event: Event) -> None:
+    if event.kind in {"max_hold", "waiting"}:  # the supervisor and `_report_waiting` report these
+        return
+    fence = f" (fence {event.fence})" if event.fence else ""
+    lock = f" {settings.shown}{fence}" if event.lock else ""
+    report_line(f"{event.kind}{lock}: {event.detail}")

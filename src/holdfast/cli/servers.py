@@ -1,4 +1,4 @@
-"""Which servers a command is about, and what it says and returns when they cannot be asked."""
+"""Options that choose the servers of a command, and what happens if they are unreachable."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import plain
+from holdfast.cli.console import sanitized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.overview.looking import Overview
+    from holdfast.overview.scan import Overview
 
 LOCAL = "local"
-UNASKED = 3
-"""The status when servers could not be asked."""
+UNREACHABLE = 3
+"""Exit status if a server cannot be reached."""
 
 URL_HELP = (
-    "A server, sentinels (redis+sentinel://…/service), a cluster (redis+cluster://…); given again "
-    "for each node of a quorum. Without it: HOLDFAST_URL"
+    "Server, as redis://…, redis+cluster://… or redis+sentinel://…/service (repeat it for each "
+    "node of a quorum). Default: HOLDFAST_URL"
 )
 
 Urls = Annotated[
@@ -39,8 +39,8 @@ Local = Annotated[
     bool,
     typer.Option(
         "--local",
-        help="The embedded server, whatever HOLDFAST_URL is: its locks exclude processes of this "
-        "user on this machine only.",
+        help="Use the embedded server, even if HOLDFAST_URL is set. Its locks exclude only "
+        "processes of this user on this machine.",
     ),
 ]
 
@@ -50,7 +50,18 @@ Namespace = Annotated[
         "--namespace",
         "-N",
         metavar="NAMESPACE",
-        help="The `namespace=` of the clients that use it.",
+        help="Namespace of the lock, as in Client(namespace=…).",
+        show_default=False,
+    ),
+]
+
+OnlyNamespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-N",
+        metavar="NAMESPACE",
+        help="Only locks in this namespace.",
         show_default=False,
     ),
 ]
@@ -61,14 +72,14 @@ LongestTtl = Annotated[
         "--longest-ttl",
         min=0.01,
         metavar="SECONDS",
-        help="Behind Sentinels, and of a quorum: what clients there are given as longest_ttl.",
+        help="With Sentinels or a quorum: the longest_ttl of all clients.",
     ),
 ]
 
 
-def given(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
-    """Return what to give a client for these options; spaces separate URLs, as in HOLDFAST_URL."""
-    each = separated(urls or ())
+def chosen_servers(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
+    """Return the `url` argument for a client. Spaces separate URLs, as in HOLDFAST_URL."""
+    each = split_urls(urls or ())
     if local and each:
         raise typer.BadParameter("give --url or --local, not both")
     if local:
@@ -76,50 +87,50 @@ def given(urls: Sequence[str] | None, *, local: bool) -> str | list[str] | None:
     return each[0] if len(each) == 1 else each or None
 
 
-def separated(urls: Sequence[str]) -> list[str]:
-    """Return each URL of these options and arguments.
+def split_urls(urls: Sequence[str]) -> list[str]:
+    """Split options and arguments into URLs.
 
     Raises:
-        typer.BadParameter: one is empty. Without it, the command would use other servers.
+        typer.BadParameter: one is empty. Ignoring it would select other servers.
     """
     if not all(map(str.strip, urls)):
         raise typer.BadParameter(
-            "the URL or --url is empty, perhaps from a variable that is not set: give the URL of a "
-            "server, or leave it out"
+            "the URL is empty, perhaps because a variable is not set: give the URL of a server, or "
+            "leave it out"
         )
     return " ".join(urls).split()
 
 
 @contextlib.contextmanager
-def overview_of(urls: Sequence[str] | None, *, local: bool) -> Iterator[Overview]:
-    """Look at the servers; end the command if they cannot be asked."""
+def open_overview(urls: Sequence[str] | None, *, local: bool) -> Iterator[Overview]:
+    """Open an overview of the servers; exit if they cannot be reached."""
     from holdfast.errors import ConfigurationError
-    from holdfast.overview.looking import Overview
+    from holdfast.overview.scan import Overview
 
-    chosen = given(urls, local=local)
+    chosen = chosen_servers(urls, local=local)
     try:
         overview = Overview(chosen)
     except ConfigurationError as error:
-        raise typer.BadParameter(plain(str(error))) from None
+        raise typer.BadParameter(sanitized(str(error))) from None
     try:
-        with unasked():
+        with exit_if_unreachable():
             yield overview
     finally:
         overview.close()
 
 
 @contextlib.contextmanager
-def unasked() -> Iterator[None]:
-    """Say why a server could not be asked, and end with the status that says so."""
+def exit_if_unreachable() -> Iterator[None]:
+    """Print an error of holdfast to stderr, and exit with status `UNREACHABLE`."""
     from holdfast.errors import HoldfastError
 
     try:
         yield
     except HoldfastError as error:
-        complain(str(error))
-        raise typer.Exit(UNASKED) from None
+        print_stderr(str(error))
+        raise typer.Exit(UNREACHABLE) from None
 
 
-def complain(text: str) -> None:
-    """Say something on stderr, in one line."""
-    print(f"holdfast: {plain(text)}", file=sys.stderr)  # noqa: T201 - where it belongs
+def print_stderr(text: str) -> None:
+    """Print one line to stderr."""
+    print(f"holdfast: {sanitized(text)}", file=sys.stderr)  # noqa: T201 - command output

@@ -1,6 +1,6 @@
-"""`holdfast sim`: the family of commands that run simulations.
+"""`holdfast sim`: the commands that run simulations.
 
-The commands import the simulator when they run, so that `--help` is quick.
+They import the simulator only when they run, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from holdfast.cli.sim_hazards import hazards
 from holdfast.cli.sim_replay import replay
 from holdfast.cli.sim_run import run
 
-sim = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+sim = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown")
 for each in (hazards, run, replay):
     sim.command()(each)
 
 
-@sim.callback(invoke_without_command=True)
-def _sim(ctx: typer.Context) -> None:
-    """Watch locks in simulated worlds, where everything that can go wrong does.
+@sim.callback()
+def _sim() -> None:
+    """Run the lock in a simulation, with injected faults.
 
     Example: `holdfast sim hazards`
     """
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())

@@ -1,4 +1,4 @@
-"""What `holdfast sim run` prints: progress, the states reached, a run that breaks a promise."""
+"""The output of `holdfast sim run`: progress, the states reached, a run that breaks a promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.cli.sim_output import print_line, write_file
+from holdfast.cli.sim_output import print_line, without_bytes_literals, write_file
 from holdfast.cli.sim_picture import draw, picture_of
 from holdfast.cli.sweeping import Sweeping, chunks
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from holdfast.sim.sweep import Found, Report
 
 A_MOMENT = 3.0
-"""Seconds between two lines about a run that is made smaller."""
+"""Seconds between two lines of progress while a run is shrunk."""
 
 A_WHILE = 10.0
-"""Seconds between two lines of progress where there is no terminal for a bar."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 def follow(
     console: Console, sweeping: Sweeping, first: int, wanted: int | None, seconds: float | None
 ) -> None:
-    """Let the simulations run, and report progress: by a bar on a terminal, or else by lines."""
+    """Run the simulations, and show progress: a bar on a terminal, else lines."""
     how_many = "simulations" if wanted is None else f"{wanted} simulations"
     how_long = "" if seconds is None else f" for {seconds:g} s"
     print_line(
-        console, f"running {how_many}{how_long} from seed {first} on, {sweeping.jobs} at a time"
+        console, f"running {how_many}{how_long} starting at seed {first}, {sweeping.jobs} at a time"
     )
     bar = _bar(console) if console.is_terminal else None
     line_at = A_WHILE
@@ -42,7 +42,7 @@ def follow(
         limit = float("inf") if seconds is None else seconds
         for report in sweeping.run(chunks(first, wanted), limit):
             if bar is not None and task is not None:
-                done = report.worlds if wanted else min(report.seconds, seconds or 0.0)
+                done = report.runs if wanted else min(report.seconds, seconds or 0.0)
                 bar.update(task, completed=done, description=summary(report))
             elif report.seconds >= line_at:
                 print_line(console, summary(report))
@@ -57,9 +57,9 @@ def _bar(console: Console) -> Progress:
 
 
 def summary(report: Report) -> str:
-    """Say how many runs there were, and how fast."""
-    rate = report.worlds / report.seconds if report.seconds else 0.0
-    return f"{report.worlds} runs in {report.seconds:.1f} s, {rate:.0f} per second"
+    """Return the number of runs, and their rate."""
+    rate = report.runs / report.seconds if report.seconds else 0.0
+    return f"{report.runs} runs in {report.seconds:.1f} s, {rate:.0f} per second"
 
 
 def print_reached(console: Console, report: Report) -> None:
@@ -83,26 +83,29 @@ def print_reached(console: Console, report: Report) -> None:
     print_line(
         console,
         f"pairs of features and faults that were switched on together: "
-        f"{len(report.pairs & possible)} of {len(possible)} possible ones",
+        f"{len(report.pairs & possible)} of {len(possible)} possible",
     )
 
 
 def print_found(
     console: Console, found: Found, command: str, save: Path | None, seconds: float
 ) -> None:
-    """Save it before it is made smaller: that takes a while, and may be interrupted."""
+    """Print and save a failed run, then shrink it; shrinking may be interrupted."""
     from holdfast.sim.shrinking import smallest
 
     name = re.sub(r"[^\w-]+", "-", f"holdfast-{found.check}-seed-{found.seed}")
     path = save or Path(f"{name}.json")
-    print_line(console, f"seed {found.seed} breaks {found.check}: {found.detail}", "bold red")
+    detail = without_bytes_literals(found.detail)
+    print_line(console, f"seed {found.seed} breaks {found.check}: {detail}", "bold red")
     print_line(console, f"settings: {_settings(found)}")
-    print_line(console, f"the same run again: {command}")
+    print_line(console, f"to repeat this run: {command}")
     write_file(path, found.dump())
-    print_line(console, f"saved in {path}; to see it: holdfast sim replay {shlex.quote(str(path))}")
+    print_line(
+        console, f"saved in {path}; to draw it: holdfast sim replay {shlex.quote(str(path))}"
+    )
     if not seconds:
         return
-    print_line(console, f"looking for a smaller run, for {seconds:g} s at most ...")
+    print_line(console, f"searching for a smaller run for at most {seconds:g} s ...")
     small = smallest(found, seconds, progress=_Progress(console))
     write_file(path, small.dump())
     print_line(console, f"a smaller run, saved in {path}: {_size(small)}")
@@ -112,7 +115,7 @@ def print_found(
 
 
 class _Progress:
-    """Tells from time to time how small a run has become."""
+    """Prints every few seconds how small a run has become."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -134,9 +137,9 @@ def _size(found: Found) -> str:
         (special, "choice"),
     ]
     counted = [f"{number} {word}{'s' * (number != 1)}" for number, word in parts]
-    return f"{', '.join(counted[:-1])}, {counted[-1]} other than usual"
+    return f"{', '.join(counted[:-1])}, {counted[-1]} other than 0"
 
 
 def _settings(found: Found) -> str:
-    """Return on one line the settings that differ from a calm run's."""
-    return " ".join(f"{name}={value}" for name, value in found.settings.unusual().items())
+    """Return the settings that differ from the defaults, on one line."""
+    return " ".join(f"{name}={value}" for name, value in found.settings.non_default().items())

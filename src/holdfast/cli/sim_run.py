@@ -1,4 +1,4 @@
-"""`holdfast sim run`: its options, which are the settings of a run, and what it does with them."""
+"""`holdfast sim run`: runs simulations. Its options are the settings of a run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,32 @@ if TYPE_CHECKING:
     from holdfast.sim.sweep import Found
 
 RUNS = 3000
-"""How many runs there are by default. That many reach every state, or the sweep fails."""
+"""The default number of runs. A sweep of this size must reach every state."""
 
-WHO = "Who takes part, and with what lock"
-GOES_WRONG = "What goes wrong: probabilities"
-BREAKS = "What breaks the assumptions: then only fences have to hold"
+SETUP = "Servers, clients and lock"
+FAULTS_PANEL = "Faults: probabilities"
+UNSAFE_PANEL = "Faults that break the assumptions: only fences are checked"
 
 
-def _number(text: str, least: float) -> Any:  # noqa: ANN401 - what typer gives
-    return typer.Option(min=least, help=text, rich_help_panel=WHO, show_default=False)
+def _count(text: str, least: int) -> Any:  # noqa: ANN401 - what typer gives
+    return typer.Option(
+        min=least, metavar="N", help=text, rich_help_panel=SETUP, show_default=False
+    )
+
+
+def _seconds(text: str, least: float) -> Any:  # noqa: ANN401 - what typer gives
+    return typer.Option(
+        min=least, metavar="SECONDS", help=text, rich_help_panel=SETUP, show_default=False
+    )
 
 
 def _switch(text: str, *, off: str = "") -> Any:  # noqa: ANN401 - what typer gives
-    """Make an option that switches a feature on or `off`; without it, that is drawn."""
+    """Return an option that switches a feature on or `off`; by default it is drawn."""
     names = (off,) if off else ()
-    return typer.Option(*names, help=text, rich_help_panel=WHO, show_default=False)
+    return typer.Option(*names, help=text, rich_help_panel=SETUP, show_default=False)
 
 
-def _chance(text: str, panel: str = GOES_WRONG) -> Any:  # noqa: ANN401 - what typer gives
+def _chance(text: str, panel: str = FAULTS_PANEL) -> Any:  # noqa: ANN401 - what typer gives
     return typer.Option(
         min=0, max=1, metavar="P", help=text, rich_help_panel=panel, show_default=False
     )
@@ -50,121 +58,148 @@ def run(
     *,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How many runs: {RUNS}, or as many as --seconds allow."),
+        typer.Option(
+            min=1, metavar="N", help=f"Number of runs: {RUNS}, or as many as --seconds allows."
+        ),
     ] = None,
     first: Annotated[int, typer.Option(min=0, metavar="SEED", help="The first seed.")] = 0,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="For how long, at most.", show_default=False)
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Time limit.", show_default=False),
     ] = None,
-    twice: Annotated[
-        bool, typer.Option("--twice", help="Repeat each run, and compare the two.")
-    ] = False,
+    twice: Annotated[bool, typer.Option("--twice", help="Do each run twice, and compare.")] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="How many processes: as many as there are cores.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Number of processes: by default, the number of cores."
+        ),
     ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             callback=in_a_folder,
-            help="Where to save a run that breaks a promise.",
+            help="The file for a run that breaks a promise.",
             show_default=False,
         ),
     ] = None,
     shrink: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="For how long to make such a run smaller."),
+        typer.Option(min=0, metavar="SECONDS", help="Time limit for shrinking such a run."),
     ] = 60.0,
     calm: Annotated[
-        bool, typer.Option("--calm", help="Nothing goes wrong, except what is given below.")
+        bool, typer.Option("--calm", help="No faults except those given below.")
     ] = False,
-    nodes: Annotated[int | None, _number("How many servers keep the lock together.", 1)] = None,
+    nodes: Annotated[
+        int | None, _count("Number of servers; more than one form a quorum.", 1)
+    ] = None,
     replicas: Annotated[
-        int | None, _number("How many replicas have what is granted, before it is.", 0)
+        int | None, _count("Number of replicas that must have a grant before it counts.", 0)
     ] = None,
     sentinel: Annotated[bool | None, _switch("A promoted replica is in quarantine.")] = None,
-    clients: Annotated[int | None, _number("How many clients.", 1)] = None,
-    tasks: Annotated[int | None, _number("How many tasks each has.", 1)] = None,
-    turns: Annotated[int | None, _number("How often each task takes the lock.", 1)] = None,
-    ttl: Annotated[float | None, _number("The lock's ttl, in seconds.", 0.01)] = None,
-    timeout: Annotated[float | None, _number("How long acquiring waits at most.", 0)] = None,
-    hold: Annotated[float | None, _number("How long a turn takes, about.", 0)] = None,
-    lock_delay: Annotated[float | None, _number("The lock's lock_delay.", 0)] = None,
+    clients: Annotated[int | None, _count("Number of clients.", 1)] = None,
+    tasks: Annotated[int | None, _count("Number of tasks per client.", 1)] = None,
+    turns: Annotated[int | None, _count("How often each task acquires the lock.", 1)] = None,
+    ttl: Annotated[float | None, _seconds("The lock's ttl.", 0.01)] = None,
+    timeout: Annotated[float | None, _seconds("The timeout of acquire.", 0)] = None,
+    hold: Annotated[float | None, _seconds("The approximate duration of a turn.", 0)] = None,
+    lock_delay: Annotated[float | None, _seconds("The lock's lock_delay.", 0)] = None,
     owner: Annotated[
         bool | None, _switch("Clients act for one of two owners, or for none.")
     ] = None,
-    reentrant: Annotated[bool | None, _switch("Holders may acquire it again.")] = None,
+    reentrant: Annotated[bool | None, _switch("A holder may acquire the lock again.")] = None,
     fair: Annotated[
         bool | None, _switch("The lock is granted in the order of requests.", off="--fair/--unfair")
     ] = None,
+    semaphore: Annotated[int | None, _count("The lock is a semaphore with this limit.", 0)] = None,
+    rwlock: Annotated[bool | None, _switch("The lock is an rwlock.")] = None,
     polls: Annotated[bool | None, _switch("Waiting clients poll.")] = None,
     loop: Annotated[
-        bool | None, _switch("With several servers: tasks share connections, as on a loop.")
+        bool | None, _switch("Quorum only: tasks share connections, as on an event loop.")
     ] = None,
     skew: Annotated[
-        float | None, _number("With several servers: seconds by which clocks may be wrong.", 0)
+        float | None, _seconds("Quorum only: the largest error of a wall clock.", 0)
     ] = None,
     renew: Annotated[bool | None, _switch("Leases are renewed.")] = None,
     min_validity: Annotated[
-        float | None, _number("What a lease has left at least when it is granted.", 0)
+        float | None, _seconds("The shortest validity with which a lease is granted.", 0)
     ] = None,
-    max_hold: Annotated[float | None, _number("The lock's max_hold.", 0)] = None,
-    uncounted: Annotated[bool | None, _switch("The server does not count its listeners.")] = None,
+    max_hold: Annotated[float | None, _seconds("The lock's max_hold.", 0)] = None,
+    uncounted: Annotated[
+        bool | None, _switch("PUBLISH always returns 0, as behind some proxies.")
+    ] = None,
     drift: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=0.005,
-            help="By how much a clock may run fast or slow.",
-            rich_help_panel=WHO,
+            metavar="RATIO",
+            help="The largest relative error of a clock rate.",
+            rich_help_panel=SETUP,
             show_default=False,
         ),
     ] = None,
-    drop: Annotated[float | None, _chance("A lease is dropped, and not released.", WHO)] = None,
+    drop: Annotated[float | None, _chance("A lease is dropped instead of released.", SETUP)] = None,
     hand_off: Annotated[
-        float | None, _chance("A lease is handed to another client in the end.", WHO)
+        float | None, _chance("A lease is handed off to another client.", SETUP)
     ] = None,
-    atomic: Annotated[float | None, _chance("A turn begins with atomic operations.", WHO)] = None,
+    atomic: Annotated[float | None, _chance("A turn begins with atomic operations.", SETUP)] = None,
     cached: Annotated[
-        float | None, _chance("A turn begins with calls of a cached function.", WHO)
+        float | None, _chance("A turn begins with calls of a cached function.", SETUP)
     ] = None,
-    extend: Annotated[float | None, _chance("A lease is extended at once.", WHO)] = None,
+    rate: Annotated[float | None, _chance("A turn begins with requests to a rate.", SETUP)] = None,
+    several: Annotated[
+        float | None, _chance("A turn acquires two or three locks together.", SETUP)
+    ] = None,
+    once: Annotated[
+        float | None, _chance("A turn begins with work that is done once.", SETUP)
+    ] = None,
+    periodic: Annotated[
+        float | None, _chance("A turn begins with calls of a periodic job.", SETUP)
+    ] = None,
+    extend: Annotated[float | None, _chance("A lease is extended at once.", SETUP)] = None,
     faults_end: Annotated[
-        float | None, _number("When the faults stop, and all clients have to finish.", 0)
+        float | None, _seconds("When the faults stop, and all clients must finish.", 0)
     ] = None,
     slow: Annotated[float | None, _chance("A message is slow.")] = None,
     reset: Annotated[float | None, _chance("A connection is reset.")] = None,
     half_open: Annotated[float | None, _chance("A connection goes silent.")] = None,
-    doubled: Annotated[float | None, _chance("A request is carried out twice.")] = None,
+    doubled: Annotated[float | None, _chance("A request is delivered twice.")] = None,
     server_crash: Annotated[
         float | None, _chance("The server restarts between a request and its reply.")
     ] = None,
     pause: Annotated[float | None, _chance("A client is paused.")] = None,
-    crash: Annotated[float | None, _chance("A client dies.")] = None,
+    crash: Annotated[float | None, _chance("A client crashes.")] = None,
     cancel: Annotated[float | None, _chance("A task is cancelled.")] = None,
-    partition: Annotated[float | None, _chance("A client is cut off for a while.")] = None,
+    partition: Annotated[
+        float | None, _chance("A client is partitioned from a server for a while.")
+    ] = None,
     stop: Annotated[float | None, _chance("A client is paused, whatever it is doing.")] = None,
     freeze: Annotated[float | None, _chance("The server hangs for a while.")] = None,
     restart: Annotated[float | None, _chance("The server restarts, with its data.")] = None,
-    script_flush: Annotated[float | None, _chance("The server forgets the scripts.")] = None,
+    script_flush: Annotated[float | None, _chance("The server drops its script cache.")] = None,
     full: Annotated[float | None, _chance("The server is out of memory for a while.")] = None,
     stall: Annotated[
-        float | None, _chance("A client is paused between an answer and its use.")
+        float | None, _chance("A client is paused between a reply and its use.")
     ] = None,
-    fork: Annotated[float | None, _chance("A process forks; its child goes on.")] = None,
+    fork: Annotated[float | None, _chance("A process forks, and the child continues.")] = None,
     close: Annotated[float | None, _chance("A client is closed.")] = None,
     evict_holder: Annotated[float | None, _chance("An operator evicts the holder.")] = None,
-    wipe: Annotated[float | None, _chance("The server restarts without its data.", BREAKS)] = None,
-    evict: Annotated[float | None, _chance("The server evicts a key.", BREAKS)] = None,
-    clock_jump: Annotated[float | None, _chance("The server's clock jumps.", BREAKS)] = None,
-    failover: Annotated[float | None, _chance("A lagging replica takes over.", BREAKS)] = None,
+    wipe: Annotated[
+        float | None, _chance("The server restarts without its data.", UNSAFE_PANEL)
+    ] = None,
+    evict: Annotated[float | None, _chance("The server evicts a key.", UNSAFE_PANEL)] = None,
+    clock_jump: Annotated[float | None, _chance("The server's clock jumps.", UNSAFE_PANEL)] = None,
+    failover: Annotated[
+        float | None, _chance("A lagging replica takes over.", UNSAFE_PANEL)
+    ] = None,
 ) -> None:
-    """Run simulations by seed: clients share a lock while things go wrong, and all is checked.
+    """Run simulations by seed: clients share a lock with faults, and all promises are checked.
 
     The settings of each run are drawn from its seed: servers, clients, features of the lock, and
-    what goes wrong. An option fixes one of them for all runs. The status is 1 if a promise was
-    broken: then a smaller run that breaks it is shown, and saved for `holdfast sim replay`. It is
-    also 1 if a state was reached by none of 3000 runs or more without such options.
+    faults. An option fixes one setting for all runs. The exit status is 1 if a run breaks a
+    promise. Then a smaller run that breaks it is shown, and saved for `holdfast sim replay`. The
+    status is also 1 if 3000 or more runs without such options do not reach every state.
 
     Example: `holdfast sim run --seeds 20000 --nodes 3 --ttl 2`
     """
@@ -179,7 +214,7 @@ def run(
         print_line(console, f"stopped; {summary(sweeping.report)}")
         raise
     except (AssertionError, BrokenProcessPool) as error:
-        fail(f"the simulations could not be run: {error or repr(error)}")
+        fail(f"the simulations failed: {error or repr(error)}")
     report = sweeping.report
     print_reached(console, report)
     if report.found:
@@ -187,17 +222,20 @@ def run(
         found = min(report.found, key=lambda each: each.seed or 0)
         print_found(console, found, _command(found, fixed), save, shrink)
         raise typer.Exit(1)
-    never = f"; {len(report.missing)} states were never reached" if report.missing else ""
-    print_line(console, f"{summary(report)}: every promise was kept{never}", "green")
-    if report.missing and not fixed and report.worlds >= RUNS:
+    print_line(console, f"{summary(report)}: every promise was kept", "green")
+    if report.missing:
+        number = len(report.missing)
+        verb = "was" if number == 1 else "were"
+        print_line(console, f"{number} of the required states {verb} never reached", "yellow")
+    if report.missing and not fixed and report.runs >= RUNS:
         print_line(
-            console, f"never reached, though it has to be: {', '.join(report.missing)}", "red"
+            console, f"required states that were never reached: {', '.join(report.missing)}", "red"
         )
         raise typer.Exit(1)
 
 
 def _fixed(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings that were given; the others are drawn."""
+    """Return the settings given as options; the others are drawn."""
     from holdfast.sim.settings import Settings
     from holdfast.sim.swarm import FAULTS, draw
 
@@ -212,7 +250,7 @@ def _fixed(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _command(found: Found, fixed: Mapping[str, Any]) -> str:
-    """Return the command that does the same run again."""
+    """Return the command that repeats a run."""
     words = ["holdfast", "sim", "run", "--first", str(found.seed), "--seeds", "1"]
     for name, value in fixed.items():
         option = "--" + name.replace("_", "-")

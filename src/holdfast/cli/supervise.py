@@ -1,16 +1,18 @@
-"""Watching over a command that runs under a lease: what is sent to it, and that it ends in time.
+"""Supervises the command of `holdfast run`: forwards signals, and ends it before the deadline.
 
-The rules:
+Rules:
 
-1. The command is dead before the deadline of its lease, whatever the server, the network or the
-   command does. It is asked to end (TERM) when a quarter of the ttl is left, which in health never
-   happens: renewals begin with two thirds left. It is killed with a tenth left, and the dead man's
-   switch does so with a twentieth left, should we not.
-2. A loss that is learnt of, a lock that was broken say, leaves it a moment between the two.
-3. It is the whole process group that is asked, killed, or sent what was sent to us. Once it was
-   asked to end, nobody of it stays; when the command ends by itself, others may go on.
-4. While it is stopped with us (Ctrl-Z) nobody renews. So before it goes on, the server is asked.
-5. Whatever happens here, the command has ended before the lock is released.
+1. The command has ended before the deadline of its lease, whatever the server, the network or the
+   command does. It receives TERM when a quarter of the ttl is left. Without a failure that never
+   happens, because renewals start with two thirds left. It receives KILL with a tenth left. If
+   holdfast cannot send that, the dead man's switch (`switch.py`) does with a twentieth left.
+2. If a loss is detected before the deadline (a broken lock, for example), the command has up to
+   `GRACE` seconds between TERM and KILL.
+3. Signals go to the whole process group. After TERM no process of it may survive. If the command
+   ends by itself, other processes of its group may continue.
+4. While holdfast and the command are stopped (Ctrl-Z), the lease is not renewed. So holdfast
+   renews it before the command continues.
+5. The command always ends before the lock is released.
 """
 
 from __future__ import annotations
@@ -22,118 +24,120 @@ import signal
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.cli import Interrupted
-from holdfast.cli.console import plain, say
+from holdfast.cli.console import report_line, sanitized
 from holdfast.errors import HoldfastError, LeaseLost
 from holdfast.wire.clock import now
 
 if TYPE_CHECKING:
+    from holdfast.api.client import Lease
     from holdfast.cli.child import Child, UnrunnableError
     from holdfast.cli.foreground import Foreground
     from holdfast.cli.switch import Switch
-    from holdfast.faces.client import Lease
 
-ASKED, KILLED, SWITCHED = 1 / 4, 1 / 10, 1 / 20
-"""Parts of the ttl that are left when the command is asked to end, is killed, and is for sure."""
+TERM_LEFT, KILL_LEFT, SWITCH_LEFT = 1 / 4, 1 / 10, 1 / 20
+"""Fractions of the ttl that are left at TERM, at KILL, and when the switch sends KILL."""
 
-FRESH = 3 / 4
-"""Part of the ttl that a lease has when the command begins: one that was handed over has less."""
+START_LEFT = 3 / 4
+"""Fraction of the ttl that must be left at the start; a lease that was handed over has less."""
 
 GRACE = 1.0
-"""Seconds, at most, between asking and killing when the lock is another's already."""
+"""Longest time between TERM and KILL, in seconds, after the lock was taken."""
 
-LOOK, LONGEST_WAIT = 0.02, 1.0
-"""Seconds between two looks at what is left of a group, and between two looks at the clock: waits
-do not count a machine's sleep."""
+POLL_INTERVAL, LONGEST_WAIT = 0.02, 1.0
+"""Seconds between checks of the group, and longest wait between checks of the clock: poll(2) does
+not count the time for which the machine sleeps."""
 
-CLEANING = 5.0
-"""Seconds after a signal that ended the waiting in which others do not disturb what is left to do:
-timeout(1) sends two at once, and people press Ctrl-C again."""
+CLEANUP_TIME = 5.0
+"""Seconds after the signal that ended the waiting in which further signals are ignored. They would
+interrupt the clean-up: timeout(1) sends two at once, and people press Ctrl-C again."""
 
-SHOWN = 60
-"""Characters of a lock's name in a message."""
+NAME_MAX = 60
+"""Longest name of a lock in a message, in characters."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP)
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP)
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class CommandEnd(NamedTuple):
-    """How the command ended, and whether it had to: because the lease was lost, or of max_hold.
+    """How the command ended, and why holdfast ended it, if it did.
 
-    The status is -n if it was ended by signal n.
+    The status is -n if signal n ended the command.
     """
 
     status: int
-    had_to: Literal["lost", "max_hold"] | None
+    forced_by: Literal["lost", "max_hold"] | None
     failure: UnrunnableError | None
 
 
 class Signals:
-    """The signals that are sent to us: until `noted` they end us, from then on they are read here.
+    """Signals sent to holdfast.
 
-    Those that we were told to ignore are left alone.
+    Until `start_recording` they raise `Interrupted`; from then on `read` returns them. Signals that
+    holdfast inherited as ignored stay ignored.
     """
 
     def __init__(self) -> None:
-        # A terminal may be set to stop whoever writes to it from the background: not us, who then
-        # could not say why a command is ended. Threads to come have it from this one.
+        # With `stty tostop`, a write from the background stops the process. holdfast must be able
+        # to report why it ends the command. New threads inherit this mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-        self.ready, self._noted = os.pipe()
-        os.set_blocking(self._noted, False)
+        self.ready, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         os.set_blocking(self.ready, False)
-        self._note = False
-        self._unmoved_until = 0.0
+        self._recording = False
+        self._ignore_until = 0.0
         for number in ENDING:
             self._handle(number)
 
     def _handle(self, number: signal.Signals) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, self._strike)
+            signal.signal(number, self._on_signal)
 
-    def _strike(self, number: int, _frame: object) -> None:
-        if not self._note and now() >= self._unmoved_until:
-            self._unmoved_until = now() + CLEANING
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if not self._recording and now() >= self._ignore_until:
+            self._ignore_until = now() + CLEANUP_TIME
             raise Interrupted(number)
 
-    def noted(self) -> None:
-        """Let nothing interrupt us any more."""
-        # Noted first, not raised second: what comes in between is both, and not neither.
-        signal.set_wakeup_fd(self._noted, warn_on_full_buffer=False)
-        self._note = True
-        for number in (*PASSED_ON, signal.SIGCONT):
+    def start_recording(self) -> None:
+        """Record signals from now on, instead of raising `Interrupted`."""
+        # Invariant: no signal gets lost. In this order, a signal that arrives between the two lines
+        # is recorded and raised. In the other order, it would be neither.
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._recording = True
+        for number in (*FORWARDED, signal.SIGCONT):
             self._handle(number)
-        signal.signal(signal.SIGCHLD, self._strike)  # also if ignored: then nobody could wait
+        signal.signal(signal.SIGCHLD, self._on_signal)  # even if it was ignored: waitpid needs it
 
-    def rouse(self) -> None:
-        """Have whoever waits for `ready` look about. Called from any thread."""
+    def wake(self) -> None:
+        """Make `ready` readable. May be called from any thread."""
         with contextlib.suppress(BlockingIOError):
-            os.write(self._noted, b"\0")
+            os.write(self._writer, b"\0")
 
     def read(self) -> list[int]:
-        """Return what has come since the last time."""
+        """Return the signals recorded since the last call."""
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self.ready, 65536) if number]
         return []
 
-    def stop_us(self, number: signal.Signals) -> bool:
-        """Stop this process as that signal does; False if there is nobody who could continue it."""
+    def stop_self(self, number: signal.Signals) -> bool:
+        """Stop this process by that signal; return False if that had no effect (no shell)."""
         earlier = self.read()
         before = signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
         signal.signal(number, before)
         poll = select.poll()
         poll.register(self.ready, select.POLLIN)
-        poll.poll(LOOK * 1000)
-        meanwhile = self.read()
-        others = [each for each in (*earlier, *meanwhile) if each != signal.SIGCONT]
-        os.write(self._noted, bytes(others))
-        return signal.SIGCONT in meanwhile
+        poll.poll(POLL_INTERVAL * 1000)
+        received = self.read()
+        others = [each for each in (*earlier, *received) if each != signal.SIGCONT]
+        os.write(self._writer, bytes(others))
+        return signal.SIGCONT in received
 
 
 class Supervisor:
-    """Watches over one command, from its beginning to its end."""
+    """Supervises one command, from its start to its end."""
 
-    def __init__(  # noqa: PLR0913 - all that has to do with it
+    def __init__(  # noqa: PLR0913 - keyword-only
         self,
         lease: Lease,
         child: Child,
@@ -153,21 +157,21 @@ class Supervisor:
         self._max_hold = max_hold
         self._hold_until = float("inf") if max_hold is None else now() + max_hold
         self._kill_at = float("inf")
-        self._had_to: Literal["lost", "max_hold"] | None = None
+        self._forced_by: Literal["lost", "max_hold"] | None = None
         self._stopped = False
         self._poll = select.poll()
         self._poll.register(signals.ready, select.POLLIN)
 
     def run(self) -> CommandEnd:
-        """Begin the command, and return when it has ended.
+        """Start the command, and return when it has ended.
 
         Raises:
-            HoldfastError: the lease could not be kept; the command was not begun.
+            HoldfastError: the lease could not be extended; the command was not started.
         """
-        if self._lease.remaining() < FRESH * self._ttl:
+        if self._lease.remaining() < START_LEFT * self._ttl:
             self._lease.extend(self._ttl)
-        self._lease.on_lost(lambda *_: self._signals.rouse())
-        self._hold_off(now(), self._lease.remaining())
+        self._lease.on_lost(lambda *_: self._signals.wake())
+        self._set_switch(now(), self._lease.remaining())
         if self._terminal.wanted:
             self._terminal.lend(self._child.pid)
         try:
@@ -178,92 +182,97 @@ class Supervisor:
                     "HOLDFAST_TOKEN": self._lease.token,
                 }
             )
-            _let_go_of_input_and_output()
+            _detach_input_and_output()
             status = self._watch()
-            if self._switch.disarm() and self._had_to is None:  # we were stopped, say
+            # The switch may have killed it, if holdfast was stopped.
+            if self._switch.disarm() and self._forced_by is None:
                 self._end("lost", "was about to be lost", 0.0)
         finally:
             self._child.end()
-            self._terminal.take_back(mend=True)
-        return CommandEnd(status, self._had_to, self._child.failure())
+            self._terminal.reclaim(restore=True)
+        return CommandEnd(status, self._forced_by, self._child.failure())
 
     def _watch(self) -> int:
-        while (status := self._look()) is None:
-            self._keep()
+        while (status := self._poll_child()) is None:
+            self._enforce_deadlines()
             self._wait()
-        while self._kill_at < float("inf") and self._child.has_company:
-            self._keep()
-            self._poll.poll(LOOK * 1000)
+        while self._kill_at < float("inf") and self._child.group_exists:
+            self._enforce_deadlines()
+            self._poll.poll(POLL_INTERVAL * 1000)
             self._signals.read()
         return status
 
-    # The lease
+    # Deadlines of the lease
 
-    def _keep(self) -> None:
-        """End the command when it is time to."""
+    def _enforce_deadlines(self) -> None:
+        """Send TERM or KILL to the command when they are due."""
         at, left = now(), self._lease.remaining()
-        if self._had_to is None:
+        if self._forced_by is None:
             if left <= 0:
-                self._lost()
-            elif left < ASKED * self._ttl:
+                self._on_lost()
+            elif left < TERM_LEFT * self._ttl:
                 why = "is about to be lost: the server has not renewed it"
-                self._end("lost", why, left - KILLED * self._ttl)
+                self._end("lost", why, left - KILL_LEFT * self._ttl)
             elif at >= self._hold_until:
                 why = f"has been held for {self._max_hold:g} s"
-                self._end("max_hold", why, (ASKED - KILLED) * self._ttl)
+                self._end("max_hold", why, (TERM_LEFT - KILL_LEFT) * self._ttl)
             else:
-                self._hold_off(at, left)
+                self._set_switch(at, left)
         if at >= self._kill_at:
             self._kill()
 
-    def _hold_off(self, at: float, left: float) -> None:
-        """Keep the switch from killing the command for as long as the lease is valid."""
-        self._switch.hold_off(at + left - SWITCHED * self._ttl)
+    def _set_switch(self, at: float, left: float) -> None:
+        """Move the deadline of the switch to shortly before the lease ends."""
+        self._switch.set_deadline(at + left - SWITCH_LEFT * self._ttl)
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         reason, why = "expired", "was lost"
         try:
             self._lease.check()
         except LeaseLost as error:
             reason, why = error.reason, f"was lost: {str(error).rpartition(': ')[2]}"
-        # Learnt in time, it is another's, or soon; at its end, it may be another's since long.
+        # A loss that the server reports is recent. At the deadline, another client may hold the
+        # lock already.
         in_time = reason in {"taken", "key_missing"}
-        grace = min(GRACE, (ASKED - KILLED) * self._ttl) if in_time else 0.0
+        grace = min(GRACE, (TERM_LEFT - KILL_LEFT) * self._ttl) if in_time else 0.0
         self._end("lost", why, 0.0 if self._stopped else grace)
 
-    def _end(self, had_to: Literal["lost", "max_hold"], why: str, grace: float) -> None:
-        self._had_to = had_to
+    def _end(self, forced_by: Literal["lost", "max_hold"], why: str, grace: float) -> None:
+        self._forced_by = forced_by
         self._kill_at = now() + max(0.0, grace)
         while_stopped = " while the command was stopped" if self._stopped else ""
-        name = f"'{plain(self._lease.name, SHOWN)}' (fence {self._lease.fence})"
+        name = f"'{sanitized(self._lease.name, NAME_MAX)}' (fence {self._lease.fence})"
         if grace > 0:
             self._child.signal(signal.SIGTERM)
             self._child.signal(signal.SIGCONT)
-            what = f"asked to end, and killed after {grace:.1f} s"
+            what = f"receives TERM, and KILL after {grace:.1f} s"
         else:
             self._kill()
-            what = "killed"
-        say(f"the lease of {name} {why}{while_stopped}: the command is {what}")
+            what = "is killed"
+        report_line(f"the lease of {name} {why}{while_stopped}: the command {what}")
 
     def _kill(self) -> None:
         self._kill_at = float("inf")
         if not self._child.signal(signal.SIGKILL):
-            say("the command is another user's and cannot be killed: it may go on without the lock")
+            report_line(
+                "the command runs as another user and cannot be killed: it may continue without "
+                "the lock"
+            )
 
     # The command
 
-    def _look(self) -> int | None:
-        """Take in what became of the command; return its status if it has ended."""
-        while (status := self._child.look()) is not None:
+    def _poll_child(self) -> int | None:
+        """Handle stops of the command; return its exit status if it has ended."""
+        while (status := self._child.poll()) is not None:
             if os.WIFSTOPPED(status):
-                self._has_stopped(os.WSTOPSIG(status))
+                self._on_stopped(os.WSTOPSIG(status))
             elif os.WIFCONTINUED(status):
                 self._stopped = False
             else:
                 return os.waitstatus_to_exitcode(status)
         return None
 
-    def _has_stopped(self, number: int) -> None:
+    def _on_stopped(self, number: int) -> None:
         self._stopped = True
         needs_terminal = number in {signal.SIGTTIN, signal.SIGTTOU}
         if needs_terminal and self._terminal.lend(self._child.pid):
@@ -271,51 +280,51 @@ class Supervisor:
             self._child.signal(signal.SIGCONT)
         elif self._terminal.lent or (self._terminal.exists and number in STOPS):
             self._terminal.wanted = self._terminal.wanted or self._terminal.lent
-            self._terminal.take_back()
-            # Whoever started us sees a job that has stopped, and why.
+            self._terminal.reclaim()
+            # The shell that started holdfast sees a stopped job, and the reason.
             stops_us = signal.SIGTTIN if needs_terminal else signal.SIGTSTP
-            if not self._signals.stop_us(stops_us) and needs_terminal:
-                self._child.signal(signal.SIGHUP)  # nobody will ever give it the terminal
-            self._go_on()
+            if not self._signals.stop_self(stops_us) and needs_terminal:
+                self._child.signal(signal.SIGHUP)  # no shell can move it to the foreground
+            self._resume()
 
-    def _go_on(self) -> None:
-        """Renew the lease, which nobody did while we were stopped, and let the command go on.
+    def _resume(self) -> None:
+        """Renew the lease, which was not renewed during the stop, and continue the command.
 
-        If it was lost, the command never goes on: killing it while it is stopped is as good as
-        having killed it before the deadline.
+        If the lease was lost, the command is killed while it is stopped, and does not run again.
+        That is as safe as killing it before the deadline.
         """
-        if not self._stopped and self._lease.remaining() >= ASKED * self._ttl:
+        if not self._stopped and self._lease.remaining() >= TERM_LEFT * self._ttl:
             return
         try:
             self._lease.extend(self._ttl)
         except LeaseLost:
-            self._keep()
+            self._enforce_deadlines()
             return
         except HoldfastError:
-            pass  # the deadline stands, and is kept
+            pass  # the old deadline still applies
         if self._stopped:
             if self._terminal.wanted:
                 self._terminal.lend(self._child.pid)
             self._child.signal(signal.SIGCONT)
 
     def _wait(self) -> None:
-        """Wait until something happens or is due, and pass on what was sent to us."""
+        """Wait for a signal or the next deadline, and forward signals to the command."""
         due = min(
             self._kill_at - now(),
-            float("inf") if self._had_to else self._hold_until - now(),
-            LONGEST_WAIT if self._had_to else self._lease.remaining() - ASKED * self._ttl,
+            float("inf") if self._forced_by else self._hold_until - now(),
+            LONGEST_WAIT if self._forced_by else self._lease.remaining() - TERM_LEFT * self._ttl,
             LONGEST_WAIT,
         )
         self._poll.poll(max(0.0, due) * 1000 + 1)
         for number in self._signals.read():
-            if number in PASSED_ON:
+            if number in FORWARDED:
                 self._child.signal(number)
             elif number == signal.SIGCONT:
-                self._go_on()
+                self._resume()
 
 
-def _let_go_of_input_and_output() -> None:
-    """Have the command alone hold what it reads and writes: whoever is at the other end sees."""
+def _detach_input_and_output() -> None:
+    """Close stdin and stdout, so that the other ends of pipes detect the end of the command."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(nothing, fd)

@@ -1,4 +1,4 @@
-"""Simulations run by worker processes, as many as there are cores."""
+"""Runs simulations in worker processes, by default one per core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli import quietly
+from holdfast.cli import ignore_unawaited_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from holdfast.sim.sweep import Report
 
 CHUNK = 28
-"""Runs that a worker is given at a time: they take about a second."""
+"""Runs per work item of a worker; they take about a second."""
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Sweeping:
-    """Worker processes that run simulations, and what they have seen so far."""
+    """Worker processes that run simulations, and their report so far."""
 
     def __init__(self, fixed: Mapping[str, Any], *, twice: bool, jobs: int) -> None:
         from holdfast.sim.sweep import Report
@@ -45,7 +45,9 @@ class Sweeping:
         self._fixed = fixed
         self._twice = twice
         context = get_context("spawn")
-        with _uninterrupted():  # what removes the workers' semaphores is to be the last that ends
+        with (
+            _uninterrupted()
+        ):  # the resource tracker must outlive the workers to remove their semaphores
             resource_tracker.ensure_running()
         self._stop = context.Event()
         self._pool = ProcessPoolExecutor(jobs, context, _Worker.begin, (self._stop,))
@@ -62,10 +64,10 @@ class Sweeping:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, seeds: Iterator[range], seconds: float) -> Iterator[Report]:
-        """Run all these seeds, and report from time to time how it stands.
+        """Run all seeds, and yield the report repeatedly.
 
-        After a run that breaks a promise those that were begun are still ended, so that the first
-        one is the same each time.
+        After a run that breaks a promise, the runs that have started still finish, so that the
+        first failing seed is deterministic.
         """
         began = time.perf_counter()
         running: set[Future[Report]] = set()
@@ -90,32 +92,32 @@ class Sweeping:
             yield self.report
 
     def _submit(self, seeds: range) -> Future[Report]:
-        with _uninterrupted():  # a worker that is started here is not interrupted at all
+        with _uninterrupted():  # a worker started here inherits the blocked signals
             return self._pool.submit(_Worker.work, seeds, self._fixed, twice=self._twice)
 
 
 class _Worker:
-    """What a worker process knows."""
+    """The code of a worker process."""
 
     stop: Event
 
     @staticmethod
     def begin(stop: Event) -> None:
-        """Leave Ctrl-C to the process that started this one, and go when it is gone."""
+        """Ignore Ctrl-C, which the parent process handles, and exit when the parent has ended."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        quietly()
+        ignore_unawaited_warnings()
         _Worker.stop = stop
-        Thread(target=_Worker._go_along, daemon=True).start()
+        Thread(target=_Worker._exit_with_parent, daemon=True).start()
 
     @staticmethod
-    def _go_along() -> None:
+    def _exit_with_parent() -> None:
         parent = parent_process()
         if parent is not None:
             parent.join()
             os._exit(1)
 
     @staticmethod
-    def goes_on(report: Report) -> bool:
+    def may_continue(report: Report) -> bool:
         """Whether more runs are needed."""
         return not report.found and not _Worker.stop.is_set()
 
@@ -124,12 +126,12 @@ class _Worker:
         """Run some simulations."""
         from holdfast.sim.sweep import sweep
 
-        return sweep(seeds, fixed, twice=twice, go_on=_Worker.goes_on)
+        return sweep(seeds, fixed, twice=twice, may_continue=_Worker.may_continue)
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and the end of the terminal, where that is possible."""
+    """Block SIGINT and SIGHUP, on platforms that can."""
     if sys.platform == "win32":
         yield
         return
@@ -141,7 +143,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def chunks(first: int, wanted: int | None) -> Iterator[range]:
-    """Return seeds from `first` on, so many or without an end, as they are given to workers."""
+    """Yield the seeds starting at `first` in chunks: `wanted` seeds, or without end."""
     for begin in count(first, CHUNK):
         end = begin + CHUNK if wanted is None else min(begin + CHUNK, first + wanted)
         if begin >= end:

@@ -1,8 +1,9 @@
-"""The dead man's switch: a process that kills the command's group unless told not to, in time.
+"""The dead man's switch: a process that kills the command's process group at a deadline.
 
-The one who watches over a lease may be killed, or stopped, and then could not end the command by
-the deadline. This process can: it is told of each new deadline, and acts on the last one it heard
-of, or at once when the one who tells it is gone. It has no thread, no connection and no terminal.
+holdfast may be killed or stopped, and then cannot end the command before its lease ends. This
+process can. holdfast writes each new deadline to a pipe. The process kills the group at the last
+deadline that it received, or at once when holdfast ends. It has no thread, no connection and no
+terminal.
 """
 
 from __future__ import annotations
@@ -22,67 +23,67 @@ if TYPE_CHECKING:
 
 DEADLINE = struct.Struct("d")
 LONGEST_WAIT = 1.0
-"""Seconds after which it looks at the clock: waits do not count a machine's sleep."""
+"""Longest wait in seconds between checks of the clock: poll(2) does not count machine sleep."""
 
 STDERR = 2
 OPEN_FILES, USUAL_FILES = Path("/dev/fd"), 1024
-HAS_KILLED, NOTHING_DONE = 0, 1
-"""With what status it ends by itself."""
+KILLED, NOT_KILLED = 0, 1
+"""Exit statuses of the process."""
 
-GONE = b"holdfast: it was killed itself: the command is killed too\n"
+PARENT_ENDED = b"holdfast: the holdfast process has ended: the command is killed\n"
 
 
 class Switch:
-    """Kills a process group when its time comes, or when this process ends without `disarm`."""
+    """Kills a process group at the deadline, or when this process ends without `disarm`."""
 
     def __init__(self, group: int) -> None:
-        heard, self._tell = os.pipe()
+        reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _watch(group, heard)
-        os.close(heard)
-        os.set_blocking(self._tell, False)
+            _watch(group, reader)
+        os.close(reader)
+        os.set_blocking(self._writer, False)
         self._deadline = 0.0
 
-    def hold_off(self, deadline: float) -> None:
-        """Do nothing before this moment, on the clock of leases."""
+    def set_deadline(self, deadline: float) -> None:
+        """Set the time at which it kills the group, on the clock of leases."""
         if deadline != self._deadline:
             self._deadline = deadline
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is gone, or stopped
-                os.write(self._tell, DEADLINE.pack(deadline))
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ended, or is stopped
+                os.write(self._writer, DEADLINE.pack(deadline))
 
     def disarm(self) -> bool:
-        """Let the group live; say whether it was too late for that. Asked again, it says False."""
+        """End the switch; return True if it has killed the group. A second call returns False."""
         if not self._pid:
             return False
         pid, self._pid = self._pid, 0
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        os.close(self._tell)
-        return os.waitstatus_to_exitcode(status) == HAS_KILLED
+        os.close(self._writer)
+        return os.waitstatus_to_exitcode(status) == KILLED
 
 
-def _watch(group: int, heard: int) -> NoReturn:
-    status = NOTHING_DONE
+def _watch(group: int, reader: int) -> NoReturn:
+    status = NOT_KILLED
     try:
         os.setsid()
         os.chdir("/")
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _close_all_but(STDERR, heard)
-        had_begun = _await_the_end(heard)
+        _close_all_but(STDERR, reader)
+        had_begun = _wait_for_deadline(reader)
         os.killpg(group, signal.SIGKILL)
-        status = HAS_KILLED
+        status = KILLED
         if had_begun:
-            os.write(STDERR, GONE)
+            os.write(STDERR, PARENT_ENDED)
     finally:
         os._exit(status)
 
 
 def _close_all_but(*kept: int) -> None:
-    """Keep nobody's files, pipes and terminals open."""
+    """Close inherited files, pipes and terminals."""
     try:
         files: Iterable[int] = [int(path.name) for path in OPEN_FILES.iterdir()]
-    except OSError:  # nobody has mounted it, in a chroot say
+    except OSError:  # not mounted, in a chroot for example
         files = range(USUAL_FILES)
     for fd in files:
         if fd not in kept:
@@ -90,16 +91,16 @@ def _close_all_but(*kept: int) -> None:
                 os.close(fd)
 
 
-def _await_the_end(heard: int) -> bool:
-    """Return when the group is to be killed; True if that is because nobody tells of deadlines."""
+def _wait_for_deadline(reader: int) -> bool:
+    """Return when the group is to be killed; True if holdfast ended after it set a deadline."""
     poll = select.poll()
-    poll.register(heard, select.POLLIN)
+    poll.register(reader, select.POLLIN)
     deadline = float("inf")
     while now() < deadline:
         wait = min(deadline - now(), LONGEST_WAIT)
         if poll.poll(max(0.0, wait) * 1000):
-            told = os.read(heard, DEADLINE.size * 512)
-            if not told:
+            received = os.read(reader, DEADLINE.size * 512)
+            if not received:
                 return deadline < float("inf")
-            (deadline,) = DEADLINE.unpack(told[-DEADLINE.size :])
+            (deadline,) = DEADLINE.unpack(received[-DEADLINE.size :])
     return False

@@ -1,7 +1,7 @@
-"""A terminal as a whole: keys as they are pressed, and a screen that is given back as it was.
+"""The terminal of `holdfast top`: reads single keys, and draws on the alternate screen.
 
-Whatever ends the program (an error, Ctrl-C, SIGTERM, SIGHUP) passes through `__exit__`; Ctrl-Z
-gives the terminal back for as long as the program is stopped. Only kill -9 cannot be helped.
+`__exit__` restores the terminal, whatever ends the program: an error, Ctrl-C, SIGTERM or SIGHUP.
+Ctrl-Z restores it while the program is stopped. Only SIGKILL leaves it as it is.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ _NAMES = {
 
 
 class Terminal:
-    """The terminal that the program was started on, taken over while within the `with`."""
+    """The terminal of the program, in cbreak mode and on the alternate screen within a `with`."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._keyboard = sys.stdin.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._as_it_was = termios.tcgetattr(self._keyboard)
-        self._bell, self._rung = os.pipe()
-        for end in (self._bell, self._rung):
+        self._saved_modes = termios.tcgetattr(self._keyboard)
+        self._wake_reader, self._wake_writer = os.pipe()
+        for end in (self._wake_reader, self._wake_writer):
             os.set_blocking(end, False)
         self._mutex = threading.Lock()
         self._handlers: dict[int, Any] = {}
         self._wakeup = -1
-        self._taken = False
-        self._stops = self._goes_on = False
-        """Asked for by a signal. It is done in `wait`, and never in the midst of drawing."""
+        self._active = False
+        self._stop_requested = self._resume_requested = False
+        """Set by signal handlers. `wait` acts on them, so that drawing is never interrupted."""
 
     def __enter__(self) -> Self:
-        self._wakeup = signal.set_wakeup_fd(self._rung, warn_on_full_buffer=False)
+        self._wakeup = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             for number in (signal.SIGTERM, signal.SIGHUP):
-                self._handlers[number] = signal.signal(number, _end)
+                self._handlers[number] = signal.signal(number, _exit)
             for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
-                self._handlers[number] = signal.signal(number, self._note)
-            self._take()
+                self._handlers[number] = signal.signal(number, self._record)
+            self._activate()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -84,62 +84,62 @@ class Terminal:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._give_back()
+            self._restore()
         finally:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._wakeup)
             with self._mutex:
-                os.close(self._bell)
-                os.close(self._rung)
-                self._rung = -1
+                os.close(self._wake_reader)
+                os.close(self._wake_writer)
+                self._wake_writer = -1
 
-    def _take(self) -> None:
-        self._taken = True
+    def _activate(self) -> None:
+        self._active = True
         tty.setcbreak(self._keyboard, termios.TCSANOW)
         self.console.set_alt_screen()
         self.console.show_cursor(show=False)
 
-    def _give_back(self) -> None:
-        if self._taken:
-            self._taken = False
+    def _restore(self) -> None:
+        if self._active:
+            self._active = False
             self.console.show_cursor()
             self.console.set_alt_screen(enable=False)
-            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._as_it_was)
+            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._saved_modes)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._stops = self._stops or number == signal.SIGTSTP
-        self._goes_on = self._goes_on or number == signal.SIGCONT
+    def _record(self, number: int, _: FrameType | None) -> None:
+        self._stop_requested = self._stop_requested or number == signal.SIGTSTP
+        self._resume_requested = self._resume_requested or number == signal.SIGCONT
 
-    def _obey(self) -> None:
-        """Stop, or go on, if a signal asked for it."""
-        if self._stops:
-            self._stops = False
-            self._give_back()
+    def _handle_signals(self) -> None:
+        """Stop or resume, if a signal has requested it."""
+        if self._stop_requested:
+            self._stop_requested = False
+            self._restore()
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)
-            # Here it stands still, until somebody has it go on.
-            signal.signal(signal.SIGTSTP, self._note)
-            self._goes_on = True
-        if self._goes_on:
-            self._goes_on = False
-            # It may have been stopped without being asked, and who knows what came of the terminal.
-            # Or this is heard late, and it has been taken already.
-            self._give_back()
-            self._take()
+            # The process is stopped here, until it receives SIGCONT.
+            signal.signal(signal.SIGTSTP, self._record)
+            self._resume_requested = True
+        if self._resume_requested:
+            self._resume_requested = False
+            # After SIGSTOP the terminal was not restored, and its state is unknown. If SIGCONT is
+            # handled late, it is active already. So restore it first in all cases.
+            self._restore()
+            self._activate()
 
-    def ring(self) -> None:
-        """End `wait`, from any thread."""
+    def wake(self) -> None:
+        """End `wait`. May be called from any thread."""
         with self._mutex, contextlib.suppress(BlockingIOError):
-            if self._rung >= 0:
-                os.write(self._rung, b"\0")
+            if self._wake_writer >= 0:
+                os.write(self._wake_writer, b"\0")
 
     def wait(self, seconds: float) -> list[str]:
-        """Return the keys that were pressed; none when it rang, the size changed, or time is up."""
-        ready, _, _ = select.select([self._keyboard, self._bell], [], [], seconds)
-        if self._bell in ready:
-            os.read(self._bell, 4096)
-        self._obey()
+        """Return the keys pressed; none after `wake`, a change of size, or the timeout."""
+        ready, _, _ = select.select([self._keyboard, self._wake_reader], [], [], seconds)
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        self._handle_signals()
         if self._keyboard not in ready:
             return []
         typed = os.read(self._keyboard, 4096)
@@ -149,15 +149,15 @@ class Terminal:
         return [_NAMES.get(key, key) for key in keys]
 
     def draw(self, picture: RenderableType) -> None:
-        """Fill the screen."""
-        if self._taken:
+        """Draw a picture that fills the screen."""
+        if self._active:
             self.console.update_screen(picture)
 
 
 def is_terminal() -> bool:
-    """Whether there is one to be taken over."""
+    """Whether input and output are a terminal that can draw."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _end(number: int, _: FrameType | None) -> None:
+def _exit(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)

@@ -1,9 +1,10 @@
-"""`holdfast top`: the locks, live."""
+"""`holdfast top`: a live view of the locks."""
 
 from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console
-from holdfast.cli.locks import cell, holders_of, name_of, seconds, waiting_of
-from holdfast.cli.servers import Local, Namespace, Urls, complain, overview_of
+from holdfast.cli.console import open_console, sanitized
+from holdfast.cli.locks import cell, format_seconds, holders_of, name_of, waiting_of
+from holdfast.cli.servers import Local, OnlyNamespace, Urls, open_overview, print_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,81 +24,84 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from holdfast.cli.terminal import Terminal
-    from holdfast.overview.looking import Overview
+    from holdfast.overview.scan import Overview
     from holdfast.overview.views import LockView, Survey
 
 NO_TERMINAL = 2
-RECENT = 10.0
-"""Seconds over which the rate of hand-overs is taken."""
+RATE_PERIOD = 10.0
+"""Seconds over which the rate of hand-overs is averaged."""
 
-REMEMBERED = 100_000
-"""Locks of which is remembered who held them last."""
+REMEMBERED_MAX = 100_000
+"""Number of locks whose last holder is remembered."""
 
-HEAD, FOOT = 4, 1
-"""Lines above and below the locks."""
+HEADER_LINES, FOOTER_LINES = 4, 1
+"""Lines above and below the locks, if there is no error of several lines."""
 
-MEDIUM, WIDE = 60, 90
-"""Columns from which on there is room for times, and for everything."""
+ERROR_LINES = 2
+"""The most lines for an error."""
+
+MEDIUM, WIDE = 60, 80
+"""Widths from which times, and all columns are shown."""
 
 
-class Board:
-    """What is on the screen, and why: the last look, what was counted, what the user asked for."""
+class TopState:
+    """The data on the screen: the last survey, counters, filter and sorting."""
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self.locks: tuple[LockView, ...] = ()
-        self.looked_at: float | None = None
-        """When the locks were last seen."""
+        self.updated_at: float | None = None
+        """When the last survey ended."""
         self.took = 0.0
-        self.trouble = ""
+        self.error = ""
         self.filter = ""
         self.typing = False
         self.by, self.reverse = "t", False
         self.first = 0
         self.found = 0
-        """How many there are to be seen, of which the first ones may be above the screen."""
+        """Number of locks that match the filter."""
         self.changes: dict[bytes, int] = {}
-        """Of each lock, how often another held it than the look before."""
-        self._last: dict[bytes, str] = {}
+        """For each lock, how often its holder differed from the previous survey."""
+        self._last_holder: dict[bytes, str] = {}
         self._recent: deque[tuple[float, int]] = deque()
-        self._began: float | None = None
+        self._started_at: float | None = None
 
-    def take(self, survey: Survey, now: float, took: float) -> None:
-        """Take in a look that ended just now."""
-        self.trouble = "; ".join(survey.failures.values())
+    def update(self, survey: Survey, now: float, took: float) -> None:
+        """Use a survey that has just ended."""
+        self.error = "; ".join(survey.failures.values())
         if not survey.complete and not survey.locks:
             return
-        self.locks, self.looked_at, self.took = survey.locks, now, took
+        self.locks, self.updated_at, self.took = survey.locks, now, took
         seen = 0
         for lock in survey.locks:
             if not lock.holders:
                 continue
-            before = self._last.pop(lock.key, lock.token)
-            self._last[lock.key] = lock.token  # the latest last
+            before = self._last_holder.pop(lock.key, lock.token)
+            self._last_holder[lock.key] = lock.token  # moves it to the end
             if before != lock.token:
                 seen += 1
                 self.changes[lock.key] = self.changes.get(lock.key, 0) + 1
-        while len(self._last) > REMEMBERED:
-            forgotten = next(iter(self._last))
-            del self._last[forgotten]
+        while len(self._last_holder) > REMEMBERED_MAX:
+            forgotten = next(iter(self._last_holder))
+            del self._last_holder[forgotten]
             self.changes.pop(forgotten, None)
-        self._began = now if self._began is None else self._began
+        self._started_at = now if self._started_at is None else self._started_at
         self._recent.append((now, seen))
-        while self._recent and self._recent[0][0] < now - RECENT:
+        while self._recent and self._recent[0][0] < now - RATE_PERIOD:
             self._recent.popleft()
 
     def fail(self, why: str) -> None:
-        """Take in that there was nothing to be seen."""
-        self.trouble = why
+        """Show an error instead of a new survey."""
+        self.error = why
 
     def rate(self, now: float) -> float:
-        """Hand-overs seen a second, of late."""
-        if self._began is None or now <= self._began:
+        """Return the hand-overs per second, averaged over `RATE_PERIOD`."""
+        if self._started_at is None or now <= self._started_at:
             return 0.0
-        return sum(seen for _, seen in self._recent) / min(RECENT, now - self._began)
+        return sum(seen for _, seen in self._recent) / min(RATE_PERIOD, now - self._started_at)
 
     def press(self, key: str) -> bool:
-        """Do what a key is for; False if it is for leaving."""
+        """Handle a key; return False if it quits."""
         from holdfast.cli import terminal
 
         if self.typing:
@@ -130,13 +134,13 @@ class Board:
         self.first = 0
 
     def rows(self, room: int) -> list[LockView]:
-        """The locks that are to be seen, of which no more than `room` at once."""
+        """Return the locks to show: filtered, sorted, at most `room`."""
         from holdfast.overview.patterns import matcher
 
         matches = matcher(self.filter, anywhere=True)
         _, how = SORTS[self.by]
-        found = [lock for lock in self.locks if matches(lock.shown)]
-        found.sort(key=lambda lock: (how(self, lock), lock.shown), reverse=self.reverse)
+        found = [lock for lock in self.locks if matches(lock.display_name)]
+        found.sort(key=lambda lock: (how(self, lock), lock.display_name), reverse=self.reverse)
         self.first = max(0, min(self.first, len(found) - room))
         self.found = len(found)
         return found[self.first : self.first + room]
@@ -155,80 +159,86 @@ SCROLLS = {
     "home": -sys.maxsize,
     "g": -sys.maxsize,
 }
-"""Rows that a key moves by, as far as there are any."""
+"""Rows by which a key scrolls."""
 
-SORTS: dict[str, tuple[str, Callable[[Board, LockView], float]]] = {
+SORTS: dict[str, tuple[str, Callable[[TopState, LockView], float]]] = {
     "n": ("name", lambda _, __: 0.0),
     "a": ("age", lambda _, lock: -(lock.age or 0.0)),
     "l": ("left", lambda _, lock: math.inf if lock.remaining is None else lock.remaining),
     "w": ("waiting", lambda _, lock: -lock.waiting),
-    "t": ("longest wait", lambda _, lock: -lock.longest_wait),
-    "h": ("hand-overs", lambda board, lock: -board.changes.get(lock.key, 0)),
+    "t": ("wait", lambda _, lock: -lock.longest_wait),
+    "h": ("hand-overs", lambda state, lock: -state.changes.get(lock.key, 0)),
 }
-"""What locks are sorted by, by its key; what is worth a look comes first, and else the name."""
+"""Sort orders by key: a label and the sort value; equal locks are sorted by name."""
 
 
 def top(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="PATTERN", help="Names to watch, as for `ls`.", show_default=False),
+        typer.Argument(metavar="PATTERN", help="Names to show, as for `ls`.", show_default=False),
     ] = None,
     *,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, help="Seconds between two looks.")
+        float,
+        typer.Option("--interval", "-i", min=0.1, metavar="SECONDS", help="Time between updates."),
     ] = 2.0,
-    namespace: Namespace = None,
+    namespace: OnlyNamespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Watch the locks: holders, waiters, hand-overs, the longest wait. Press q to leave.
+    """Show locks live: holders, waiters, hand-overs. Press q to quit.
 
     Example: `holdfast top 'invoice:*' --interval 1`
 
-    Keys: n, a, l, w, t, h sort by name, age, time left, waiters, longest wait, hand-overs, and
-    pressed again the other way; / filters by what is typed; arrows, Page Up and Down, Home and End
-    scroll.
+    Keys: n, a, l, w, t, h sort by name, age, time left, waiters, longest wait, hand-overs; the
+    same key again reverses the order. / filters by name. Arrows or j and k scroll by one row, Page
+    Up, Page Down and Space by ten. Home or g shows the first row, End or G the last.
 
-    The server is looked through once an interval, by SCAN, beginning when the last look has ended.
-    Hand-overs are those that are seen: a lock that another holds than the look before counts
-    one, whatever happened between. If the server goes away, what was seen last stays, and it is
-    looked for at each interval.
+    Each update scans the server (SCAN); the interval starts when the previous update has ended. A
+    lock whose holder differs from the previous update counts as one hand-over, even if there were
+    more in between. If the server becomes unreachable, the last update stays on the screen, and
+    the next ones are tried at each interval.
 
-    The status is 0 when you leave by q; 2 without a terminal: `holdfast ls --json` is for programs;
-    3 if no URL is given and no embedded server runs.
+    Exit status:
+
+    * 0: you pressed q
+
+    * 2: wrong usage, or no terminal (use `holdfast ls --json` in programs)
+
+    * 3: no URL is given and no embedded server is running
     """
     from holdfast.cli.locks import matching
     from holdfast.cli.terminal import Terminal, is_terminal
 
     if not is_terminal():
-        complain("top needs a terminal; for programs there is holdfast ls --json")
+        print_stderr("top needs a terminal; programs can use holdfast ls --json")
         raise typer.Exit(NO_TERMINAL)
     wanted = matching(pattern, namespace)
-    with overview_of(urls, local=local) as overview:
+    with open_overview(urls, local=local) as overview:
         overview.check()
         with Terminal(open_console()) as terminal:
-            looks = Looks(overview, wanted, interval, terminal.ring)
-            _watch(terminal, looks, Board(", ".join(overview.servers)), interval)
+            poller = Poller(overview, wanted, interval, terminal.wake)
+            _watch(terminal, poller, TopState(", ".join(overview.servers)), interval)
 
 
-class Looks:
-    """Looks again and again, in a thread of its own: a server that hangs does not hang the keys."""
+class Poller:
+    """Surveys the locks in a background thread, so that a hung server does not block the keys."""
 
     def __init__(
         self,
         overview: Overview,
         wanted: Callable[[bytes], bool],
         interval: float,
-        ring: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._overview = overview
         self._wanted = wanted
         self._interval = interval
-        self._ring = ring
-        self._seen: deque[Callable[[Board], None]] = deque()
-        threading.Thread(target=self._look, name="holdfast-top", daemon=True).start()
+        self._wake = wake
+        self._updates: deque[Callable[[TopState], None]] = deque()
+        threading.Thread(target=self._poll, name="holdfast-top", daemon=True).start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         from holdfast.errors import HoldfastError
 
         while True:
@@ -237,77 +247,103 @@ class Looks:
                 survey = self._overview.survey(self._wanted)
             except HoldfastError as error:
                 why = str(error)
-                self._seen.append(lambda board, why=why: board.fail(why))  # type: ignore[misc]
+                self._updates.append(lambda state, why=why: state.fail(why))  # type: ignore[misc]
             else:
                 now = time.monotonic()
-                news = (survey, now, now - began)
-                self._seen.append(lambda board, news=news: board.take(*news))  # type: ignore[misc]
-            self._ring()
+                update = (survey, now, now - began)
+                self._updates.append(lambda state, update=update: state.update(*update))  # type: ignore[misc]
+            self._wake()
             time.sleep(self._interval)
 
-    def tell(self, board: Board) -> None:
-        """Have the board take in what was seen since."""
-        while self._seen:
-            self._seen.popleft()(board)
+    def apply_to(self, state: TopState) -> None:
+        """Apply the results since the last call."""
+        while self._updates:
+            self._updates.popleft()(state)
 
 
-def _watch(terminal: Terminal, looks: Looks, board: Board, interval: float) -> None:
+def _watch(terminal: Terminal, poller: Poller, state: TopState, interval: float) -> None:
     console = terminal.console
     while True:
-        looks.tell(board)
-        terminal.draw(_picture(board, console.width, console.height, interval))
-        if not all(board.press(key) for key in terminal.wait(1.0)):
+        poller.apply_to(state)
+        terminal.draw(_render(state, console.width, console.height, interval))
+        if not all(state.press(key) for key in terminal.wait(1.0)):
             return
 
 
-# ---- what it looks like
+# Rendering
 
 
-def _picture(board: Board, width: int, height: int, interval: float) -> Group:
+def _render(state: TopState, width: int, height: int, interval: float) -> Group:
     from rich.console import Group
 
-    room = max(1, height - HEAD - FOOT)
-    rows = board.rows(room)
-    blank = [cell("")] * (room - len(rows))
-    return Group(*_head(board, interval, room), _table(board, rows, width), *blank, _foot(board))
-
-
-def _head(board: Board, interval: float, room: int) -> list[Text]:
     now = time.monotonic()
-    held = sum(lock.state == "held" for lock in board.locks)
-    waiting = sum(lock.waiting for lock in board.locks)
-    longest = max((lock.longest_wait for lock in board.locks), default=0.0)
-    counts = (
-        f"{held} held, {waiting} waiting, longest wait {seconds(longest)}, "
-        f"{board.rate(now):.1f} hand-overs a second seen"
+    error = _error_lines(state, now, width)
+    room = max(1, height - HEADER_LINES - FOOTER_LINES - max(0, len(error) - 1))
+    rows = state.rows(room)
+    blank = [cell("")] * (room - len(rows))
+    return Group(
+        cell(f"locks on {state.servers}", "dim"),
+        cell(_counts(state, now), "bold"),
+        *(error or [cell(_status(state, interval, room), "dim")]),
+        _table(state, rows, width),
+        *blank,
+        _footer(state),
     )
-    if board.looked_at is None:
-        state = cell(board.trouble or "looking …", "bold red" if board.trouble else "dim")
-    elif board.trouble:
-        ago = seconds(now - board.looked_at)
-        state = cell(f"as seen {ago} ago; {board.trouble}", "bold red")
-    else:
-        looks = f"one look every {interval:g} s, the last took {board.took:.3f} s"
-        part = f"rows {board.first + 1} to {min(board.first + room, board.found)} of {board.found}"
-        state = cell(f"{part}; {looks}" if board.found > room else looks, "dim")
-    return [cell(f"locks on {board.servers}", "dim"), cell(counts, "bold"), state]
 
 
-def _foot(board: Board) -> Text:
-    name, _ = SORTS[board.by]
-    if board.typing:
-        return cell(f"filter: {board.filter}▏ (Enter keeps it, Esc drops it)", "reverse")
-    sorts = " ".join(f"{key} {name}" for key, (name, _) in SORTS.items())
-    filtered = f"filter {board.filter!r}, Esc drops it" if board.filter else "/ filter"
-    return cell(f"q quit  {filtered}  sorted by {name}: {sorts}", "dim")
+def _counts(state: TopState, now: float) -> str:
+    """Return the totals; nothing before the first update."""
+    if state.updated_at is None:
+        return ""
+    held = sum(lock.state == "held" for lock in state.locks)
+    waiting = sum(lock.waiting for lock in state.locks)
+    longest = max((lock.longest_wait for lock in state.locks), default=0.0)
+    return (
+        f"{held} held, {waiting} waiting, longest wait {format_seconds(longest)}, "
+        f"{state.rate(now):.1f} hand-overs per second"
+    )
 
 
-def _table(board: Board, rows: list[LockView], width: int) -> Table:
+def _error_lines(state: TopState, now: float, width: int) -> list[Text]:
+    """Return the error, and the age of the last update, in one line or two."""
+    if not state.error:
+        return []
+    updated = state.updated_at
+    ago = "" if updated is None else f"updated {format_seconds(now - updated)} ago; "
+    text = sanitized(ago + state.error)
+    lines = textwrap.wrap(text, max(width, 2), max_lines=ERROR_LINES, placeholder="…")
+    return [cell(line, "bold red") for line in lines]
+
+
+def _status(state: TopState, interval: float, room: int) -> str:
+    if state.updated_at is None:
+        return "scanning …"
+    parts = [f"filter {state.filter!r} (Esc removes it)"] if state.filter else []
+    if state.found > room:
+        last = min(state.first + room, state.found)
+        parts.append(f"rows {state.first + 1} to {last} of {state.found}")
+    parts.append(f"updated every {interval:g} s, the last update took {state.took:.3f} s")
+    return "; ".join(parts)
+
+
+def _footer(state: TopState) -> Text:
+    from rich.text import Text
+
+    if state.typing:
+        return cell(f"filter: {state.filter}▏ (Enter: keep, Esc: remove)", "reverse")
+    footer = Text("q quit  / filter  sort: ", "dim", no_wrap=True, overflow="ellipsis")
+    for number, (key, (name, _)) in enumerate(SORTS.items()):
+        footer.append("  " if number else "")
+        footer.append(f"{key} {name}", "reverse" if key == state.by else "")
+    return footer
+
+
+def _table(state: TopState, rows: list[LockView], width: int) -> Table:
     from rich.table import Table
 
     columns = ["waiting"]
     if width >= MEDIUM:
-        columns = ["age", "left", "waiting", "longest"]
+        columns = ["age", "left", "waiting", "longest wait"]
     if width >= WIDE:
         columns.append("hand-overs")
     table = Table(
@@ -319,13 +355,13 @@ def _table(board: Board, rows: list[LockView], width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for lock in rows:
         facts = {
-            "age": "" if lock.age is None else seconds(lock.age),
-            "left": "" if not lock.holders else seconds(lock.remaining),
+            "age": "" if lock.age is None else format_seconds(lock.age),
+            "left": "" if not lock.holders else format_seconds(lock.remaining),
             "waiting": waiting_of(lock),
-            "longest": seconds(lock.longest_wait) if lock.waiting else "",
-            "hand-overs": str(board.changes.get(lock.key) or ""),
+            "longest wait": format_seconds(lock.longest_wait) if lock.waiting else "",
+            "hand-overs": str(state.changes.get(lock.key) or ""),
         }
         style = "" if lock.state == "held" else "yellow"
-        told = [cell(facts[name]) for name in columns]
-        table.add_row(name_of(lock), cell(holders_of(lock), style), *told)
+        cells = [cell(facts[name]) for name in columns]
+        table.add_row(name_of(lock), cell(holders_of(lock), style), *cells)
     return table

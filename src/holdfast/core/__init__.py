@@ -1,4 +1,4 @@
-"""The algorithms, each written once, as `async def` over the port.
+"""The algorithms, each written once, as `async def` over `holdfast.port`.
 
-Pure: no clock, no randomness, no sockets, no threads, no event loop; import-linter sees to it.
+The core imports no clock, randomness, sockets, threads or event loop. import-linter checks this.
 """

@@ -1,17 +1,19 @@
-"""Atomic operations: one step on one server, where no lock is needed.
+"""Atomic operations on one server, for which no lock is needed.
 
-What they keep to:
+The rules:
 
-- A step is one script, or one command of the server's own: nobody sees it half done.
-- An answer is exact. Numbers are those of the server, of 64 bits; Lua, which knows only 53,
-  compares them as text and lets the server do the arithmetic.
-- Without an id a step is sent again only when it is certain that it was not carried out. Otherwise
-  `OutcomeUnknown` says that nobody knows.
-- With an id (`once`) the server keeps the answer beside the key, in the same step and for `KEPT`
-  seconds, and gives it to whoever asks again: here after a lost answer, or later the caller. What
-  an id was used for is kept with it, so that no other operation is given that answer.
-- `update` compares before it writes. If the answer to that is lost, looking at the value would not
-  tell whose it is: somebody else may have written the same, or ours may have been overwritten.
+- Each operation is one script. No client sees it half done.
+- Results are exact. Numbers are 64-bit integers. Lua numbers are exact up to 53 bits only, so the
+  scripts compare numbers as text, and let the server do the arithmetic.
+- Without an id, an operation is retried only if it was certainly not carried out. Otherwise it
+  raises `OutcomeUnknown`.
+- With an id (`once`), the server keeps the result in a record beside the key, for `ONCE_TTL`
+  seconds. The script writes the record together with the change. A retry with the same id gets the
+  recorded result. The retry may be made here, after a lost reply, or later by the caller.
+- The record also has a digest of the operation, so that no other operation gets its result.
+- `update` compares the value before it writes. If the reply to that is lost, reading the value does
+  not show whether it was written. Another client may have written the same value, or may have
+  overwritten ours.
 """
 
 from __future__ import annotations
@@ -51,63 +53,63 @@ from holdfast.scripts import (
     PUT,
     READ,
     TAKE,
-    own,
-    own_once,
+    user_script,
+    user_script_once,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from holdfast.core.duration import Duration
-    from holdfast.port import Reply, StepPort
+    from holdfast.port import AtomicPort, Reply
     from holdfast.scripts import Script
 
-KEPT = 3600.0
-"""Seconds for which the answer to an operation with an id is kept, and it is not done again."""
+ONCE_TTL = 3600.0
+"""Seconds for which the server keeps the result of an operation with an id."""
 
 BETWEEN_UPDATES = Backoff(0.0005, 0.05)
 
-LEAST, MOST = -(2**63), 2**63 - 1
-"""What a number on the server can be."""
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+"""The range of the numbers on the server."""
 
 _ALWAYS, _WRITTEN = "always", "written"
 
 
 class Outcome(NamedTuple):
-    """What became of a `take` or a `put`; true if it was done."""
+    """The result of a `take` or a `put`. It is true if the number was changed."""
 
     done: bool
-    """Whether it was done; otherwise nothing was changed."""
+    """Whether the number was changed."""
     left: int
-    """What is there now."""
+    """The number after the operation."""
 
     def __bool__(self) -> bool:
         return self.done
 
 
-class OwnScript(NamedTuple):
-    """A script of the user's, with and without an id."""
+class UserScript(NamedTuple):
+    """A script of the user, for calls without and with an id."""
 
     plain: Script
     once: Script
 
 
-def own_script(text: object) -> OwnScript:
-    """Read a script of the user's. The server reads it when it is first called.
+def parse_user_script(text: object) -> UserScript:
+    """Return a script of the user. The server compiles it at the first call.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the text is empty, or no text.
     """
     if not isinstance(text, (str, bytes)) or not text.strip():
-        raise ConfigurationError(f"script({text!r}): give Lua, as text")
+        raise ConfigurationError(f"script({text!r}): give the text of a Lua script")
     written = text.encode() if isinstance(text, str) else text
-    return OwnScript(own(written), own_once(written))
+    return UserScript(user_script(written), user_script_once(written))
 
 
-class Steps:
-    """The operations of one client; each is given the exact key."""
+class AtomicOperations:
+    """The atomic operations of one client. Each takes the exact key."""
 
-    def __init__(self, port: StepPort, timeout: float) -> None:
+    def __init__(self, port: AtomicPort, timeout: float) -> None:
         self._port = port
         self._timeout = timeout
 
@@ -117,10 +119,10 @@ class Steps:
 
     @staticmethod
     def _record(key: bytes, once: str | int) -> bytes:
-        """The key under which the answer to an id is kept.
+        """Return the key of the record for an id.
 
-        It depends on nothing else. Clients in different namespaces use the same key, and so must
-        find the same record: otherwise the id would count once per namespace.
+        It depends only on the key and the id. Clients in different namespaces use the same key, and
+        so must find the same record. Otherwise an id would count once per namespace.
         """
         return siblings_of(key) + b":once:" + encode_id(once)
 
@@ -129,30 +131,30 @@ class Steps:
     async def incr(
         self, key: str | bytes, by: int, expire: Duration | None, once: str | int | None
     ) -> int:
-        """Add to a counter whose expiry begins with its first use; return what it is now."""
-        check_integer("by", by, LEAST, MOST)
+        """Add to a counter, whose expiry begins with its first use; return its new value."""
+        check_integer("by", by, INT64_MIN, INT64_MAX)
         expiry = "0" if expire is None else ms_of("expire", in_seconds(expire))
-        _, value = await self._changed(INCR, self._keys(key, once), (str(by), expiry), once)
+        _, value = await self._change(INCR, self._keys(key, once), (str(by), expiry), once)
         return int(value)
 
     async def take(self, key: str | bytes, n: int, floor: int, once: str | int | None) -> Outcome:
-        """Take from a number unless that would bring it below the floor."""
-        check_integer("n", n, 1, MOST)
-        check_integer("floor", floor, LEAST, MOST)
+        """Subtract from a number, unless the result would be below the floor."""
+        check_integer("n", n, 1, INT64_MAX)
+        check_integer("floor", floor, INT64_MIN, INT64_MAX)
         args = str(n), str(floor + n)
-        done, left = await self._changed(TAKE, self._keys(key, once), args, once)
+        done, left = await self._change(TAKE, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
 
     async def put(
         self, key: str | bytes, n: int, ceiling: int | None, once: str | int | None
     ) -> Outcome:
-        """Add to a number unless that would bring it above the ceiling."""
-        check_integer("n", n, 1, MOST)
+        """Add to a number, unless the result would be above the ceiling."""
+        check_integer("n", n, 1, INT64_MAX)
         if ceiling is None:
-            ceiling = MOST
-        check_integer("ceiling", ceiling, LEAST, MOST)
+            ceiling = INT64_MAX
+        check_integer("ceiling", ceiling, INT64_MIN, INT64_MAX)
         args = str(n), str(ceiling - n)
-        done, left = await self._changed(PUT, self._keys(key, once), args, once)
+        done, left = await self._change(PUT, self._keys(key, once), args, once)
         return Outcome(done == 1, int(left))
 
     # Comparing
@@ -165,20 +167,20 @@ class Steps:
         ttl: Duration | None,
         once: str | int | None,
     ) -> bool:
-        """Write `new` if `old` is there, or nothing is and `old` is None; say whether it was."""
+        """Write `new` if the value is `old` (None: no key); return whether it was written."""
         expected = b"" if old is None else b"=" + encode_name("old", old, empty=True)
         args = expected, encode_name("new", new, empty=True), expiry_of(ttl), _ALWAYS
         keys = self._keys(key, once)
-        done, _ = await self._changed(COMPARE_AND_SET, keys, args, once)
+        done, _ = await self._change(COMPARE_AND_SET, keys, args, once)
         return bool(done == 1)
 
     async def compare_and_delete(
         self, key: str | bytes, old: str | bytes, once: str | int | None
     ) -> bool:
-        """Delete the key if `old` is there; say whether it was."""
+        """Delete the key if its value is `old`; return whether it was deleted."""
         args = (encode_name("old", old, empty=True),)
         keys = self._keys(key, once)
-        done, _ = await self._changed(COMPARE_AND_DELETE, keys, args, once)
+        done, _ = await self._change(COMPARE_AND_DELETE, keys, args, once)
         return bool(done == 1)
 
     async def update(
@@ -189,9 +191,9 @@ class Steps:
         timeout: Duration | None,
         once: str | int | None,
     ) -> bytes:
-        """Write what `change` makes of the value; again, if it was changed meanwhile.
+        """Write what `change` returns for the value. Retry if another client changed the value.
 
-        `change` is the caller's: over threads it may not suspend.
+        `change` is a function of the caller. In a client for threads it must not suspend.
         """
         keys, expiry = self._keys(key, once), expiry_of(ttl)
         name = _text(keys[0])
@@ -199,102 +201,102 @@ class Steps:
         check_timeout(timeout, lock=name)
         end = math.inf if timeout is None else self._port.now() + timeout
         backoff = BETWEEN_UPDATES
-        # With an id, the requests without an answer. A retry then found another value. Such a
-        # request may still arrive, and write if its old value is there again by then.
+        # With an id: the requests without a reply, after which a retry found another value. Such a
+        # request may still arrive, and write, if the key has its old value again by then.
         lost: list[OutcomeUnknown] | None = None if once is None else []
-        # What it makes of the value may differ from try to try: an id is that of the update.
-        record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(KEPT))
+        # The digest does not contain the new value, which may differ between retries.
+        record = () if once is None else (digest_of(COMPARE_AND_SET, (_WRITTEN,)), to_ms(ONCE_TTL))
         while True:
             try:
                 value, written = await self._read(keys)
             except NodeUnavailable:
                 if lost:
-                    raise _unheard(keys, lost[-1], unsure=True, again=True) from None
+                    raise _no_reply(keys, lost[-1], may_have_run=True, again=True) from None
                 raise
             if written is not None:
                 return written
             new = await change(value)
             expected = b"" if value is None else b"=" + value
             args = expected, new, expiry, _WRITTEN, *record
-            reply = await self._sent(COMPARE_AND_SET, keys, args, lost)
-            done, told = _accepted(reply, keys[0])
+            reply = await self._send(COMPARE_AND_SET, keys, args, lost)
+            done, stored = _check_reply(reply, keys[0])
             if done == 1:
-                return new if once is None else bytes(told)
+                return new if once is None else bytes(stored)
             pause = backoff.pause(self._port.jitter())
             if self._port.now() + pause >= end:
                 if lost:
-                    raise _unheard(keys, lost[-1], unsure=True, again=True)
+                    raise _no_reply(keys, lost[-1], may_have_run=True, again=True)
                 raise Contended(
-                    f"{name!r} was changed by others, again and again, for {timeout} s: nothing "
-                    "was changed here. Give it more time, or use a lock",
+                    f"other clients changed {name!r} repeatedly for {timeout} s, and this call "
+                    "changed nothing: give it a longer timeout, or use a lock",
                     lock=name,
                 )
             await self._port.sleep(pause)
             backoff = backoff.doubled()
 
     async def _read(self, keys: Keys) -> tuple[bytes | None, bytes | None]:
-        """The value; and what an update under this id has written, if it was carried out."""
+        """Return the value, and what an earlier update with this id has written, or None."""
         key, digest = keys[0], digest_of(COMPARE_AND_SET, (_WRITTEN,))
         try:
             reply, _ = await retry(lambda: self._port.step(READ, keys, (), self._timeout))
         except (OutcomeUnknown, NodeUnavailable) as error:
             message = f"{_text(key)!r} cannot be read: {error}"
             raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
-        _, value, record = _accepted(reply, key)
+        _, value, record = _check_reply(reply, key)
         if record is None or len(record) <= len(digest):
             return value, None
         if not record.startswith(digest.encode()):
-            raise _used(key)
+            raise _id_reused(key)
         return value, record[len(digest) + len(" 1 ") :]
 
-    # A user's own
+    # Scripts of the user
 
     async def run(
         self,
-        script: OwnScript,
+        script: UserScript,
         keys: Sequence[str | bytes],
         args: Sequence[str | bytes | float],
         once: str | int | None,
     ) -> Reply:
-        """Run a script of the user's; return what it answers, as it is."""
+        """Run a script of the user; return its reply unchanged."""
         names = tuple(encode_name("keys", key) for key in check_list("keys", keys))
         values = tuple(encode_argument(arg) for arg in check_list("args", args))
         if once is None:
             own_keys = _keys(names)
-            return await self._sent(script.plain, own_keys, values, None, tries=1)
+            return await self._send(script.plain, own_keys, values, None, tries=1)
         if not names:
             raise ConfigurationError(
-                "an id is kept beside the first key: name the keys, or drop once"
+                "the id is recorded beside the first key: give keys=, or remove once="
             )
         if script.plain.text.startswith(b"#!"):
             raise ConfigurationError(
-                "a script that begins with #! runs as it is: drop that, or once"
+                "a script that begins with #! cannot have an id: remove that line, or once="
             )
         digest = digest_of(script.once, (script.plain.sha, *names, *values))
-        sent: tuple[str | bytes, ...] = *values, digest, to_ms(KEPT)
+        sent: tuple[str | bytes, ...] = *values, digest, to_ms(ONCE_TTL)
         own_keys = _keys((*names, self._record(names[0], once)))
-        reply = await self._sent(script.once, own_keys, sent, [])
-        done, answer = _accepted(reply, names[0])
+        reply = await self._send(script.once, own_keys, sent, [])
+        done, result = _check_reply(reply, names[0])
         if done != 1:
-            raise ScriptFailed(f"the script failed: {_text(answer)}", lock=_text(names[0]))
-        return answer
+            raise ScriptFailed(f"the script failed: {_text(result)}", lock=_text(names[0]))
+        return result
 
-    # Sending
+    # Requests
 
-    async def _changed(
+    async def _change(
         self,
         script: Script,
         keys: Keys,
         args: tuple[str | bytes, ...],
         once: str | int | None,
     ) -> Reply:
-        """Run one of our scripts. An id stands for its arguments."""
+        """Run a script of holdfast. With an id, add the digest of its arguments."""
         if once is not None:
-            args = *args, digest_of(script, args), to_ms(KEPT)
+            args = *args, digest_of(script, args), to_ms(ONCE_TTL)
         lost: list[OutcomeUnknown] | None = None if once is None else []
-        return _accepted(await self._sent(script, keys, args, lost), keys[0])
+        return _check_reply(await self._send(script, keys, args, lost), keys[0])
 
-    async def _sent(
+    async def _send(
         self,
         script: Script,
         keys: Keys,
@@ -302,7 +304,11 @@ class Steps:
         lost: list[OutcomeUnknown] | None,
         tries: int = TRIES,
     ) -> Reply:
-        """Send it; after a lost answer, which is added to `lost`, only if that is not None."""
+        """Send a request, with retries.
+
+        `lost` collects the errors of requests without a reply. If it is None, such a request is not
+        retried.
+        """
 
         def on_failure(error: OutcomeUnknown | NodeUnavailable) -> None:
             if isinstance(error, OutcomeUnknown):
@@ -312,39 +318,42 @@ class Steps:
 
         try:
             send = partial(self._port.step, script, keys, args, self._timeout)
-            return (await retry(send, on_failure, tries)).reply
+            return (await retry(send, on_failure, tries))[0]
         except (OutcomeUnknown, NodeUnavailable) as error:
-            unsure = bool(lost) or isinstance(error, OutcomeUnknown)
-            raise _unheard(keys, error, unsure=unsure, again=lost is not None) from None
+            may_have_run = bool(lost) or isinstance(error, OutcomeUnknown)
+            raise _no_reply(
+                keys, error, may_have_run=may_have_run, again=lost is not None
+            ) from None
         except HoldfastError as error:
             error.lock = error.lock or _named(keys)
             raise
 
 
-def _unheard(
-    keys: Keys, error: OutcomeUnknown | NodeUnavailable, *, unsure: bool, again: bool
+def _no_reply(
+    keys: Keys, error: OutcomeUnknown | NodeUnavailable, *, may_have_run: bool, again: bool
 ) -> HoldfastError:
     name = _named(keys)
-    if not unsure:
+    if not may_have_run:
         return NodeUnavailable(f"{name!r} was not changed: {error}", lock=name, node=error.node)
-    advice = "call it again with the same once=" if again else "with once= it could be repeated"
-    message = f"{name!r} may have been changed, or not: {error}; {advice}"
+    advice = "retry with the same once=" if again else "with once= it could be retried"
+    message = f"{name!r} may or may not have been changed: {error}; {advice}"
     return OutcomeUnknown(message, lock=name, node=error.node)
 
 
-def _accepted(reply: Reply, key: bytes) -> Reply:
-    """Return an answer, or raise what it says."""
+def _check_reply(reply: Reply, key: bytes) -> Reply:
+    """Return the reply, or raise the error in it."""
     if reply[0] == b"wrong":
-        message = f"{_text(key)!r} was left as it is: {_text(reply[1])}"
+        message = f"{_text(key)!r} was left unchanged: {_text(reply[1])}"
         raise WrongValue(message, lock=_text(key))
     if reply[0] == b"other":
-        raise _used(key)
+        raise _id_reused(key)
     return reply
 
 
-def _used(key: bytes) -> ConfigurationError:
+def _id_reused(key: bytes) -> ConfigurationError:
     return ConfigurationError(
-        f"this id was used on {_text(key)!r} for something else: give each operation its own",
+        f"this id was used on {_text(key)!r} for another operation: use a different id for each "
+        "operation",
         lock=_text(key),
     )
 

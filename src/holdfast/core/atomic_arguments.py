@@ -1,6 +1,6 @@
-"""What users may give to atomic operations, checked and encoded for the scripts.
+"""The arguments of atomic operations: checked, and encoded for the scripts.
 
-Each function raises a ConfigurationError that says what to give instead.
+Each function raises ConfigurationError for an invalid argument, which shows what to give instead.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
 
 ID_MAX = 200
-"""Characters of an id."""
+"""The longest id, in characters."""
 
 
 def encode_id(once: str | int) -> bytes:
-    """Encode an id: a number is the same id as its digits."""
+    """Encode an id. A number is the same id as its digits."""
     if isinstance(once, int) and not isinstance(once, bool):
         once = int.__repr__(once)
     if not isinstance(once, str) or not 0 < len(once) <= ID_MAX:
         raise ConfigurationError(
             f"once={once!r}: give a number, or a string of 1 to {ID_MAX} characters, that is the "
-            "same for each retry, and different for everything else, e.g. the number of an order"
+            "same for each retry and different for every other operation, e.g. an order number"
         )
     return encode_name("once", once)
 
 
-def digest_of(script: Script, told: tuple[str | bytes, ...]) -> str:
-    """Return what an id is used for, in 40 characters."""
-    parts = [part.encode() if isinstance(part, str) else part for part in (script.name, *told)]
+def digest_of(script: Script, args: tuple[str | bytes, ...]) -> str:
+    """Return a digest of an operation: 40 characters that identify what its id is used for."""
+    parts = [part.encode() if isinstance(part, str) else part for part in (script.name, *args)]
     lengths = b" ".join(b"%d" % len(part) for part in parts)
     return sha1(b"\n".join((lengths, *parts)), usedforsecurity=False).hexdigest()
 
 
 def encode_name(what: str, value: object, *, empty: bool = False) -> bytes:
-    """Encode a string, or bytes; `empty` allows none at all."""
+    """Encode a string or bytes. `empty` allows an empty one."""
     if isinstance(value, str):
         try:
             value = value.encode("utf-8", "surrogateescape")
@@ -52,14 +52,14 @@ def encode_name(what: str, value: object, *, empty: bool = False) -> bytes:
     if not isinstance(value, bytes):
         raise ConfigurationError(f"{what}={value!r}: give a string or bytes")
     if not value and not empty:
-        raise ConfigurationError(f"{what} is empty: name it")
+        raise ConfigurationError(f"{what} is empty: give a name")
     return value
 
 
 def encode_argument(value: object) -> bytes:
-    """Encode an argument of a user's script: a number, a string or bytes."""
+    """Encode an argument of a script of the user: a number, a string or bytes."""
     if is_number(value):
-        # As the number that it is: members of an IntEnum, say, show themselves in another way.
+        # The plain number: the `repr` of a subclass, such as an IntEnum, is different.
         plain = int if isinstance(value, int) else float
         return plain.__repr__(value).encode()
     return encode_name("args", value, empty=True)
@@ -73,7 +73,7 @@ def check_list(what: str, values: object) -> Sequence[object]:
 
 
 def check_integer(what: str, value: object, least: int, most: int) -> None:
-    """Refuse what is no integer within these bounds."""
+    """Check that a value is an integer from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise ConfigurationError(f"{what}={value!r}: give a whole number from {least} to {most}")
 
@@ -88,7 +88,7 @@ def ms_of(what: str, seconds: object) -> str:
 
 
 def expiry_of(ttl: Duration | None) -> str:
-    """Return an expiry for the scripts: "" leaves it as it is, "0" means none."""
+    """Return an expiry for the scripts: "" does not change it, "0" means none."""
     ttl = in_seconds(ttl)
     if ttl is None:
         return ""

@@ -1,39 +1,41 @@
-"""The states of one attempt to acquire a lock on one server. No I/O: `core.server_acquire` does it.
+"""The states of one attempt to acquire a lock on one server, without I/O.
 
-| state      | input                                                  | next state             |
-|------------|--------------------------------------------------------|------------------------|
-| Requesting | the lock is granted, in time                           | Acquired               |
-|            | it is granted, too late                                | Ready, Failed          |
-|            | it is held, and the token has a place in the queue     | Queued                 |
-|            | it is held, and the client may subscribe now           | Ready                  |
-|            | it is held, and the client polls; or quarantine        | Paused                 |
-|            | the same, and the timeout is over                      | Failed                 |
-|            | no reply                                               | Ready, Paused, Failed  |
-|            | the token was granted the lock, and then evicted       | Evicted                |
-|            | the lock is not needed, or can never be granted        | Failed                 |
-| Queued     | a waiter has to request again (`core.line` says when)  | Ready                  |
-|            | the timeout is over                                    | Failed                 |
-| Paused     | the pause is over                                      | Ready                  |
-| Evicted    | another token is drawn                                 | Ready                  |
-| Confirming | the server confirms the grant, in time                 | Acquired               |
-|            | it does not, or does not reply                         | Ready, Failed          |
-| Ready      | a request is sent                                      | Requesting             |
-| Failed     | its error is raised                                    | Raised                 |
+A state determines what `core.server_acquire` does next. Each function below takes one kind of input
+(a reply, an error, a pushed grant, …) and returns the attempt as it is afterwards.
 
-A pushed grant is looked at after each reply, after a pause, and while queued. It leads to Acquired
-or Confirming, unless the state is Acquired, Evicted, or a failure that is final.
+| state      | input                                                       | next state            |
+|------------|-------------------------------------------------------------|-----------------------|
+| Ready      | a request is sent                                           | Requesting            |
+| Requesting | the lock is granted, in time                                | Acquired              |
+|            | the lock is granted, too late                               | Ready, Failed         |
+|            | the lock is held, and the token has a place in the queue    | Queued                |
+|            | the lock is held, and the client can subscribe now          | Ready                 |
+|            | the lock is held, and the client polls                      | Paused                |
+|            | the server is in quarantine                                 | Paused                |
+|            | the lock is held or in quarantine, and the timeout is over  | Failed                |
+|            | no reply                                                    | Ready, Paused, Failed |
+|            | the token was granted the lock, and then evicted            | Evicted               |
+|            | the lock is not needed, or can never be granted             | Failed                |
+| Queued     | the waiter has to request again (see `core.waiter_channel`) | Ready                 |
+|            | the timeout is over                                         | Failed                |
+| Paused     | the pause is over                                           | Ready                 |
+| Evicted    | another token is made                                       | Ready                 |
+| Confirming | the server confirms the grant, in time                      | Acquired              |
+|            | the server does not confirm it, or does not reply           | Ready, Failed         |
 
-A state says what `server_acquire` does next. Each function below takes one kind of input (a reply,
-an error, a pushed grant, …) and returns the attempt as it is afterwards.
+A pushed grant is handled after each reply, after a pause, and while queued. It leads to Acquired or
+Confirming, even from Failed. It is ignored in Acquired and Evicted, and after a failure because the
+lock is not needed or can never be granted.
 
 Rules:
 
-1. A grant in a reply counts from the first request since the last reply (`sent_at`), not from a
-   retry. That is stricter than needed: a retry renews the expiry. `core.line` has the rule for
-   pushed grants.
+1. The deadline of a grant in a reply is computed from `sent_at`: when the first request since the
+   last reply was sent. A retry does not change `sent_at`. The server does renew the expiry at a
+   retry, so the real deadline may be later. The rule for pushed grants is in
+   `core.waiter_channel`.
 2. A request without a reply may still arrive. So the release of its token leaves a tombstone.
-3. What is to be removed from the server when the attempt ends follows from the attempt
-   (`tombstone`). So it does not matter between which two lines an attempt is interrupted.
+3. The attempt alone determines what has to be removed from the server when it ends (`tombstone`).
+   So an attempt may be interrupted between any two lines.
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from holdfast.core.line import Grant
 from holdfast.core.messages import Held
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
 from holdfast.core.time_budget import Backoff, TimeBudget
-from holdfast.core.token import is_ours, read_holder
+from holdfast.core.token import is_holdfast_token, read_holder
+from holdfast.core.waiter import Grant
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,
@@ -55,27 +57,27 @@ from holdfast.errors import (
     NodeUnavailable,
     OutcomeUnknown,
 )
-from holdfast.port import Quarantined, Uncopied
+from holdfast.port import Quarantined, Unreplicated
 
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply
 
 POLLING = Backoff(0.002, 0.25)
-"""Between two requests of a polling client."""
+"""The pauses between two requests of a polling client."""
 
 NO_EXPIRY = 30.0
-"""Seconds after which a waiter requests a lock again whose key has no expiry."""
+"""Seconds after which a waiter requests again, if the key of the lock has no expiry."""
 
 RECHECK = 1.0
-"""Seconds between two requests of a queued token, one of whose requests may still arrive."""
+"""Seconds between two requests of a queued token, if an earlier request may still arrive."""
 
 LATE_GRANTS = 3
-"""After so many grants in a row that arrive too late, the ttl counts as too short."""
+"""Late grants in a row after which the ttl counts as too short."""
 
 
-class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.taking`
-    """The lock is not needed: `reply` is what the script replied instead of acquiring it."""
+class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.acquire_script`
+    """The script did not acquire the lock, because it is not needed. `reply` is its reply."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -93,11 +95,11 @@ class Queued(NamedTuple):
     """The token waits in the server's queue for a message."""
 
     recheck_after: float
-    """A waiter of this client requests again so many seconds after `sent_at`: about when the lease
-    of the holder expires."""
-    was_put_back: bool
-    """The token had lost its place: the server lost the queue, a grant was missed, or an operator
-    evicted the token. Other waiters of this client may have lost theirs too."""
+    """Seconds after `sent_at` at which one waiter of this client, not necessarily this one,
+    requests again: about when the lease of the holder expires."""
+    place_was_lost: bool
+    """The token had lost its place and got it back. The server lost the queue, a grant was missed,
+    or an operator evicted the token. Other waiters of this client may have lost theirs too."""
 
 
 class Paused(NamedTuple):
@@ -105,26 +107,26 @@ class Paused(NamedTuple):
 
     seconds: float
     why: str = ""
-    """The error that is the reason, if any."""
+    """The error that caused the pause, if any."""
 
 
 class Evicted(NamedTuple):
     """The token was granted the lock, and evicted before the grant arrived here.
 
-    The server has a tombstone for it. The attempt goes on with another token and the same ticket.
+    The server has a tombstone for it. The attempt continues with another token and the same ticket.
     """
 
 
 class Confirming(NamedTuple):
-    """A grant was pushed that may be old: a renewal confirms it."""
+    """A pushed grant may be old. A renewal has to confirm it."""
 
 
 class Acquired(NamedTuple):
     """The lock is held."""
 
     grant: Grant
-    is_pushed: bool
-    """It is valid for a short window only, and no request confirmed it."""
+    is_unconfirmed: bool
+    """The grant is valid for a short window only, and no request has confirmed it."""
 
 
 class Failed(NamedTuple):
@@ -133,74 +135,69 @@ class Failed(NamedTuple):
     error: Exception
 
 
-class Raised(NamedTuple):
-    """The error of `Failed` was raised, and is not kept: it refers to the frame that raised it."""
-
-
-State: TypeAlias = (
-    Ready | Requesting | Queued | Paused | Evicted | Confirming | Acquired | Failed | Raised
-)
+State: TypeAlias = Ready | Requesting | Queued | Paused | Evicted | Confirming | Acquired | Failed
 
 
 class Moment(NamedTuple):
-    """What a transition may depend on besides the attempt and its input."""
+    """What a transition depends on, besides the attempt and its input."""
 
     now: float
     jitter: float
     """A random number, at least 0 and below 1."""
     closed: bool
     """The client was closed."""
-    can_queue: bool
+    should_subscribe: bool
     """The attempt has no waiter yet, and may subscribe."""
 
 
 class Attempt(NamedTuple):
-    """One attempt to acquire a lock: its state, and what it has learnt so far."""
+    """One attempt to acquire a lock: its state, and what the replies so far have shown."""
 
     budget: TimeBudget
     sent_at: float
     """When the first request since the last reply was sent."""
     replied_at: float
-    """When the last reply arrived that was no grant; -inf before the first one. Behind Sentinels it
-    begins as the start of the attempt, so that missing replicas are waited for, for one ttl."""
+    """When the last reply other than a grant arrived; -inf before that. Behind Sentinels it is at
+    first the start of the attempt. So an attempt that only gets "too few replicas" still retries
+    for one ttl."""
     state: State = Requesting()
     failures: int = 0
     """Requests without a reply, since the last reply."""
     late_grants: int = 0
     """Grants in a row that arrived too late to be used."""
     backoff: Backoff = POLLING
-    """Between two requests of a client that polls."""
+    """The pauses between two requests while the client polls."""
     ticket: str = "0"
-    """The place in the queue that the server gave last, to this token or to the one that was
-    evicted; "0" for none."""
+    """The last place in the queue, of this token or of the one that was evicted; "0" for none."""
     on_server: bool = False
     """As far as is known, the token has the lock or a place in the queue."""
     needs_tombstone: bool = False
-    """A request of this token got no reply, and may still be carried out; or it was granted too
-    late: it is the holder on the server."""
-    uncopied: Uncopied | None = None
-    """The last error about missing replicas. It explains a failure better than a later one."""
+    """A request of this token got no reply, and may still arrive. A later reply "held by another"
+    changes nothing: the earlier request may arrive after that one. Only an eviction resets it."""
+    unreplicated: Unreplicated | None = None
+    """The last error about missing replicas, since the last reply that was no grant. It explains a
+    failure better than later errors."""
     holder: tuple[bytes, int] | None = None
     """The last known holder: its token, and the milliseconds that were left."""
 
     def ready(self) -> Attempt:
-        """Return the attempt as it is when it may send a request."""
+        """Return the attempt in the state Ready."""
         return self._replace(state=Ready())
 
     def sending(self, now: float) -> Attempt:
-        """Return the attempt as it is while a request that is sent now is under way."""
+        """Return the attempt with a request under way that is sent now."""
         sent_at = self.sent_at if self.failures else now
         return self._replace(state=Requesting(), sent_at=sent_at)
 
     @property
     def tombstone(self) -> str:
-        """How long (ms) the tombstone of its release stays; "" if there is nothing to release."""
+        """How long (ms) the tombstone of its release is kept; "" if there is nothing to release."""
         if self.needs_tombstone or isinstance(self.state, Requesting):
             return TOMBSTONE_MS
         return "0" if self.on_server else ""
 
     def why(self) -> str:
-        """Say why the lock is not acquired yet, as far as is known."""
+        """Describe why the lock is not acquired yet, as far as is known."""
         if isinstance(self.state, Paused) and self.state.why:
             return self.state.why
         return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
@@ -213,7 +210,10 @@ def begin(spec: LockSpec, timeout: float | None, sent_at: float) -> Attempt:
 
 
 def _waits_for_failover(spec: LockSpec, timeout: float | None) -> bool:
-    """Whether another server may take over, behind Sentinels, and the caller can wait for it."""
+    """Whether the lock is behind Sentinels, and the caller can wait for a failover.
+
+    Of the deployments in which one server keeps a lock, only Sentinels limit the ttl.
+    """
     return spec.longest_ttl < math.inf and timeout != 0
 
 
@@ -222,51 +222,52 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
     now, sent_at = moment.now, attempt.sent_at
     if isinstance(reply, int) and reply:
         if now < sent_at + spec.usable:
-            return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)
+            return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_unconfirmed=False)
         return _on_late_grant(attempt, spec, now)
+    budget = attempt.budget.after_reply(sent_at, now)
     attempt = attempt._replace(
-        budget=attempt.budget.after_reply(sent_at, now), failures=0, late_grants=0, replied_at=now
+        budget=budget, failures=0, late_grants=0, replied_at=now, unreplicated=None
     )
     if reply == 0:
         return attempt._replace(state=Evicted(), on_server=False, needs_tombstone=False)
-    if len(reply) < len(Held._fields):
+    if len(reply) < len(Held._fields):  # of claim.lua: the server has the cached value
         return attempt._replace(state=Failed(NotNeeded(reply)), on_server=False)
     return _on_held(attempt, spec, Held(*reply), moment)
 
 
 def _on_late_grant(attempt: Attempt, spec: LockSpec, now: float) -> Attempt:
-    """The grant is too old to be valid. Another request renews it, and counts from its own start.
+    """The grant arrived after its own deadline. The attempt requests again.
 
-    The token is the holder on the server, even if that request gets no reply.
+    That request renews the grant, and its send time is the new start. The token holds the lock on
+    the server, even if that request gets no reply.
     """
     late = attempt.late_grants + 1
-    attempt = attempt._replace(failures=0, late_grants=late, needs_tombstone=True, state=Ready())
+    attempt = attempt._replace(failures=0, late_grants=late, on_server=True, state=Ready())
     if late < LATE_GRANTS and now < attempt.budget.end:
         return attempt
     message = (
-        f"{spec.name!r} was not acquired: the server's answers take longer than the lock's ttl of "
-        f"{spec.ttl} s: give it a longer ttl"
+        f"{spec.name!r} was not acquired: the replies of the server take longer than the lock's "
+        f"ttl of {spec.ttl} s: give the lock a longer ttl"
     )
     return attempt._replace(state=Failed(NodeUnavailable(message, lock=spec.name)))
 
 
 def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> Attempt:
     has_place = held.ticket != b"0"
-    if has_place:
-        attempt = attempt._replace(ticket=held.ticket.decode())
-    # A place that it got before is kept, even if this request did not ask for one.
+    # The token keeps a place that it got before, even if this request did not ask for one.
+    ticket = held.ticket.decode() if has_place else attempt.ticket
     holder = held.holder, held.left_ms
-    attempt = attempt._replace(on_server=attempt.ticket != "0", holder=holder)
+    attempt = attempt._replace(ticket=ticket, on_server=ticket != "0", holder=holder)
     give_up = attempt.budget.give_up
     if moment.now >= give_up:
         return on_timeout(attempt, spec)
-    if moment.can_queue:
+    if moment.should_subscribe:
         return attempt._replace(state=Ready())
     pause = attempt.backoff.pause(moment.jitter)
     left = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
-    if not is_ours(held.holder):
-        left = min(left, pause)  # a foreign client does not hand the lock over
-    state: State = Queued(left, bool(held.was_put_back))
+    if not is_holdfast_token(held.holder):
+        left = min(left, pause)  # a client of another library notifies no waiter when it releases
+    state: State = Queued(left, bool(held.place_was_lost))
     if not has_place:
         state = Paused(min(pause, left, give_up - moment.now))
     return attempt._replace(state=state, backoff=attempt.backoff.doubled())
@@ -275,25 +276,24 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
 def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment) -> Attempt:
     """Return the attempt after a request that got no reply, or a refusal."""
     if isinstance(error, ConfigurationError):
-        if not error.lock:
-            error = ConfigurationError(f"{spec.name!r} was not acquired: {error}", lock=spec.name)
-        return attempt._replace(state=Failed(error))
+        message = f"{spec.name!r} was not acquired: {error}"
+        return attempt._replace(state=Failed(ConfigurationError(message, lock=spec.name)))
     if isinstance(error, Quarantined):
         return _on_quarantine(attempt, spec, error, moment)
     if isinstance(error, OutcomeUnknown):
-        uncopied = error if isinstance(error, Uncopied) else attempt.uncopied
-        attempt = attempt._replace(needs_tombstone=True, uncopied=uncopied)
+        unreplicated = error if isinstance(error, Unreplicated) else attempt.unreplicated
+        attempt = attempt._replace(needs_tombstone=True, unreplicated=unreplicated)
     attempt = attempt._replace(failures=attempt.failures + 1)
     now, budget = moment.now, attempt.budget
     if moment.closed or now >= budget.end:
         return _fail_unavailable(attempt, spec, error, moment)
     if attempt.failures < TRIES:
         return attempt.ready()
-    # An attempt that has had a reply waits through an outage until one ttl after it. Behind
-    # Sentinels every attempt waits until its timeout. But if replicas are missing, its token may
-    # have the lock, and prevent other clients from acquiring it: then not longer than the ttl.
+    # The server is unreachable. Retry while the last reply is younger than one ttl. Behind
+    # Sentinels, retry until the timeout instead, unless replicas are missing: then this token may
+    # hold the lock.
     replied_lately = now <= attempt.replied_at + spec.ttl
-    waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.uncopied is None
+    waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.unreplicated is None
     if not replied_lately and not waits_for_failover:
         return _fail_unavailable(attempt, spec, error, moment)
     pause = min(POLLING.longest * moment.jitter, budget.end - now)
@@ -301,7 +301,7 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
 
 
 def _on_quarantine(attempt: Attempt, spec: LockSpec, error: Quarantined, moment: Moment) -> Attempt:
-    """It is a reply, and nothing was carried out."""
+    """A quarantine is a reply: the server ran nothing, and the next request is no retry."""
     now, give_up = moment.now, attempt.budget.give_up
     attempt = attempt._replace(failures=0, replied_at=now)
     if moment.closed or now >= give_up:
@@ -313,8 +313,8 @@ def _on_quarantine(attempt: Attempt, spec: LockSpec, error: Quarantined, moment:
 def _fail_unavailable(
     attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Moment
 ) -> Attempt:
-    error = attempt.uncopied or error
-    why = "this client was closed" if moment.closed else str(error)
+    error = attempt.unreplicated or error
+    why = "this client was closed: create a new client" if moment.closed else str(error)
     if isinstance(error, Quarantined) and not moment.closed:
         why = f"{why}: {ADVICE}"
     message, node = f"{spec.name!r} was not acquired: {why}", getattr(error, "node", "")
@@ -330,11 +330,7 @@ def on_timeout(attempt: Attempt, spec: LockSpec) -> Attempt:
 
 
 def on_wake(attempt: Attempt, spec: LockSpec, now: float, *, must_request: bool) -> Attempt:
-    """Return a queued attempt when its waiter was woken, or when `wake_at` has come.
-
-    A request without a reply may still arrive and be granted, without a message. So after one the
-    attempt requests again every second.
-    """
+    """Return a queued attempt after its waiter was woken, or after `wake_at`."""
     if must_request:
         return attempt.ready()
     if now >= attempt.budget.give_up:
@@ -343,49 +339,54 @@ def on_wake(attempt: Attempt, spec: LockSpec, now: float, *, must_request: bool)
 
 
 def wake_at(attempt: Attempt) -> float:
-    """Return when a queued attempt has something to do, if no message arrives before."""
+    """Return when a queued attempt has something to do, unless a message arrives before.
+
+    A request without a reply may still arrive, and be granted without a message. So after such a
+    request the attempt requests again every second.
+    """
     give_up = attempt.budget.give_up
     return min(give_up, attempt.replied_at + RECHECK) if attempt.needs_tombstone else give_up
 
 
 def on_grant(attempt: Attempt, spec: LockSpec, grant: Grant, now: float) -> Attempt:
-    """Return the attempt after a pushed grant, which counts more than a failure.
+    """Return the attempt after a pushed grant. The grant overrides a failure.
 
-    A grant that may be old is to be confirmed. So is a grant of a lock with replicas, because the
-    connection of another client wrote it, and of a lock that is not renewed, because the grant is
-    for a short window only.
+    A renewal has to confirm the grant in three cases: it may be old; the lock has replicas (WAIT
+    covers only the writes of this connection, and another client wrote the grant); the lock is
+    not renewed (the grant lasts only one window).
     """
     match attempt.state:
         case Acquired() | Evicted() | Failed(NotNeeded() | ConfigurationError()):
             return attempt
     if spec.renew and not spec.replicas:
-        # The window follows the ttl of the client that released: it may exceed this lock's.
-        grant = grant._replace(seconds=min(grant.seconds, spec.ttl))
+        # The window depends on the ttl of the client that released, which may exceed this ttl.
+        if grant.seconds > spec.ttl:
+            grant = grant._replace(seconds=spec.ttl)
         min_validity = spec.validity - spec.usable
         least = max(grant.seconds / 2, min_validity)
         if now + least < grant.since + validity_of(grant.seconds):
-            return _acquired(attempt, grant, is_pushed=True)
+            return _acquired(attempt, grant, is_unconfirmed=True)
     return attempt._replace(state=Confirming(), on_server=True)
 
 
 def on_confirmation(
     attempt: Attempt, spec: LockSpec, reply: Reply | HoldfastError, sent_at: float, moment: Moment
 ) -> Attempt:
-    """Return the attempt after the renewal that was to confirm a grant.
+    """Return the attempt after the renewal that had to confirm a grant.
 
-    The fence is the one of this reply: the push may be older than a later grant to this token.
+    The fence is the one in this reply. The push may be older than a later grant to this token.
     """
     if isinstance(reply, ConfigurationError):
         return on_error(attempt, spec, reply, moment)
     if isinstance(reply, HoldfastError) or not reply or moment.now >= sent_at + spec.usable:
         return attempt.ready()
-    return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_pushed=False)
+    return _acquired(attempt, Grant(reply, spec.ttl, sent_at), is_unconfirmed=False)
 
 
 def on_holder(attempt: Attempt, token: bytes, left_ms: int) -> Attempt:
-    """Return the attempt after a look at the queue, which names the holder."""
+    """Return the attempt after a query for its position, which also names the holder."""
     return attempt._replace(holder=(token, left_ms)) if token else attempt
 
 
-def _acquired(attempt: Attempt, grant: Grant, *, is_pushed: bool) -> Attempt:
-    return attempt._replace(state=Acquired(grant, is_pushed), on_server=True)
+def _acquired(attempt: Attempt, grant: Grant, *, is_unconfirmed: bool) -> Attempt:
+    return attempt._replace(state=Acquired(grant, is_unconfirmed), on_server=True)

@@ -1,28 +1,32 @@
-"""Caching: what many want is computed by one, under a lock, and kept on the server for all.
+"""Caching: one caller computes a value under a lock, and the server keeps it for all callers.
 
-What it keeps to:
+The rules:
 
-- **One computes.** Who finds nothing claims the lock of the value (`scripts/claim.lua`): an
-  ordinary lock, taken by a script that first looks whether the value has come meanwhile. Who does
-  not get it stands in line, and is told by the storing of the value, all at once.
-- **One asks for all of its process.** A caller either leads a flight, from the look at the server
-  to the end, or waits for the one that is under way.
-- **Nobody is given what is older than an invalidation that had returned when they called.** An
-  invalidation makes the lock's counter go on, and a value is stored only if its lease's fence is
-  still the last one. A flight says of which moment its outcome is: those who came later go on to
-  the next. So invalidating needs to know nothing of who computes, here or elsewhere.
-- **What need not be waited for is done aside**: a value that is past its ttl but within `stale`, or
-  that is about to expire, is returned, and computed anew in the background.
-- **Without the server there is no cache, but there are values**: they are computed, by one of the
-  process at a time, and kept by nobody. Nothing that was kept is believed in then.
+1. **One caller computes.** A caller that finds no value acquires the lock of the value. It is an
+   ordinary lock, acquired by a script that first checks whether the value has been stored in the
+   meantime (`scripts/claim.lua`). Other callers wait in the queue. Storing the value notifies all
+   of them at the same time.
+2. **One caller per process sends requests.** The callers of one process share a flight
+   (`core.flight`). The first caller is the leader: it reads the value from the server, and computes
+   it if necessary. The others wait for the result.
+3. **An invalidation is never missed.** A caller never gets a value that is older than an
+   invalidation that had returned before the call. An invalidation increments the fence counter of
+   the lock, and a value is stored only if the fence of its lease is still the last one. So an
+   invalidation does not have to know which callers compute. Within a process, a logical clock
+   (`Cache.ticks`) orders calls and results. A caller uses the result of a flight only if it arrived
+   before the tick of the result (`Flight.as_of`). Otherwise it starts the next flight.
+4. **Refreshes run in the background.** A value that is past its ttl but within `stale`, or that
+   will expire soon, is returned at once, and computed again in the background.
+5. **Without the server, values are computed and not stored**, by one caller per process at a time.
 
-All times are the server's: how long a value is left is what its key has left, as the server says
-together with it.
+All times are those of the server. The remaining time of a value is what its key has left, which the
+server returns together with the value.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -30,12 +34,12 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.core.acquire import acquire
 from holdfast.core.attempt import NotNeeded
 from holdfast.core.events import Event
-from holdfast.core.flight import Flight, Unstored
-from holdfast.core.hold import Grip
-from holdfast.core.release import abandon, release
+from holdfast.core.flight import Flight, NotStored
+from holdfast.core.lease_state import LeaseRef
+from holdfast.core.release import release, release_in_background
 from holdfast.core.retry import TRIES, retry
 from holdfast.core.spec import to_ms
-from holdfast.core.value import is_due, read_kept
+from holdfast.core.value import is_due, read_stored
 from holdfast.errors import (
     AcquireTimeout,
     HoldfastError,
@@ -43,326 +47,341 @@ from holdfast.errors import (
     OutcomeUnknown,
     WouldDeadlock,
 )
-from holdfast.scripts import CLAIM, INVALIDATE, LOOK, STORE
+from holdfast.scripts import CLAIM, INVALIDATE, READ_CACHED, STORE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from holdfast.core.hold import Hold
+    from holdfast.core.lease_state import LeaseState
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.core.value import Kept, Wanted
+    from holdfast.core.value import CacheEntry, StoredValue
     from holdfast.keys import Keys
     from holdfast.port import Reply
     from holdfast.scripts import Script
 
-AWAY_FOR = 2.0
-"""Seconds for which a server that did not answer is not asked again."""
+SERVER_DOWN_FOR = 2.0
+"""Seconds for which no request is sent to a server that did not reply."""
 
-LOOK_AFTER = 1.0
-"""Seconds between two looks whether the one who is waited for can still go on."""
+CHECK_LEADER_EVERY = 1.0
+"""Seconds between two checks whether the leader of a flight can still continue."""
 
-AGAIN_AFTER = 1.0
-"""Seconds after a failed computation in the background before this process tries it again."""
+RETRY_REFRESH_AFTER = 1.0
+"""Seconds after a failed refresh before this process tries the next one."""
 
 
 class Cache:
-    """What one client knows, in one process, of the values that are wanted just now."""
+    """The flights of one client in one process, and whether its server is down."""
 
     def __init__(
-        self, session: Session, aside: Callable[[Coroutine[Any, Any, None]], bool]
+        self, session: Session, run_in_background: Callable[[Coroutine[Any, Any, None]], bool]
     ) -> None:
         self.session = session
-        self._aside = aside
-        """Has an operation done in the background; False: there are too many."""
+        self._run_in_background = run_in_background
+        """Runs an operation in the background. Returns False if there are too many."""
         self.begin()
 
     def begin(self) -> None:
-        """Have no value under way: in a new client, and in each forked child of its process."""
-        self.moments = count(1)
-        """What came before what, in this process."""
+        """Start without flights: in a new client, and in each forked child of its process."""
+        self.ticks = count(1)
+        """A logical clock: it orders calls and results in this process."""
         self.flights: dict[str, Flight] = {}
         self._refreshing: dict[str, Flight] = {}
-        self._away_until = -math.inf
+        self._down_until = -math.inf
 
     @property
-    def away(self) -> bool:
-        """The server did not answer just now."""
-        return self.session.port.now() < self._away_until and not self.session.closed
+    def is_server_down(self) -> bool:
+        """Whether the server did not reply lately."""
+        return self.session.port.now() < self._down_until and not self.session.closed
 
-    def answered(self) -> None:
-        """Take in that the server is there."""
-        self._away_until = -math.inf
+    def on_server_up(self) -> None:
+        """Note that the server replied."""
+        self._down_until = -math.inf
 
-    def unanswered(self, wanted: Wanted, error: HoldfastError) -> None:
-        """Take in that the server is away."""
-        first = self._away_until == -math.inf
-        self._away_until = self.session.port.now() + AWAY_FOR
+    def on_server_down(self, entry: CacheEntry, error: HoldfastError) -> None:
+        """Note that the server did not reply; report it the first time."""
+        first = self._down_until == -math.inf
+        self._down_until = self.session.port.now() + SERVER_DOWN_FOR
         if first:
-            detail = f"values are computed, and not kept: {error}"
-            self.session.report(Event("uncached", wanted.name, detail=detail))
+            detail = f"values are computed and not stored: {error}"
+            self.session.report(Event("uncached", entry.name, detail=detail))
 
     def end(self, name: str, flight: Flight) -> None:
-        """End a flight, as only its leader does, or whoever finds that it is gone.
+        """End a flight: by its leader, or by a caller that finds that the leader is gone.
 
-        Taken out first, so that nobody joins once it is over.
+        The flight is removed first, so that no caller joins it after its end.
         """
         if self.flights.get(name) is flight:
             del self.flights[name]
-        flight.land()
+        flight.finish()
 
-    def refresh_aside(self, wanted: Wanted, seen: int) -> None:
-        """Have a value computed anew in the background, if nobody here does so already."""
+    def refresh_in_background(self, entry: CacheEntry, seen: int) -> None:
+        """Compute a value again in the background, unless this process does so already."""
         port, begun = self.session.port, False
         flight = Flight(port.actor())
-        other = self._refreshing.setdefault(wanted.name, flight)
+        other = self._refreshing.setdefault(entry.name, flight)
         if other is not flight and not port.is_gone(other.actor):
             return
-        self._refreshing[wanted.name] = flight
-        operation = self._refresh(wanted, seen, flight)
+        self._refreshing[entry.name] = flight
+        operation = self._refresh(entry, seen, flight)
         try:
-            begun = self._aside(operation)
+            begun = self._run_in_background(operation)
         finally:
             if not begun:
                 operation.close()
-                self._refreshing.pop(wanted.name, None)
+                self._refreshing.pop(entry.name, None)
 
-    async def _refresh(self, wanted: Wanted, seen: int, flight: Flight) -> None:
-        # In line behind others who compute it, if need be, so that nobody else of this process
-        # asks for it meanwhile.
+    async def _refresh(self, entry: CacheEntry, seen: int, flight: Flight) -> None:
+        # Without a timeout: it may wait in the queue while another process computes the value.
+        # During that time no other caller of this process starts a refresh.
         failure = cast("Exception | None", None)
         try:
-            await compute(self, wanted, flight, wanted.lock(CLAIM, str(seen)), None)
+            await compute(self, entry, flight, entry.lock(CLAIM, str(seen)), None)
         except NotNeeded:
             pass
-        except Unstored as computed:
+        except NotStored as computed:
             failure = computed.error
-        except Exception as error:  # noqa: BLE001 - whatever the user's function may raise
+        except Exception as error:  # noqa: BLE001 - any error of the user's function
             failure = error
         finally:
             if failure is None or self.session.closed:
-                self._refreshing.pop(wanted.name, None)
+                self._refreshing.pop(entry.name, None)
         if failure is not None and not self.session.closed:
-            detail = f"it is tried again as long as the old one may be used: {failure!r}"
-            self.session.report(Event("refresh_failed", wanted.name, detail=detail))
-            self.session.renewer.later(AGAIN_AFTER, lambda: self._may_refresh(wanted.name))
+            detail = f"it is retried as long as the old value may be used: {failure!r}"
+            self.session.report(Event("refresh_failed", entry.name, detail=detail))
+            self.session.renewer.call_later(
+                RETRY_REFRESH_AFTER, lambda: self._may_refresh(entry.name)
+            )
 
     def _may_refresh(self, name: str) -> None:
         self._refreshing.pop(name, None)
 
 
-async def get(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - whatever was computed
-    """Return the value, from the server or computed; waits for whoever computes it already.
+async def get(cache: Cache, entry: CacheEntry) -> Any:  # noqa: ANN401 - any value
+    """Return the value, from the server or computed. Wait if another caller computes it.
 
-    Interrupted, it leaves nothing held, and the next who waits takes over.
+    If this call is interrupted, it releases the lock, and a waiting caller takes over.
 
     Raises:
-        AcquireTimeout: others computed it for longer than the caller was ready to wait.
-        WouldDeadlock: the computation asks for the very value that it is to compute.
-        ConfigurationError: the server will never allow it, or the value cannot be written.
+        AcquireTimeout: another caller computed the value until the timeout was over.
+        WouldDeadlock: the computation of the value requests the same value.
+        ConfigurationError: the server refuses the requests permanently, or the value cannot be
+            encoded.
     """
-    port, timeout = cache.session.port, wanted.spec.lock.timeout
+    port, timeout = cache.session.port, entry.spec.lock.timeout
     give_up = math.inf if timeout is None else port.now() + timeout
-    arrived, actor = next(cache.moments), port.actor()
+    arrived, actor = next(cache.ticks), port.actor()
     while True:
         flight = Flight(actor)
         try:
             try:
-                other = cache.flights.setdefault(wanted.name, flight)
+                other = cache.flights.setdefault(entry.name, flight)
                 if other is flight:
-                    return await _lead(cache, wanted, flight, give_up)
+                    return await _get_as_leader(cache, entry, flight, give_up)
             finally:
-                cache.end(wanted.name, flight)
+                cache.end(entry.name, flight)
         finally:
-            cache.end(wanted.name, flight)  # an interrupt may have struck as it was about to
+            cache.end(entry.name, flight)  # again: an interrupt may have prevented the first call
         if other.actor is actor or port.blocks(other.actor):
             raise WouldDeadlock(
-                f"{wanted.name!r} is asked for by its own computation, which would wait for "
-                "itself: give another key, or do not call the cached function there",
-                lock=wanted.name,
+                f"the computation of {entry.name!r} requests the same value, and would wait for "
+                "itself: use another key, or do not call the cached function there",
+                lock=entry.name,
             )
-        await _join(cache, wanted, other, give_up)
-        if arrived < other.as_of:  # else it may be older than what the caller knows of
+        await _join(cache, entry, other, give_up)
+        if arrived < other.as_of:  # otherwise an invalidation before this call may be newer
             if other.error is not None:
                 raise other.error.with_traceback(other.traceback)
             if other.payload is not None:
-                return wanted.loads(other.payload)
+                return entry.loads(other.payload)
 
 
-async def _join(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> None:
-    """Wait until the flight is over, or nobody is there any more who could end it.
+async def _join(cache: Cache, entry: CacheEntry, flight: Flight, give_up: float) -> None:
+    """Wait until the flight is over; end it if its leader is gone.
 
-    A child that is forked meanwhile has none of the threads of its parent.
+    The leader is gone if its event loop is closed, or if this process was forked: a child has none
+    of the other threads of its parent.
     """
     port, signal = cache.session.port, cache.session.port.signal()
     process = port.process()
-    flight.waiting.append(signal)
-    while not flight.done:
-        left = give_up - port.now()
-        if left <= 0:
-            message = f"{wanted.name!r} was not computed within {wanted.spec.lock.timeout} s"
-            raise AcquireTimeout(message, lock=wanted.name)
-        if await port.wait(signal, min(left, LOOK_AFTER)):
-            continue
-        if port.is_gone(flight.actor) or port.process() != process:
-            cache.end(wanted.name, flight)
-
-
-async def _lead(cache: Cache, wanted: Wanted, flight: Flight, give_up: float) -> Any:  # noqa: ANN401 - as `get`
-    spec, port = wanted.spec, cache.session.port
-    kept = None
-    flight.as_of = next(cache.moments)
     try:
-        if cache.away:
-            return wanted.loads((await _make(cache, wanted, flight))[0])
-        reply = await _ask(cache, LOOK, wanted.keys, (), spec.command_timeout)
-        kept = read_kept(reply)
-        if kept is not None and kept.left > -spec.stale:
-            value = _loaded(wanted, flight, kept)
+        flight.waiting[signal] = None
+        while not flight.done:
+            left = give_up - port.now()
+            if left <= 0:
+                message = f"{entry.name!r} was not computed within {entry.spec.lock.timeout} s"
+                raise AcquireTimeout(message, lock=entry.name)
+            if await port.wait(signal, min(left, CHECK_LEADER_EVERY)):
+                continue
+            if port.is_gone(flight.actor) or port.process() != process:
+                cache.end(entry.name, flight)
+    finally:
+        flight.waiting.pop(signal, None)
+
+
+async def _get_as_leader(cache: Cache, entry: CacheEntry, flight: Flight, give_up: float) -> Any:  # noqa: ANN401 - as `get`
+    spec, port = entry.spec, cache.session.port
+    stored = None
+    flight.as_of = next(cache.ticks)
+    try:
+        if cache.is_server_down:
+            return entry.loads((await _compute_value(cache, entry, flight))[0])
+        reply = await _request(cache, READ_CACHED, entry.keys, (), spec.command_timeout)
+        stored = read_stored(reply)
+        if stored is not None and stored.left > -spec.stale:
+            value = _load(entry, flight, stored)
             if value is not _UNREADABLE:
-                if is_due(kept, spec, port.jitter()):
-                    cache.refresh_aside(wanted, kept.fence)
+                if is_due(stored, spec, port.jitter()):
+                    cache.refresh_in_background(entry, stored.fence)
                 return value
-        seen = 0 if kept is None else kept.fence
+        seen = 0 if stored is None else stored.fence
         timeout = None if give_up == math.inf else max(0.0, give_up - port.now())
-        payload = await compute(cache, wanted, flight, wanted.lock(CLAIM, str(seen)), timeout)
-        return wanted.loads(payload)
+        payload = await compute(cache, entry, flight, entry.lock(CLAIM, str(seen)), timeout)
+        return entry.loads(payload)
     except NotNeeded as found:
-        kept = read_kept(found.reply)
-        value = _UNREADABLE if kept is None else _loaded(wanted, flight, kept)
+        stored = read_stored(found.reply)
+        value = _UNREADABLE if stored is None else _load(entry, flight, stored)
         if value is not _UNREADABLE:
             return value
-    except Unstored as computed:
-        cache.unanswered(wanted, computed.error)
-        return wanted.loads(computed.payload)
+    except NotStored as computed:
+        cache.on_server_down(entry, computed.error)
+        return entry.loads(computed.payload)
     except (NodeUnavailable, OutcomeUnknown) as error:
-        if error is flight.error or cache.session.closed:  # the function's own, or our own doing
+        if error is flight.error or cache.session.closed:  # the user's function raised it
             raise
-        cache.unanswered(wanted, error)
-    return wanted.loads((await _make(cache, wanted, flight))[0])
+        cache.on_server_down(entry, error)
+    return entry.loads((await _compute_value(cache, entry, flight))[0])
 
 
 _UNREADABLE = object()
 
 
-def _loaded(wanted: Wanted, flight: Flight, kept: Kept) -> Any:  # noqa: ANN401 - as `get`
-    """Read what is kept; another version of the program may have written it in another way."""
+def _load(entry: CacheEntry, flight: Flight, stored: StoredValue) -> Any:  # noqa: ANN401 - as `get`
+    """Decode a stored value. Another version of the program may have encoded it differently."""
     try:
-        value = wanted.loads(kept.payload)
-    except Exception:  # noqa: BLE001 - whatever a codec may raise
+        value = entry.loads(stored.payload)
+    except Exception:  # noqa: BLE001 - any error of a codec
         return _UNREADABLE
-    flight.payload = kept.payload
+    flight.payload = stored.payload
     return value
 
 
 async def compute(
-    cache: Cache, wanted: Wanted, flight: Flight, lock: LockSpec, timeout: float | None
+    cache: Cache, entry: CacheEntry, flight: Flight, lock: LockSpec, timeout: float | None
 ) -> bytes:
-    """Take the lock, compute the value, and store it if it can be stored.
+    """Acquire the lock, compute the value, and store it unless it was invalidated.
 
-    Interrupted, or if computing raises, it gives the lock back and stores nothing.
+    If this is interrupted, or the computation raises, the lock is released and nothing is stored.
 
     Raises:
-        NotNeeded: the value is there.
+        NotNeeded: the server has the value.
         AcquireTimeout, WouldDeadlock, NodeUnavailable, ConfigurationError: as `acquire`.
-        Unstored: the server did not answer when it was to be stored.
-        Exception: whatever computing it raises.
+        NotStored: the server did not reply to the request to store the value.
+        Exception: any error of the computation.
     """
-    session, grip = cache.session, Grip()
+    session, ref = cache.session, LeaseRef()
     try:
-        return await _under_lock(cache, wanted, flight, (lock, timeout, grip))
+        return await _under_lock(cache, entry, flight, (lock, timeout, ref))
     except GeneratorExit:
-        abandon(session, grip)
+        release_in_background(session, ref)
         raise
     except BaseException:
-        await session.port.shielded(_let_go(session, grip))
+        await session.port.shielded(_release_quietly(session, ref))
         raise
 
 
 async def _under_lock(
-    cache: Cache, wanted: Wanted, flight: Flight, taking: tuple[LockSpec, float | None, Grip]
+    cache: Cache,
+    entry: CacheEntry,
+    flight: Flight,
+    acquisition: tuple[LockSpec, float | None, LeaseRef],
 ) -> bytes:
-    session, grip = cache.session, taking[2]
-    hold = cast("Hold", (await acquire(session, *taking))._hold)
-    hold.forsaken = partial(session.port.is_gone, hold.actor)
+    session, ref = cache.session, acquisition[2]
+    lease = cast("LeaseState", (await acquire(session, *acquisition))._lease)
+    lease.is_abandoned = partial(session.port.is_gone, lease.actor)
     try:
-        payload, cost = await _make(cache, wanted, flight)
+        payload, cost = await _compute_value(cache, entry, flight)
     except Exception:
-        await _let_go(session, grip)
+        await _release_quietly(session, ref)
         raise
-    if hold.alive(session.port.now(), session.port.process()):
+    if lease.is_valid(session.port.now(), session.port.process()):
         try:
-            # Who comes after this may know of an invalidation that came after the storing.
-            moment = next(cache.moments)
-            if await _store(cache, wanted, hold, payload, cost):
-                flight.as_of = moment
+            # The tick is from before the request: a caller that arrives later may know of an
+            # invalidation that came after the value was stored.
+            tick = next(cache.ticks)
+            if await _store(cache, entry, lease, payload, cost):
+                flight.as_of = tick
         except (NodeUnavailable, OutcomeUnknown) as error:
-            if hold.process == session.port.process():  # else a child was forked meanwhile
-                _abandon(session, hold)
-            raise Unstored(payload, error) from error
-    await _let_go(session, grip)
+            if lease.process == session.port.process():  # not in a forked child
+                session.end_locally(lease)
+                lease.unregister_waiter()
+                session.cleanups.schedule_lease(lease)
+            raise NotStored(payload, error) from error
+    await _release_quietly(session, ref)
     return payload
 
 
-async def refresh(cache: Cache, wanted: Wanted) -> Any:  # noqa: ANN401 - as `get`
-    """Compute the value now, whatever is kept, store it, and return it.
+async def refresh(cache: Cache, entry: CacheEntry) -> Any:  # noqa: ANN401 - as `get`
+    """Compute the value now, even if the server has one; store it, and return it.
 
     Raises:
         AcquireTimeout, WouldDeadlock, NodeUnavailable, ConfigurationError: as `acquire`.
-        OutcomeUnknown, NodeUnavailable: it could not be stored.
-        Exception: whatever computing it raises.
+        OutcomeUnknown, NodeUnavailable: the value could not be stored.
+        Exception: any error of the computation.
     """
-    flight, lock = Flight(cache.session.port.actor()), wanted.lock()
+    flight, lock = Flight(cache.session.port.actor()), entry.lock()
     try:
-        return wanted.loads(await compute(cache, wanted, flight, lock, lock.timeout))
-    except Unstored as computed:
+        return entry.loads(await compute(cache, entry, flight, lock, lock.timeout))
+    except NotStored as computed:
         raise computed.error from None
 
 
-async def invalidate(cache: Cache, wanted: Wanted) -> None:
-    """Forget the value, and whatever is being computed of it.
+async def invalidate(cache: Cache, entry: CacheEntry) -> None:
+    """Delete the value, and discard the result of a computation that is under way.
 
     Raises:
-        OutcomeUnknown, NodeUnavailable: the server was not heard.
-        ConfigurationError: it will never allow it.
+        OutcomeUnknown, NodeUnavailable: the server did not reply.
+        ConfigurationError: the server refuses the request permanently.
     """
-    lock = wanted.lock()
-    timeout = wanted.spec.command_timeout
-    await _ask(cache, INVALIDATE, lock.keys, (lock.ttl_ms,), timeout, TRIES)
+    lock = entry.lock()
+    timeout = entry.spec.command_timeout
+    await _request(cache, INVALIDATE, lock.keys, (lock.ttl_ms,), timeout, TRIES)
 
 
-async def _make(cache: Cache, wanted: Wanted, flight: Flight) -> tuple[bytes, float]:
-    """Compute the value; return it as it is written, and the seconds it took."""
+async def _compute_value(cache: Cache, entry: CacheEntry, flight: Flight) -> tuple[bytes, float]:
+    """Compute the value; return it encoded, and the seconds that it took."""
     port = cache.session.port
-    flight.as_of, began = next(cache.moments), port.now()
+    flight.as_of, began = next(cache.ticks), port.now()
     try:
-        flight.payload = payload = wanted.dumps(await wanted.compute())
+        flight.payload = payload = entry.dumps(await entry.compute())
     except Exception as error:
         flight.error, flight.traceback = error, error.__traceback__
-        flight.as_of = next(cache.moments)
+        flight.as_of = next(cache.ticks)
         raise
     return payload, port.now() - began
 
 
-async def _store(cache: Cache, wanted: Wanted, hold: Hold, payload: bytes, cost: float) -> bool:
-    spec = wanted.spec
+async def _store(
+    cache: Cache, entry: CacheEntry, lease: LeaseState, payload: bytes, cost: float
+) -> bool:
+    spec = entry.spec
     head = f"{spec.stale_ms} {to_ms(cost)}"
-    written = cast("str", payload)  # bytes go out as they are
-    args = hold.token, str(hold.fence), spec.life_ms, head, written
-    return bool(await _ask(cache, STORE, hold.spec.keys, args, spec.command_timeout))
+    written = cast("str", payload)  # bytes are sent unchanged
+    args = lease.token, str(lease.fence), spec.life_ms, head, written
+    return bool(await _request(cache, STORE, lease.spec.keys, args, spec.command_timeout))
 
 
-async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
+async def _request(  # noqa: PLR0913, PLR0917 - the parts of a request
     cache: Cache,
     script: Script,
     keys: Keys,
     args: tuple[str, ...],
     timeout: float,
-    patience: int = 1,
+    timeouts: int = 1,
 ) -> Reply:
-    """Ask until there is an answer, for so many timeouts; all these scripts may be run twice."""
+    """Send a request, with retries, for `timeouts` times the timeout. It may run twice."""
     port = cache.session.port
-    end, process = port.now() + timeout * patience, port.process()
+    end, process = port.now() + timeout * timeouts, port.process()
 
     def send() -> Awaitable[Reply]:
         return cache.session.deployment.call(
@@ -374,20 +393,11 @@ async def _ask(  # noqa: PLR0913, PLR0917 - as `Port.call`, and how often
             raise error
 
     reply, _ = await retry(send, on_failure)
-    cache.answered()
+    cache.on_server_up()
     return reply
 
 
-def _abandon(session: Session, hold: Hold) -> None:
-    """Leave a lock to the background: the server does not answer."""
-    session.abandon(hold)
-    hold.forget_waiter()
-    session.cleanups.schedule_lease(hold)
-
-
-async def _let_go(session: Session, grip: Grip) -> None:
-    """Give the lock back; that it was lost is reported, and no concern of who wants the value."""
-    try:
-        await release(session, grip)
-    except HoldfastError:
-        return
+async def _release_quietly(session: Session, ref: LeaseRef) -> None:
+    """Release the lock, and ignore errors. A loss is reported as an event."""
+    with suppress(HoldfastError):
+        await release(session, ref)

@@ -1,7 +1,7 @@
-"""Where the locks of a client are kept: on one server, or on a quorum of servers.
+"""The servers that keep the locks of a client: one server, or a quorum.
 
-`OneServer` also stands for a cluster and for servers behind Sentinels: each lock is on one server
-at a time. `core.quorum.Quorum` is the other implementation.
+`OneServer` is also used for a cluster and for servers behind Sentinels, where each lock is on one
+server at a time. `core.quorum.Quorum` is the other implementation.
 """
 
 from __future__ import annotations
@@ -11,50 +11,55 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.core.server_acquire import acquire
 from holdfast.core.spec import TOMBSTONE_MS, settings_of
-from holdfast.scripts import RELEASE
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.lock_set import LockSet
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.port import Call, Request
 
-G = TypeVar("G", bound="Grip")
+G = TypeVar("G", bound="LeaseRef")
 
 
 class Deployment(Protocol):
-    """What the core needs of the servers that keep its locks."""
+    """The servers that keep the locks, as the core uses them."""
 
     is_quorum: bool
-    """Several servers vote about each lock. Some settings of a lock need a single server."""
+    """Whether several servers vote about each lock. Some settings of a lock need one server."""
     longest_ttl: float
-    """The servers rely on no lock having a longer ttl than this. Infinite for a single server that
-    no other one can replace."""
+    """The longest ttl that a lock may have: a quarantine lasts that long. Infinite for a single
+    server that no other server can replace."""
 
     def begin(self, session: Session) -> None:
-        """Begin without tokens: for a new client, and in each forked child of its process."""
+        """Start without tokens: for a new client, and in each forked child of its process."""
 
     def close(self) -> None:
         """Stop waiting for servers that have not replied."""
 
-    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, ref: G) -> G:
         """Acquire a lock; as `core.acquire.acquire`."""
 
     @property
     def call(self) -> Call:
-        """Run a script where the lock is, once."""
+        """The function that runs a script once, on the servers that keep the lock."""
 
-    def releasing(self, hold: Hold) -> Request:
+    def release_request(self, lease: LeaseState) -> Request:
         """Return the request that releases a lease."""
 
-    def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
-        """Return the request that removes a token; `longest` is the longest ttl it ever had."""
+    def removal_request(
+        self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0
+    ) -> Request:
+        """Return the request that removes a token; `longest` is the longest ttl that it had."""
 
-    def settings(self, delay_ms: int, group: str) -> str:
-        """Return the settings of a lock as the scripts read them (`core.spec.settings_of`)."""
+    def settings(self, delay_ms: int, owner_suffix: str) -> str:
+        """Return the settings of a lock for the scripts (`core.spec.settings_of`)."""
+
+    def runs_together(self, locks: LockSet) -> bool:
+        """Whether one script can acquire all these locks, or release them."""
 
     def forget(self, token: str, node: int | None) -> None:
-        """Forget a token, on one node or on all: it has been removed, or will expire there."""
+        """Forget a token on one node, or on all: it has been removed, or will expire."""
 
 
 class OneServer:
@@ -62,28 +67,33 @@ class OneServer:
 
     is_quorum = False
 
-    def __init__(self, call: Call, longest_ttl: float = math.inf) -> None:
+    def __init__(
+        self, call: Call, longest_ttl: float = math.inf, *, is_cluster: bool = False
+    ) -> None:
         self.longest_ttl = longest_ttl
+        self._is_cluster = is_cluster
         self.call = call
         self.acquire = acquire
 
     def begin(self, session: Session) -> None:
-        """Do nothing: only the server knows its tokens."""
+        """Do nothing: no tokens are recorded here."""
 
     def close(self) -> None:
-        """Do nothing: no reply is awaited after a call."""
+        """Do nothing: no replies are outstanding after a call."""
 
     def forget(self, token: str, node: int | None) -> None:
-        """Do nothing: no token is noted."""
+        """Do nothing: no tokens are recorded here."""
 
-    def releasing(self, hold: Hold) -> Request:
+    def release_request(self, lease: LeaseState) -> Request:
         """Return the request that releases a lease."""
-        spec = hold.spec
-        if hold.needs_tombstone or spec.settings:
-            return self.ending(spec, hold.token, TOMBSTONE_MS if hold.needs_tombstone else "0")
-        return RELEASE, spec.keys, (hold.token, spec.ttl_ms)
+        spec = lease.spec
+        if lease.needs_tombstone or spec.settings:
+            return self.removal_request(
+                spec, lease.token, TOMBSTONE_MS if lease.needs_tombstone else "0"
+            )
+        return spec.kind.release, spec.keys, (lease.token, spec.ttl_ms)
 
-    def ending(
+    def removal_request(
         self,
         spec: LockSpec,
         token: str,
@@ -91,8 +101,12 @@ class OneServer:
         longest: float = 0.0,  # noqa: ARG002 - for a quorum, which retries each node for that long
     ) -> Request:
         """Return the request that removes a token."""
-        return RELEASE, spec.keys, (token, spec.ttl_ms, tombstone, spec.settings)
+        return spec.kind.release, spec.keys, (token, spec.ttl_ms, tombstone, spec.settings)
 
-    def settings(self, delay_ms: int, group: str) -> str:
-        """Return the settings of a lock as the scripts read them."""
-        return settings_of(delay_ms, group, fair=True, guarded=self.longest_ttl < math.inf)
+    def settings(self, delay_ms: int, owner_suffix: str) -> str:
+        """Return the settings of a lock for the scripts."""
+        return settings_of(delay_ms, owner_suffix, fair=True, guarded=self.longest_ttl < math.inf)
+
+    def runs_together(self, locks: LockSet) -> bool:
+        """Whether one script can acquire all these locks, or release them."""
+        return locks.fits_one_script and (not self._is_cluster or locks.is_in_one_slot)

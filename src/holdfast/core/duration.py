@@ -1,4 +1,4 @@
-"""Lengths of time as users give them: seconds, or a `datetime.timedelta`."""
+"""Durations as users give them: seconds, or a `datetime.timedelta`."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def in_seconds(given: Duration) -> float: ...
 @overload
 def in_seconds(given: Duration | None) -> float | None: ...
 def in_seconds(given: Duration | None) -> float | None:
-    """Convert to seconds. What is no timedelta is returned as it is, for the caller to check."""
+    """Convert a timedelta to seconds. Anything else is returned unchanged, and not checked."""
     return given.total_seconds() if isinstance(given, timedelta) else given

@@ -1,4 +1,4 @@
-"""What a client tells whoever listens: the things that must never happen in silence."""
+"""The events that a client reports to its user."""
 
 from __future__ import annotations
 
@@ -23,19 +23,26 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened in the background, to a lease, or to a server (then `lock` is empty).
+    """Something that happened to a lease, to a cached value, or to a server.
 
-    `kind` is "lost" (the lease is over), "max_hold" (it is no longer renewed), "renewal_failed"
-    (a renewal was not answered and will be tried again), "cleanup_failed" (what an interrupted
-    operation left on the server could not be taken back and will expire by itself), "not_released"
-    (the lease was garbage-collected without being released; it is still held), "closed_while_held"
-    (the client was closed; the detail names the leases that it still held), "polling" (the server
-    cannot notify this client, so that waiting costs commands, and has no order), "waiting" (the
-    client has waited for the lock for 10 s, and again after 20 s, 40 s and so on; the detail names
-    the holder and the place in the queue; logged at INFO, all others at WARNING), "node_failed"
-    (of several nodes one does not work, and the detail says which and why) or "node_back". Of a
-    cached value, whose name is in `lock`: "uncached" (the server is away, so that values are
-    computed and not kept) or "refresh_failed" (computing it anew in the background failed).
+    `lock` is the name of the lock or cached value; it is empty for a server. `fence` is the fencing
+    number of the lease, or 0. `detail` has the reason. An event is logged at WARNING, but "waiting"
+    at INFO. `kind` is one of:
+
+    - "lost": the lease is lost.
+    - "max_hold": the lease was held for `max_hold`, and is no longer renewed.
+    - "renewal_failed": a renewal got no reply, and will be retried.
+    - "cleanup_failed": the token of an interrupted operation could not be removed from the server.
+      It expires by itself.
+    - "not_released": the lease was garbage-collected without being released, and is still held.
+    - "closed_while_held": the client was closed while it held the leases in `detail`.
+    - "polling": the server cannot notify this client. Waiting callers poll, in no order.
+    - "waiting": the client has waited for the lock for 10 s, 20 s, 40 s and so on. `detail` has the
+      holder and the place in the queue.
+    - "node_failed": one node of a quorum does not work.
+    - "node_back": that node works again.
+    - "uncached": the server cannot be reached, so values are computed and not stored.
+    - "refresh_failed": a value could not be computed again in the background.
     """
 
     kind: EventKind

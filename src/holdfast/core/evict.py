@@ -1,7 +1,7 @@
-"""Evicting the holder of a lock, as an operator may request it.
+"""Evicting the holder of a lock, at the request of an operator.
 
-The holder is named by its token, so that a lease which was granted since is not affected. The lock
-delay is the one in this token, and not the caller's.
+The request names the holder by its token, so that it never ends a lease that was granted later. The
+lock delay is the one in this token, not the one of the caller's lock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from holdfast.core.retry import retry
-from holdfast.core.token import read_party
+from holdfast.core.token import parse_token
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.keys import keys_of
 from holdfast.scripts import EVICT
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 
 async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
-    """Take the lock from `holder`; return False if it is not the holder any more.
+    """End the lease of `holder`; return False if it no longer holds the lock.
 
-    If it is interrupted, it may have been carried out or not; it may be tried again.
+    If this call is interrupted, the outcome is unknown. It may be retried.
 
     Raises:
-        OutcomeUnknown: the server did not reply; it may have been carried out.
+        OutcomeUnknown: the server did not reply; the holder may have been evicted.
         NodeUnavailable: the server cannot be reached, or refuses.
         ConfigurationError: the server will never do this.
     """
     request = _request(session, spec, holder)
     try:
-        reply, uncertain = await retry(
+        reply, may_have_run = await retry(
             lambda: session.deployment.call(*request, spec.command_timeout)
         )
     except OutcomeUnknown as error:
-        message = f"{spec.name!r} may have been taken from its holder, or not: {error}"
+        message = f"the holder of {spec.name!r} may or may not have been evicted: {error}"
         raise OutcomeUnknown(message, lock=spec.name, node=error.node) from None
     except NodeUnavailable as error:
-        message = f"{spec.name!r} was not taken from its holder: {error}"
+        message = f"the holder of {spec.name!r} was not evicted: {error}"
         raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
-    return reply == 1 or uncertain  # an earlier try may have evicted it
+    return reply == 1 or may_have_run  # an earlier try may have evicted it
 
 
 def _request(session: Session, spec: LockSpec, holder: Holder) -> Request:
     token = holder.token.encode("utf-8", "surrogateescape")
-    party = read_party(token)
-    settings = session.deployment.settings(0 if party is None else party.delay_ms, "")
-    keys = keys_of(spec.keys[0], holds=holder.owner is not None)
+    info = parse_token(token)
+    settings = session.deployment.settings(0 if info is None else info.delay_ms, "")
+    keys = keys_of(spec.keys.lock, holds=holder.owner is not None)
     shown = hashlib.sha1(token, usedforsecurity=False).hexdigest()
     return EVICT, keys, (shown, spec.ttl_ms, settings)

@@ -1,61 +1,78 @@
-"""Extending: set what is left of a lease."""
+"""Extending: setting the remaining time of a lease."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from holdfast.core.duration import in_seconds
-from holdfast.core.release import check
+from holdfast.core.release import check_valid
 from holdfast.core.retry import retry
 from holdfast.core.spec import check_ttl
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
     from holdfast.core.duration import Duration
-    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.lease_state import LeaseRef, LeaseState
     from holdfast.core.session import Session
     from holdfast.port import Reply
 
 
-async def extend(session: Session, grip: Grip, ttl: Duration) -> None:
-    """Set the remaining time of a lease to `ttl` seconds, more or fewer than before.
+async def extend(session: Session, ref: LeaseRef, ttl: Duration) -> None:
+    """Set the remaining time of a lease to `ttl` seconds, more or less than before.
 
-    If it is interrupted or gets no reply, the deadline stays as it was. The server's expiry never
-    shrinks: a shorter deadline applies in this process only.
+    If the call is interrupted or gets no reply, the deadline does not change. The expiry on the
+    server is never shortened: a shorter deadline applies in this process only.
 
     Raises:
         LeaseLost: the lease is lost, or the reply came after its deadline.
         NotHeld: it was released, or belongs to the process from which this one was forked.
-        OutcomeUnknown, NodeUnavailable: no reply; the old deadline stays.
+        OutcomeUnknown, NodeUnavailable: no reply; the deadline does not change.
     """
-    hold, ttl = check(session, grip), in_seconds(ttl)
-    check_ttl(ttl, lock=hold.spec.name, longest=hold.spec.longest_ttl)
-    hold.longest_ttl = max(hold.longest_ttl, ttl)
-    sent_at = await renew_now(session, grip, hold, ttl)
-    hold.prolong(sent_at, ttl, session.port.now(), exactly=True)
-    session.renewer.watch(hold)
+    lease, ttl = check_valid(session, ref), in_seconds(ttl)
+    check_ttl(ttl, lock=lease.spec.name, longest=lease.spec.longest_ttl)
+    lease.longest_ttl = max(lease.longest_ttl, ttl)
+    sent_at = await renew_now(session, ref, lease, ttl)
+    if not lease.prolong(sent_at, ttl, session.port.now(), exactly=True):
+        check_valid(session, ref)  # raises: the deadline has passed since `renew_now` returned
+    session.renewer.schedule(lease)
 
 
-async def renew_now(session: Session, grip: Grip, hold: Hold, ttl: float) -> float:
-    """Renew a lease for `ttl` seconds, with retries; return when the request was sent.
+async def extend_all(session: Session, refs: Sequence[LeaseRef], ttl: Duration) -> None:
+    """Set the remaining time of several leases, one after the other.
 
-    It is the request that got a reply, and not an earlier one. Returns only while the lease is
-    valid.
+    Raises:
+        LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`. Leases before the one that
+            failed are extended.
+    """
+    for ref in refs:
+        check_valid(session, ref)
+    for ref in refs:
+        await extend(session, ref, ttl)
+
+
+async def renew_now(session: Session, ref: LeaseRef, lease: LeaseState, ttl: float) -> float:
+    """Renew a lease for `ttl` seconds, with retries; return when the last request was sent.
+
+    That is the request that got the reply. Returns only while the lease is valid.
 
     Raises:
         LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable: as `extend`.
     """
-    port, sent_at = session.port, 0.0
+    port, sent_at, request = session.port, 0.0, lease.renewal_request(ttl)
 
     def send() -> Awaitable[Reply]:
-        nonlocal sent_at
+        nonlocal sent_at, request
+        request = lease.renewal_request(ttl)
         sent_at = port.now()
-        return session.deployment.call(*hold.renewal(ttl), hold.spec.command_timeout)
+        return session.deployment.call(*request, lease.spec.command_timeout)
 
-    reply, _ = await retry(send, lambda _: check(session, grip))
-    check(session, grip)
+    while True:
+        reply, _ = await retry(send, lambda _: check_valid(session, ref))
+        check_valid(session, ref)
+        if not lease.is_outdated(request, reply):
+            break
     if not reply:
-        hold.lose(hold.refusal(reply, session.port.now()))
-        raise hold.loss()
+        lease.lose(lease.refusal_reason(reply, session.port.now()))
+        raise lease.loss()
     return sent_at

@@ -1,4 +1,4 @@
-"""One computation of a cached value, shared by all callers of a process."""
+"""One computation of a cached value, which all callers of a process share ("singleflight")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from holdfast.port import Signal
 
 
-class Unstored(Exception):  # noqa: N818 - that is what it says
+class NotStored(Exception):  # noqa: N818 - the value was computed: no failure
     """A value was computed, but the server did not reply to the request to store it."""
 
     def __init__(self, payload: bytes, error: HoldfastError) -> None:
@@ -20,25 +20,30 @@ class Unstored(Exception):  # noqa: N818 - that is what it says
 
 
 class Flight:
-    """The computation of one value, by one caller, for all callers of its process."""
+    """The computation of one value by one caller, the leader, for all callers of its process."""
 
     __slots__ = ("actor", "as_of", "done", "error", "payload", "traceback", "waiting")
 
     traceback: TracebackType | None
-    """Of the error when it was raised. Each caller that raises it again adds its own frames."""
+    """The traceback of the error when it was raised. Each caller that raises it adds frames."""
 
     def __init__(self, actor: object) -> None:
         self.actor = actor
         self.payload: bytes | None = None
         self.as_of = 0
-        """The payload, or the error, is for those who came before this moment."""
+        """The tick of the result. Only callers that arrived before it may use the result."""
         self.error: Exception | None = None
-        """What computing raised."""
+        """The error of the computation."""
         self.done = False
-        self.waiting: list[Signal] = []
+        self.waiting: dict[Signal, None] = {}
+        """The signals of the callers that wait, in order. A caller that gives up removes its."""
 
-    def land(self) -> None:
-        """Have all who wait look. Said first, told second: who joins does these the other way."""
+    def finish(self) -> None:
+        """End the flight, and wake all callers that wait for it.
+
+        Here: set `done`, then set the signals. A caller: add its signal, then check `done`. So no
+        caller misses the end. The copy is made in one step: other callers may give up meanwhile.
+        """
         self.done = True
-        for signal in self.waiting:
+        for signal in self.waiting.copy():
             signal.set()

@@ -1,9 +1,11 @@
 """Passing a lease from one process to another.
 
-`export` ends the lease in this process without releasing it, and returns a text. `adopt` replaces
-the token on the server and keeps the fence: it is the same lease, and the next one has a greater
-fence. Of two processes that adopt the same text at most one gets the lease. If none does, it
-expires.
+`export` ends the lease in this process without releasing it, and returns a text. `adopt`, in the
+other process, replaces the token on the server and keeps the fence: it is the same lease. If two
+processes adopt the same text, at most one gets the lease. If none does, the lease expires.
+
+A lease on a quorum is not exported: its token would have to be removed from the nodes that did not
+accept the adopter.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.extend import renew_now
-from holdfast.core.hold import RELEASED, Grip, Hold
-from holdfast.core.release import check
+from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
+from holdfast.core.release import check_valid, restore_loss
 from holdfast.core.retry import retry
 from holdfast.core.spec import check_ttl, describe
 from holdfast.errors import (
@@ -27,7 +29,7 @@ from holdfast.errors import (
     NodeUnavailable,
     OutcomeUnknown,
 )
-from holdfast.port import Uncopied
+from holdfast.port import Unreplicated
 from holdfast.scripts import ADOPT
 
 if TYPE_CHECKING:
@@ -36,16 +38,16 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
 
-G = TypeVar("G", bound=Grip)
+G = TypeVar("G", bound=LeaseRef)
 
 _MARK = "hf1-lease-"
 
 
-async def export(session: Session, grip: Grip) -> str:
+async def export(session: Session, ref: LeaseRef) -> str:
     """End the lease in this process without releasing it; return the text for `adopt`.
 
-    The server keeps it for a whole ttl from now on. If this is interrupted, the lease stays as it
-    was.
+    The server keeps the lease for a whole ttl from now on. If this call is interrupted, the lease
+    is still held here.
 
     Raises:
         LeaseLost: the lease is lost.
@@ -54,24 +56,37 @@ async def export(session: Session, grip: Grip) -> str:
         OutcomeUnknown, NodeUnavailable: no reply; the lease is still held.
     """
     _check_deployment(session)
-    hold = check(session, grip)
-    spec = hold.spec
-    if spec.owner is not None:
+    lease = check_valid(session, ref)
+    spec = lease.spec
+    if spec.limit:
         raise ConfigurationError(
-            f"{spec.name!r} has the owner {spec.owner!r}: whoever gives this name can take it "
-            "without an export",
+            f"{spec.name!r} has several holders, whose leases cannot be exported: release it, and "
+            "acquire it in the other process",
             lock=spec.name,
         )
-    if len(hold.grips) > 1:
+    if spec.owner is not None:
+        raise ConfigurationError(
+            f"{spec.name!r} has the owner {spec.owner!r}: a process that gives the same owner can "
+            "acquire the lock without an export",
+            lock=spec.name,
+        )
+    if len(lease.refs) > 1:
         raise ConfigurationError(
             f"{spec.name!r} is held at several levels: release the inner ones, then export",
             lock=spec.name,
         )
-    await renew_now(session, grip, hold, spec.ttl)
-    text = _write(hold, session.port.now())
-    session.forget(hold)
-    hold.forget_waiter(session.port.now())  # a late message must not return the grant
-    hold.state = RELEASED
+    sent_at = await renew_now(session, ref, lease, spec.ttl)
+    lease.prolong(sent_at, spec.ttl, session.port.now())
+    text = _write(lease, session.port.now())
+    try:
+        session.forget(lease)
+        lease.unregister_waiter(session.port.now())  # a late message must not return the grant
+        lease.state = RELEASED
+    except BaseException:
+        session.track(lease)  # interrupted: it is still held, and has to be renewed
+        raise
+    if restore_loss(lease):  # such as by an eviction, since the renewal
+        raise lease.loss()
     return text
 
 
@@ -83,42 +98,42 @@ def _check_deployment(session: Session) -> None:
         )
 
 
-def _write(hold: Hold, now: float) -> str:
-    spec = hold.spec
-    facts = {
-        "token": hold.token,
-        "fence": hold.fence,
+def _write(lease: LeaseState, now: float) -> str:
+    spec = lease.spec
+    fields = {
+        "token": lease.token,
+        "fence": lease.fence,
         "name": spec.name,
-        "key": spec.keys[0].decode("utf-8", "surrogateescape"),
+        "key": spec.keys.lock.decode("utf-8", "surrogateescape"),
         "ttl": spec.ttl,
-        "longest": hold.longest_ttl,
+        "longest": lease.longest_ttl,
         "renew": spec.renew,
-        "max_hold": None if spec.max_hold == math.inf else max(0.001, hold.renew_until - now),
+        "max_hold": None if spec.max_hold == math.inf else max(0.001, lease.renew_until - now),
         "reentrant": spec.reentrant,
         "fair": spec.fair,
         "lock_delay": spec.lock_delay,
         "replicas": spec.replicas,
         "label": spec.label,
     }
-    return _MARK + base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
+    return _MARK + base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
 
 
 def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int, float, LockSpec]:
     with _refusing_others():
         if not text.startswith(_MARK):
-            raise ValueError("it does not begin like one")
-        facts: dict[str, Any] = json.loads(
+            raise ValueError(f"it does not begin with {_MARK}")
+        fields: dict[str, Any] = json.loads(
             base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
         )
-        token, fence, name = str(facts.pop("token")), int(facts.pop("fence")), facts.pop("name")
-        longest = facts.pop("longest")
+        token, fence, name = str(fields.pop("token")), int(fields.pop("fence")), fields.pop("name")
+        longest = fields.pop("longest")
         check_ttl(longest, lock=name, name="longest")
-    # Clean-ups rely on no lock of this client having a longer ttl.
+    # Clean-ups rely on the fact that no lock of this client has a longer ttl.
     check_ttl(longest, lock=name, longest=session.deployment.longest_ttl, name="longest")
     with _refusing_others():
         spec = describe(
             name,
-            **facts,
+            **fields,
             timeout=None,
             owner=None,
             command_timeout=command_timeout,
@@ -129,7 +144,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
 
 @contextlib.contextmanager
 def _refusing_others() -> Iterator[None]:
-    """Raise ConfigurationError for a text that `export` did not return."""
+    """Convert the errors of a text that `export` did not return to ConfigurationError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -139,64 +154,64 @@ def _refusing_others() -> Iterator[None]:
 
 def _check(spec: LockSpec, *, adopted: bool) -> None:
     if not adopted:
-        message = f"the exported lease of {spec.name!r} is over: it ran out, or was adopted already"
+        message = f"the exported lease of {spec.name!r} has expired, or was adopted before"
         raise LeaseLost(message, lock=spec.name, reason="taken")
 
 
-async def adopt(session: Session, text: str, grip: G, command_timeout: float) -> G:
-    """Adopt an exported lease into `grip`.
+async def adopt(session: Session, text: str, ref: G, command_timeout: float) -> G:
+    """Adopt an exported lease; set the lease of `ref`, and return `ref`.
 
-    If this is interrupted, the lock is released if it was adopted.
+    If this call is interrupted, an adopted lease is released.
 
     Raises:
         LeaseLost: it expired, was evicted, or was adopted before.
         NodeUnavailable: the server does not reply.
         ConfigurationError: `export` did not return this text.
-        NotHeld: this process was forked meanwhile, and is the child.
+        NotHeld: this process is a child that was forked during the call.
     """
     _check_deployment(session)
     exported, fence, longest, spec = _read(text, session, command_timeout)
     port, process = session.port, session.process
     actor = port.actor()
-    token = port.draw_token(actor, spec.suffix)
+    token = port.new_token(actor, spec.suffix)
     args = token, spec.ttl_ms, exported, spec.settings
-    asked_at = port.now()
+    sent_at = port.now()
     maybe_adopted = False
-    uncopied: Uncopied | None = None
+    unreplicated: Unreplicated | None = None
 
     def on_failure(error: HoldfastError) -> None:
-        nonlocal maybe_adopted, uncopied
+        nonlocal maybe_adopted, unreplicated
         session.check_process(process, spec.name)
         maybe_adopted = maybe_adopted or isinstance(error, OutcomeUnknown)
-        uncopied = error if isinstance(error, Uncopied) else uncopied
+        unreplicated = error if isinstance(error, Unreplicated) else unreplicated
 
     try:
         try:
-            given, uncertain = await retry(
+            given, may_have_run = await retry(
                 lambda: session.deployment.call(ADOPT, spec.keys, args, spec.command_timeout),
                 on_failure,
             )
         except (OutcomeUnknown, NodeUnavailable) as error:
-            # Missing replicas explain more than a last try without a reply.
-            message = f"{spec.name!r} was not adopted: {uncopied or error}"
+            # The error about missing replicas explains more than a last try without a reply.
+            message = f"{spec.name!r} was not adopted: {unreplicated or error}"
             raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
-        maybe_adopted = uncertain or bool(given)
-        _check(spec, adopted=bool(given) and port.now() < asked_at + spec.validity)
-        grip._hold = hold = Hold(spec, token, fence, asked_at, actor, process, session, grip)
-        hold.needs_tombstone, hold.longest_ttl = uncertain, longest
-        session.took(hold)
+        maybe_adopted = may_have_run or bool(given)
+        _check(spec, adopted=bool(given) and port.now() < sent_at + spec.validity)
+        ref._lease = lease = LeaseState(spec, token, fence, sent_at, actor, process, session, ref)
+        lease.needs_tombstone, lease.longest_ttl = may_have_run, longest
+        session.track(lease)
     except BaseException as error:
-        if grip._hold is not None:
-            session.forget(grip._hold)
+        if ref._lease is not None:
+            session.forget(ref._lease)
         try:
-            if process != port.process():  # a forked child: the attempt is its parent's
+            if process != port.process():  # a forked child: the parent continues
                 pass
             elif isinstance(error, GeneratorExit):
                 session.cleanups.schedule(spec, token, longest=longest)
             elif maybe_adopted or not isinstance(error, HoldfastError):
                 await port.shielded(cancel_token(session, spec, token, longest=longest))
         finally:
-            if grip._hold is not None:
-                grip._hold.state = RELEASED
+            if ref._lease is not None:
+                ref._lease.state = RELEASED
         raise
-    return grip
+    return ref

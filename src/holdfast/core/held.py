@@ -5,73 +5,104 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Hold
+    from collections.abc import Callable
+
+    from holdfast.core.lease_state import LeaseState
     from holdfast.core.spec import LockSpec
     from holdfast.port import Port
 
 
 class HeldLeases:
-    """By key. Several threads use it without a mutex: single operations of a dict are atomic."""
+    """The held leases, by key.
+
+    Several threads use its dicts without a mutex, because their single operations are atomic.
+    """
 
     __slots__ = ("_port", "mutex", "newest", "shared")
 
     def __init__(self, port: Port) -> None:
         self._port = port
         self.mutex = port.new_mutex()
-        """For the levels of a lease: one thread may enter it again while another one leaves it."""
-        self.newest: dict[bytes, Hold] = {}
-        """The newest lease of each key without an owner. By exclusion, no older one is valid."""
-        self.shared: dict[Hold, None] = {}
-        """The leases with an owner, of which a key may have several."""
+        """Guards the references of all leases, and the start of a release: one thread may add a
+        reference while another removes the last one. Also guards the choice of the newest lease."""
+        self.newest: dict[bytes, LeaseState] = {}
+        """The newest lease of each lock with one holder. Older ones have ended on the server, and
+        their next renewal detects it."""
+        self.shared: dict[LeaseState, None] = {}
+        """The leases with an owner, and those of semaphores and rwlocks. A key may have several."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self.newest or self.shared)
 
-    def add(self, hold: Hold) -> None:
-        """Add a lease that was just granted."""
-        if hold.spec.owner is None:
-            self.newest[hold.spec.keys[0]] = hold
-        else:
-            self.shared[hold] = None
+    def add(self, lease: LeaseState) -> None:
+        """Add a lease that was just granted.
 
-    def remove(self, hold: Hold) -> None:
-        """Remove a lease that has ended. A newer one of the same lock stays."""
-        if hold.spec.owner is not None:
-            self.shared.pop(hold, None)
-        elif self.newest.get(hold.spec.keys[0]) is hold:
-            self.newest.pop(hold.spec.keys[0], None)
+        A lease may come after a newer one: its thread was slow, and it has ended on the server.
+        """
+        if lease.spec.has_several_holders:
+            self.shared[lease] = None
+            return
+        key = lease.spec.keys.lock
+        with self.mutex:
+            newest = self.newest.get(key)
+            if newest is None or newest.fence <= lease.fence:
+                self.newest[key] = lease
 
-    def _of(self, key: bytes) -> list[Hold]:
-        """Return the leases of one key. No other thread runs while a dict is copied to a list."""
+    def remove(self, lease: LeaseState) -> None:
+        """Remove a lease that has ended. A newer lease of the same lock is kept."""
+        if lease.spec.has_several_holders:
+            self.shared.pop(lease, None)
+        elif self.newest.get(lease.spec.keys.lock) is lease:
+            self.newest.pop(lease.spec.keys.lock, None)
+
+    def _of(self, key: bytes) -> list[LeaseState]:
+        """Return the leases of one key. To copy a dict to a list is one atomic step."""
         newest = self.newest.get(key)
         holds = [] if newest is None else [newest]
-        return holds + [hold for hold in list(self.shared) if hold.spec.keys[0] == key]
+        return holds + [lease for lease in list(self.shared) if lease.spec.keys.lock == key]
 
-    def valid(self) -> list[Hold]:
+    def valid(self) -> list[LeaseState]:
         """Return the leases that are valid now."""
         now, process = self._port.now(), self._port.process()
         holds = [*self.newest.values(), *self.shared]
-        return [hold for hold in holds if hold.alive(now, process)]
+        return [lease for lease in holds if lease.is_valid(now, process)]
 
-    def mine(self, spec: LockSpec) -> Hold | None:
+    def held_by_caller(self, spec: LockSpec) -> LeaseState | None:
         """Return the lease of this lock that the calling thread or task holds, if any."""
         actor = self._port.actor()
-        for hold in self._of(spec.keys[0]):
-            if hold.actor is not actor:
+        for lease in self._of(spec.keys.lock):
+            if lease.actor is not actor:
                 continue
-            if spec.owner is not None and hold.spec.owner == spec.owner:
-                return None  # the server counts the leases of an owner
-            if hold.alive(self._port.now(), self._port.process()):
-                return hold
+            if spec.owner is not None and lease.spec.owner == spec.owner:
+                return None  # the server manages the several leases of an owner
+            if lease.is_valid(self._port.now(), self._port.process()):
+                return lease
         return None
 
     def is_blocked_by_waiting(self, spec: LockSpec) -> bool:
-        """Whether a holder of this lock could not release it while the caller waits for it."""
+        """Whether a holder of this lock cannot release it while the caller waits."""
         now, process = self._port.now(), self._port.process()
         return any(
-            hold.alive(now, process)
-            and self._port.blocks(hold.actor)
-            and (spec.owner is None or hold.spec.owner != spec.owner)
-            for hold in self._of(spec.keys[0])
+            lease.is_valid(now, process)
+            and self._port.blocks(lease.actor)
+            and (spec.owner is None or lease.spec.owner != spec.owner)
+            for lease in self._of(spec.keys.lock)
+        )
+
+    def weight_of_caller(self, spec: LockSpec) -> int:
+        """Return the permits of this semaphore or rwlock that the calling thread or task holds."""
+        actor = self._port.actor()
+        return self._weight(spec, lambda holder: holder is actor)
+
+    def weight_blocked_by_waiting(self, spec: LockSpec) -> int:
+        """Return the permits whose holders cannot release them while the caller waits."""
+        return self._weight(spec, self._port.blocks)
+
+    def _weight(self, spec: LockSpec, counts: Callable[[object], bool]) -> int:
+        now, process = self._port.now(), self._port.process()
+        return sum(
+            lease.spec.weight
+            for lease in self._of(spec.keys.lock)
+            if lease.actor is not None and counts(lease.actor) and lease.is_valid(now, process)
         )

@@ -1,11 +1,11 @@
-"""Asking for the holder of a lock. It changes nothing."""
+"""Reading the holder of a lock, without changing anything."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from holdfast.core.retry import retry
-from holdfast.core.token import holders_share, read_holder
+from holdfast.core.token import holder_ms_left, read_holder
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.scripts import INSPECT
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 async def holder(session: Session, spec: LockSpec) -> Holder | None:
-    """Return the holder of the lock at this moment; None if it is free.
+    """Return the current holder of the lock; None if it is free.
 
     Raises:
         NodeUnavailable: the server does not reply.
-        ConfigurationError: the server refuses to reply.
+        ConfigurationError: the server refuses the request.
     """
     request = INSPECT, spec.keys, (), spec.command_timeout
     try:
@@ -31,4 +31,4 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
     if not reply:
         return None
     token, left_ms, fence = reply
-    return read_holder(token, left_ms, fence) if holders_share(token, left_ms) else None
+    return read_holder(token, left_ms, fence) if holder_ms_left(token, left_ms) else None

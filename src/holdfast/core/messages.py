@@ -1,4 +1,4 @@
-"""What the scripts send to waiters: replies, and messages on pub/sub channels."""
+"""The replies and pub/sub messages of the scripts to waiters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Held(NamedTuple):
     holder: bytes
     """Its token."""
     left_ms: int
-    """Milliseconds until its key expires; negative if it has no expiry."""
+    """Milliseconds until its key expires, with the lock delay; negative if it has no expiry."""
     ticket: bytes
     """The place of this token in the queue; b"0" for none."""
-    was_put_back: int
-    """1 if the token had a ticket, and was not in the queue any more."""
+    place_was_lost: int
+    """1 if the token had a ticket, but was no longer in the queue, and was put back."""
     message: bytes
     """A message for another waiter of this client; empty for none."""
 
@@ -30,13 +30,13 @@ class Message(NamedTuple):
     """A message of the scripts to a waiter."""
 
     kind: bytes
-    """G: the lock is granted; A: request again; W: request again after `ms`, unless another message
-    comes first; P: a probe."""
+    """G: the lock is granted. A: request again now. W: request again after `ms`, unless another
+    message arrives first. P: a probe."""
     fence: int
     ms: int
-    """How long the grant is valid, or when to request."""
+    """Milliseconds for which the grant is valid, or after which to request."""
     delay_ms: int
-    """The lock delay."""
+    """The lock delay, in milliseconds."""
     token: str
     key: bytes
 
@@ -56,10 +56,10 @@ def read_message(message: bytes) -> Message:
     """Parse a message of the scripts.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is no message of the scripts.
     """
     if not isinstance(message, bytes):
-        raise ValueError("not a message")  # noqa: TRY004 - of the kind that callers expect
+        raise ValueError("not a message")  # noqa: TRY004 - the error that callers handle
     kind, fence, time, size, rest = message.split(b":", 4)
     ms, _, delay = time.partition(b" ")
     token, key = rest[: int(size)], rest[int(size) :]
@@ -67,6 +67,6 @@ def read_message(message: bytes) -> Message:
 
 
 def message_in(reply: Reply) -> bytes:
-    """Return the message for another waiter of this client that came with a reply, if any."""
+    """Return the message in a reply, which is for another waiter of this client; b"" for none."""
     is_held = isinstance(reply, list) and len(reply) == len(Held._fields)
     return Held(*reply).message if is_held else b""

@@ -1,20 +1,28 @@
-"""A lock that several independent nodes keep: a token that a majority accepts holds it.
+"""A lock that several independent nodes keep. The token that a majority accepts holds the lock.
 
-A token is sent to all nodes at once, and each decides by itself whether to give it the lock. Why a
-majority of them is worth a lease:
+To acquire a lock, a client sends a token to all nodes at the same time. Each node decides by itself
+whether to vote for the token. A vote means that the node grants the lock to the token. A majority
+of votes is a lease, for these reasons:
 
-- **Time.** The deadline counts from before the first request, as on one server. A majority that was
-  reached too late is none. Only the rates of the servers' clocks matter.
-- **Fences.** Each node numbers what it gives. If a majority gave the same number, that is the
-  fence. If not, the highest number is written wherever the token is, until a majority has exactly
-  one number. Any two majorities share a node. There the later lease was made after the earlier one
-  had its number, and making one raises the number. So fences grow, whatever happens to clocks and
-  expiry. All nodes are sent the same time as a hint, so that they usually give the same number.
-- **Releasing.** `core.token_locations` knows on which nodes each token may be, and removes it from
-  all of them. A lease that is renewed is given to the nodes that missed or lost it, so that nodes
-  may fail and come back one after the other.
+- **Exclusion.** Any two majorities share a node, and that node votes for one token at a time.
+- **Time.** The deadline counts from before the first request, as on one server. A majority that is
+  reached after the deadline does not count. Clocks may differ, but must run at about the same rate.
+- **Fences.** Each node gives its vote a number, which is higher than all its earlier numbers. If a
+  majority gives the same number, that is the fence. Otherwise the client writes the highest number
+  to every node that has the token, until a majority has the same number. Any two majorities share a
+  node. On that node the later lease got its number after the earlier one, so its number is higher.
+  So fences grow, even if clocks are wrong or leases expire early. All nodes receive the same
+  timestamp as a hint, so that they usually give the same number at once.
 
-`core.rounds` has each kind of request; `core.quorum_acquire` waits and tries again.
+  The highest number of a majority alone is no fence. Node 1 of three has number 1 from an abandoned
+  vote. A wins nodes 1 and 2, and receives 2 and 1: fence 2. Then B wins nodes 2 and 3, and receives
+  2 and 1: fence 2 again.
+- **Release.** `core.token_locations` records on which nodes each token may be. A release removes
+  the token from all of them.
+- **Restoration.** After a renewal, the client sends the token again to nodes that missed or lost
+  it. So nodes may fail and come back one after the other.
+
+`core.rounds` has one class for each kind of request. `core.quorum_acquire` waits and retries.
 """
 
 from __future__ import annotations
@@ -43,7 +51,8 @@ from holdfast.scripts import EVICT, INSPECT, RELEASE, RENEW
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.lock_set import LockSet
     from holdfast.core.rounds import Enough
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
@@ -52,9 +61,9 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
 
 SHORTEST_ROUND = 0.001
-"""Seconds to wait for votes, even if there is no time left."""
+"""Seconds to wait for votes, even if no time is left."""
 
-G = TypeVar("G", bound="Grip")
+G = TypeVar("G", bound="LeaseRef")
 
 
 class Quorum:
@@ -74,57 +83,64 @@ class Quorum:
         self.all = range(len(self.names))
         self.majority = len(self.names) // 2 + 1
         self.spare = len(self.names) - self.majority
-        """How many nodes may be missing."""
+        """How many nodes may fail without preventing a majority."""
         self._nodes = nodes
         self._background = background
         self._report = report
         self.locations = TokenLocations(self.all, _nothing, _nothing, nodes.new_locations_mutex())
         self._failing: set[int] = set()
-        """The nodes that do not work, as far as is known."""
+        """The nodes that were reported as failed."""
         self._closed = False
 
     def begin(self, session: Session) -> None:
-        """Begin without tokens: for a new client, and in each forked child of its process."""
-        self.locations.disconnect()  # a call that was under way at the fork still has them
-        clean_up, later = session.cleanups.schedule_request, session.renewer.later
+        """Start without tokens: for a new client, and in each forked child of its process."""
+        self.locations.disconnect()  # a call that was under way at the fork still refers to them
+        clean_up, call_later = session.cleanups.schedule_request, session.renewer.call_later
         mutex = self._nodes.new_locations_mutex()
-        self.locations = TokenLocations(self.all, clean_up, later, mutex)
+        self.locations = TokenLocations(self.all, clean_up, call_later, mutex)
         self._port = session.port
         self._failing = set()
         self._closed = False
 
     def close(self) -> None:
-        """Stop waiting for nodes that have not replied, and reporting them."""
+        """Stop waiting for nodes that have not replied, and stop reporting nodes."""
         self._closed = True
         self.locations.close()
 
-    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, grip: G) -> G:
+    async def acquire(self, session: Session, spec: LockSpec, timeout: float | None, ref: G) -> G:
         """Acquire a lock; as `core.acquire.acquire`."""
-        return await acquire(session, self, spec, timeout, grip)
+        return await acquire(session, self, spec, timeout, ref)
 
-    def releasing(self, hold: Hold) -> Request:
+    def release_request(self, lease: LeaseState) -> Request:
         """Return the request that releases a lease.
 
-        If the caller is not the thread or task that acquired it, its requests may reach a node
-        before the vote does: a tombstone keeps the vote out.
+        A release by another thread or task than the one that acquired the lock may overtake the
+        vote on another connection. So it leaves a tombstone, which makes the node refuse the vote.
         """
-        tombstone = "0" if hold.actor is self._port.actor() else TOMBSTONE_MS
-        return self.ending(hold.spec, hold.token, tombstone, hold.longest_ttl)
+        tombstone = "0" if lease.actor is self._port.actor() else TOMBSTONE_MS
+        return self.removal_request(lease.spec, lease.token, tombstone, lease.longest_ttl)
 
-    def ending(self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0) -> Request:
+    def removal_request(
+        self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0
+    ) -> Request:
         """Return the request that removes a token.
 
-        A node that fails is retried for the ttl in the request: for the `longest` that it had.
+        Its ttl sets how long the background retries the request on a node that fails. So it is the
+        `longest` ttl that the token ever had.
         """
         ttl_ms = to_ms(longest) if longest > spec.ttl else spec.ttl_ms
         return RELEASE, spec.keys, (token, ttl_ms, tombstone, spec.settings)
 
-    def settings(self, delay_ms: int, group: str) -> str:
-        """Return the settings of a lock as the scripts read them: no node hands a lock over."""
-        return settings_of(delay_ms, group, fair=False)
+    def settings(self, delay_ms: int, owner_suffix: str) -> str:
+        """Return the settings of a lock for the scripts. A node of a quorum is never fair."""
+        return settings_of(delay_ms, owner_suffix, fair=False)
+
+    def runs_together(self, locks: LockSet) -> bool:  # noqa: ARG002 - the same for all
+        """Return False: the votes about each lock are separate."""
+        return False
 
     def forget(self, token: str, node: int | None) -> None:
-        """Forget a token, on one node or on all: it has been removed, or will expire there."""
+        """Forget a token on one node, or on all: it has been removed, or will expire."""
         if node is None:
             self.locations.forget(token)
         else:
@@ -135,15 +151,15 @@ class Quorum:
     async def vote(
         self, request: Request, timeout: float, left: Callable[[], float]
     ) -> tuple[int, Vote]:
-        """Ask every node for its vote; return the fence, or 0, and the votes.
+        """Request the vote of every node; return the fence, or 0, and the votes.
 
-        There is a fence if a majority voted yes, and agreed on one number while there was time
-        `left`. Otherwise the caller has to withdraw the token.
+        There is a fence if a majority voted yes, and agreed on one number while time was `left`.
+        Otherwise the caller has to withdraw the token.
         """
         votes = Vote(self, request)
-        # A node that no longer knows the script is sent the vote again while the caller waits. If
-        # it did not wait at all, the node would receive the vote after the release of the token.
-        await self._ask(votes, max(timeout, SHORTEST_ROUND))
+        # Wait for at least 1 ms. Otherwise a node without the script would receive the repeated
+        # vote after the release.
+        await self._send(votes, max(timeout, SHORTEST_ROUND))
         given = votes.yes
         while len(numbers := list(given.values())) >= self.majority:
             [(fence, agreed)] = Counter(numbers).most_common(1)
@@ -152,16 +168,16 @@ class Quorum:
             if left() <= 0:
                 break
             confirmation = Confirmation(self, request, max(numbers))
-            await self._ask(confirmation, min(timeout, left()))
+            await self._send(confirmation, min(timeout, left()))
             given = confirmation.yes
         return 0, votes
 
-    async def withdraw(self, request: Request, timeout: float, *, hurry: bool) -> None:
+    async def withdraw(self, request: Request, timeout: float, *, wait_if_no_votes: bool) -> None:
         """Release a token that did not get the lock.
 
-        Returns when the nodes that gave it the lock have replied; the others are cleaned up in the
-        background. If no node gave it, `hurry` says not to wait for any reply. Otherwise one is
-        awaited, so that errors can say more.
+        Waits for the nodes that voted. If none voted: waits for one reply, whose outcome may
+        explain the failure, or for none without `wait_if_no_votes`. The other nodes are cleaned up
+        in the background.
         """
         token, locations = request[2][0], self.locations
         there = locations.of(token)
@@ -169,7 +185,7 @@ class Quorum:
             locations.forget(token)
             return
         have_it = [node for node, state in there.items() if state == PRESENT]
-        waits = have_it or not hurry
+        waits = have_it or wait_if_no_votes
         await self._release(
             request, timeout if waits else 0.0, lambda each: all(map(each.has_reply_of, have_it))
         )
@@ -179,37 +195,37 @@ class Quorum:
         if self.locations.of(request[2][0]) is not None:
             await self._release(request, 0.0, Round.is_complete)
 
-    # As one server
+    # The interface of a single server
 
     async def call(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script on the nodes that matter, and reply as one server would (`port.Call`)."""
+        """Run a script on the nodes concerned; return what one server would reply (`port.Call`)."""
         one_round = self._round((script, keys, args), _is_released)
-        await self._ask(one_round, timeout)
+        await self._send(one_round, timeout)
         result = one_round.result()
         if isinstance(one_round, Release):
             one_round.clean_up()
         return result
 
     async def call_many(
-        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], float]
+        self, requests: Sequence[Request], timeout: float, on_tick: Callable[[], float]
     ) -> list[Reply | HoldfastError]:
         """Renew and release in the background; as `Background.call_many`.
 
         A release is complete only when every node that may have the token has replied.
         """
         rounds = [self._round(request, Round.is_complete) for request in requests]
-        await self._ask_all(rounds, timeout, meanwhile)
+        await self._send_all(rounds, timeout, on_tick)
         restorations = [
             Restoration(each, request)
             for each, request in zip(rounds, requests, strict=True)
             if isinstance(each, Renewal) and each.has_majority()
         ]
-        await self._ask_all(restorations, 0.0, meanwhile)
+        await self._send_all(restorations, 0.0, on_tick)
         for each in rounds:
-            if isinstance(each, Release):  # as of a lease that was lost because no node had it
-                self.locations.forget_if_nowhere(each.token)
+            if isinstance(each, Release):  # such as of a lease that was lost on every node
+                self.locations.forget_without_location(each.token)
         return [_result(each) for each in rounds]
 
     def _round(self, request: Request, is_released: Enough) -> Round:
@@ -220,16 +236,16 @@ class Quorum:
 
     async def _release(self, request: Request, timeout: float, enough: Enough) -> None:
         release = Release(self, request, enough)
-        await self._ask(release, timeout)
+        await self._send(release, timeout)
         release.clean_up()
 
-    async def _ask(self, one_round: Round, timeout: float) -> None:
-        await self._nodes.ask(one_round.posts, timeout, one_round.on_reply)
+    async def _send(self, one_round: Round, timeout: float) -> None:
+        await self._nodes.send_all(one_round.posts, timeout, one_round.on_reply)
 
-    async def _ask_all(
-        self, rounds: Sequence[Round], timeout: float, meanwhile: Callable[[], float]
+    async def _send_all(
+        self, rounds: Sequence[Round], timeout: float, on_tick: Callable[[], float]
     ) -> None:
-        """Ask in the background, until every round is over."""
+        """Send the requests of all rounds in the background, and wait until every round is over."""
         posts: list[Post] = []
         whose: list[tuple[Round, int]] = []
         for each in rounds:
@@ -244,19 +260,19 @@ class Quorum:
             return not not_over
 
         if posts:
-            await self._background.ask(posts, timeout, on_reply, meanwhile)
+            await self._background.send_all(posts, timeout, on_reply, on_tick)
 
-    def watch(self, node: int, reply: Reply | HoldfastError) -> None:
-        """Report a node that begins to fail, and one that is back."""
-        if self._closed:  # this client has stopped reading
+    def note_health(self, node: int, reply: Reply | HoldfastError) -> None:
+        """Report a node that starts to fail, and one that works again."""
+        if self._closed:  # its own connections are being closed
             return
         if isinstance(reply, HoldfastError):
             if node not in self._failing and not isinstance(reply, (Interrupted, Unconnected)):
                 self._failing.add(node)
                 self._report(Event("node_failed", detail=str(reply)))
-        elif reply and node in self._failing:  # a node that refuses to write says no as well
+        elif reply and node in self._failing:  # a node that cannot write also replies with 0
             self._failing.discard(node)
-            self._report(Event("node_back", detail=f"{self.names[node]} answers again"))
+            self._report(Event("node_back", detail=f"{self.names[node]} is available again"))
 
 
 def _is_released(release: Round) -> bool:
@@ -273,4 +289,4 @@ def _result(one_round: Round) -> Reply | HoldfastError:
 
 
 def _nothing(*_: object) -> None:
-    """Before `begin` there are no tokens."""
+    """Do nothing: before `begin` there are no tokens."""

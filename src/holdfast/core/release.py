@@ -1,18 +1,19 @@
-"""Releasing: one script and one round trip. After that the lock is free, or another waiter's.
+"""Releasing: one script and one round trip. After that the lock is free, or granted to a waiter.
 
-A release without a reply is no lost lease. The token is kept until the outcome is known, so that
-the release can be retried, here and by the caller. A refusal of a retry means that an earlier try
-was carried out.
+A release without a reply is no loss of the lease. The token is kept until the outcome is known, so
+that the release can be retried, here and by the caller. A retry that is refused counts as success:
+an earlier try has probably released the lock.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
-from weakref import ref
+from weakref import ref as weak_ref
 
 from holdfast.core.cleanup import cancel_token
-from holdfast.core.hold import HELD, LOST, RELEASED, RELEASING
-from holdfast.core.retry import retry
+from holdfast.core.lease_state import HELD, LOST, RELEASED, RELEASING
+from holdfast.core.retry import TRIES, retry
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -22,190 +23,204 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Grip, Hold
+    from holdfast.core.lease_state import LeaseRef, LeaseState
     from holdfast.core.session import Session
     from holdfast.port import Reply
 
 
-def check(session: Session, grip: Grip) -> Hold:
-    """Return the hold of a grip if it is valid.
+def check_valid(session: Session, ref: LeaseRef) -> LeaseState:
+    """Return the lease of `ref` if it is valid.
 
     Raises:
-        LeaseLost: it is lost, or its deadline has passed.
-        NotHeld: it was released, or belongs to the process from which this one was forked.
+        LeaseLost: the lease is lost, or its deadline has passed.
+        NotHeld: it was released, or it belongs to the process from which this one was forked.
     """
-    port, hold = session.port, grip._hold
-    if hold is None:
-        raise NotHeld("this lease never held anything")
-    current = port.now() < hold.deadline and hold.process == port.process()
-    if current and hold.state is HELD and ref(grip) in hold.grips:
-        return hold
-    _check_process(session, hold)
-    if hold.state is HELD and not current:
-        hold.lose(hold.overdue())
-    if hold.state is LOST:
-        raise hold.loss()
-    raise NotHeld(f"the lease of {hold.spec.name!r} was released or exported", lock=hold.spec.name)
+    port, lease = session.port, ref._lease
+    if lease is None:
+        raise NotHeld("this lease was never granted")
+    current = port.now() < lease.deadline and lease.process == port.process()
+    if current and lease.state is HELD and weak_ref(ref) in lease.refs:
+        return lease
+    check_process(session, lease)
+    if lease.state is HELD and not current:
+        lease.lose(lease.expiry_reason())
+    if lease.state is LOST:
+        raise lease.loss()
+    name = lease.spec.name
+    why = f"the lease of {name!r} was released or exported: acquire the lock again"
+    raise NotHeld(why, lock=name)
 
 
-def _check_process(session: Session, hold: Hold) -> None:
-    if hold.process != session.port.process():
+def check_process(session: Session, lease: LeaseState) -> None:
+    """Raise NotHeld in a forked child: the lease is the parent's, which continues its release."""
+    if lease.process != session.port.process():
         raise NotHeld(
-            f"the lease of {hold.spec.name!r} belongs to the process that this one was forked "
+            f"the lease of {lease.spec.name!r} belongs to the process that this one was forked "
             "from: acquire the lock here",
-            lock=hold.spec.name,
+            lock=lease.spec.name,
         )
 
 
-async def release(session: Session, grip: Grip) -> None:
-    """Remove the grip. The last grip of a hold releases the lock.
+async def release(session: Session, ref: LeaseRef) -> None:
+    """Remove one reference to a lease. Removing the last one releases the lock.
 
     Raises:
-        LeaseLost: it was lost.
+        LeaseLost: the lease was lost.
         NotHeld: it belongs to the process from which this one was forked.
-        OutcomeUnknown, NodeUnavailable: no reply. It is retried in the background, unless the
-            client is closed, and the caller may retry.
-        ConfigurationError: the server refuses the request; as above.
+        OutcomeUnknown, NodeUnavailable: no reply. The release is retried in the background, unless
+            the client is closed. The caller may retry, too.
+        ConfigurationError: the server refuses the request. It is retried as above.
     """
-    hold = grip._hold
-    if hold is None:
+    lease = ref._lease
+    if lease is None:
         return
     try:
-        if not _begin(session, hold, grip):
-            return
-        request = *session.deployment.releasing(hold), hold.spec.command_timeout
-        asked_at = session.port.now()
-        try:
-            reply, _ = await retry(
-                lambda: session.deployment.call(*request),
-                lambda error: _on_failure(session, hold, error),
-            )
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            _give_up(session, hold, error)
-        hold.forget_waiter()
-        if reply != 1:
-            _handle(session, hold, reply, asked_at)
-        _check_not_lost(hold)
-        hold.state = RELEASED
+        if begin_release(session, lease, ref):
+            await complete_release(session, lease)
     except HoldfastError:
         raise
     except BaseException as error:
-        await _interrupted(session, hold, grip, error)
+        await _interrupted(session, lease, ref, error)
         raise
 
 
-def _begin(session: Session, hold: Hold, grip: Grip) -> bool:
-    """Return whether the caller has to send the release; then the hold is RELEASING."""
-    mine, port = ref(grip), session.port
-    if hold.state is RELEASED or (hold.state is HELD and mine not in hold.grips):
+async def complete_release(session: Session, lease: LeaseState, tries: int = TRIES) -> None:
+    """Send the release of a lease that is RELEASING.
+
+    Raises:
+        LeaseLost, NotHeld, OutcomeUnknown, NodeUnavailable, ConfigurationError: as `release`.
+    """
+    request = *session.deployment.release_request(lease), lease.spec.command_timeout
+    sent_at = session.port.now()
+    try:
+        reply, _ = await retry(
+            partial(session.deployment.call, *request),
+            partial(on_failure, session, lease),
+            tries,
+        )
+    except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+        _give_up(session, lease, error)
+    lease.unregister_waiter()
+    if reply != 1:
+        _handle(session, lease, reply, sent_at)
+    _check_not_lost(lease)
+    lease.state = RELEASED
+
+
+def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
+    """Return whether the caller has to send the release. If so, the lease is RELEASING."""
+    mine, port = weak_ref(ref), session.port
+    if lease.state is RELEASED or (lease.state is HELD and mine not in lease.refs):
         return False
-    if hold.state is RELEASING:
-        _check_process(session, hold)
-        # Another thread's request may be under way. A closed client sends none; a request that was
-        # under way when it was closed sets this in `_on_failure`.
+    if lease.state is RELEASING:
+        check_process(session, lease)
+        # The request of another thread may be under way, so a refusal proves nothing. A closed
+        # client has sent none, unless `on_failure` has recorded it.
         if not session.closed:
-            hold.unsure = True
+            lease.release_may_have_run = True
         return True
-    current = port.now() < hold.deadline and hold.process == port.process()
-    if hold.state is LOST or not current:
-        check(session, grip)
+    current = port.now() < lease.deadline and lease.process == port.process()
+    if lease.state is LOST or not current:
+        check_valid(session, ref)  # returns only if a renewal has just moved the deadline
     with session.held.mutex:
-        hold.grips.discard(mine)
-        if hold.grips or not hold.claim_release():
+        lease.refs.discard(mine)
+        if lease.refs or not lease.claim_release():
             return False
-        hold.state = RELEASING
-    if _was_lost(hold):
-        raise hold.loss()
-    session.forget(hold)
+        lease.state = RELEASING
+    if restore_loss(lease):
+        raise lease.loss()
+    session.forget(lease)
     return True
 
 
-def _was_lost(hold: Hold) -> bool:
-    """Whether it was lost in the instant in which its state was set: lost is final."""
-    if hold.reason is not None:
-        hold.state = LOST
-    return hold.state is LOST
+def restore_loss(lease: LeaseState) -> bool:
+    """Set LOST again if another thread has declared the lease lost; return whether it is lost."""
+    if lease.reason is not None:
+        lease.state = LOST
+    return lease.state is LOST
 
 
-def _on_failure(session: Session, hold: Hold, error: HoldfastError) -> None:
+def on_failure(session: Session, lease: LeaseState, error: HoldfastError) -> None:
     """Handle one try without a reply."""
-    _check_process(session, hold)
+    check_process(session, lease)
     if isinstance(error, OutcomeUnknown):
-        hold.unsure = True
-        session.waiters.recheck_all(hold.spec)
+        lease.release_may_have_run = True
+        session.waiters.recheck_all(lease.spec)
     if session.closed:
         raise error
 
 
-def _give_up(session: Session, hold: Hold, error: HoldfastError) -> NoReturn:
-    """Leave the release to the background, and raise; a closed client has none."""
-    _check_process(session, hold)
-    hold.forget_waiter()
-    name, seconds = hold.spec.name, hold.longest_ttl + hold.spec.lock_delay
+def _give_up(session: Session, lease: LeaseState, error: HoldfastError) -> NoReturn:
+    """Leave the release to the background, and raise. A closed client only raises."""
+    check_process(session, lease)
+    lease.unregister_waiter()
+    name, seconds = lease.spec.name, lease.longest_ttl + lease.spec.lock_delay
     message = f"{name!r} may stay locked for up to {seconds:.12g} s"
-    kind = OutcomeUnknown if hold.unsure else NodeUnavailable
+    kind = OutcomeUnknown if lease.release_may_have_run else NodeUnavailable
     if session.closed:
         raise kind(f"{message}: this client is closed", lock=name) from None
-    session.cleanups.schedule_lease(hold)
-    hold.unsure = True  # from now on the background may release it
+    session.cleanups.schedule_lease(lease)
+    lease.release_may_have_run = True  # the background may release it from now on
     if isinstance(error, ConfigurationError):
         raise error
-    message = f"{message}: {error}; releasing it is tried again in the background"
+    message = f"{message}: {error}; the release is retried in the background"
     raise kind(message, lock=name, node=getattr(error, "node", "")) from None
 
 
-def _handle(session: Session, hold: Hold, reply: Reply, sent_at: float) -> None:
+def _handle(session: Session, lease: LeaseState, reply: Reply, sent_at: float) -> None:
     """Handle a reply that grants the lock to another waiter, or refuses the release."""
-    _check_process(session, hold)  # the waiter may be the parent's
-    if not session.waiters.on_release(reply, sent_at) and not hold.unsure:
-        hold.lose(hold.refusal(reply, session.port.now()))
+    check_process(session, lease)  # the waiter may belong to the parent
+    if not session.waiters.on_release(reply, sent_at) and not lease.release_may_have_run:
+        lease.lose(lease.refusal_reason(reply, session.port.now()))
 
 
-def _check_not_lost(hold: Hold) -> None:
-    if hold.state is LOST:
-        raise hold.loss()
+def _check_not_lost(lease: LeaseState) -> None:
+    if lease.state is LOST:
+        raise lease.loss()
 
 
-async def _interrupted(session: Session, hold: Hold, grip: Grip, by: BaseException) -> None:
-    if hold.process != session.port.process():  # a forked child: the release is its parent's
+async def _interrupted(
+    session: Session, lease: LeaseState, ref: LeaseRef, by: BaseException
+) -> None:
+    if lease.process != session.port.process():  # a forked child: the parent sends the release
         return
     if isinstance(by, GeneratorExit):
-        abandon(session, grip)
+        release_in_background(session, ref)
     else:
-        session.waiters.recheck_all(hold.spec)
-        await session.port.shielded(_finish(session, hold, grip))
+        session.waiters.recheck_all(lease.spec)
+        await session.port.shielded(finish_release(session, lease, ref))
 
 
-def abandon(session: Session, grip: Grip) -> None:
-    """Release it in the background, because nothing can be awaited: the event loop is closed."""
-    hold = grip._hold
-    if hold is not None and _is_to_end(session, hold, grip):
-        session.waiters.recheck_all(hold.spec)
-        session.cleanups.schedule_lease(hold)
-        hold.forget_waiter()
-        hold.state = RELEASED
+def release_in_background(session: Session, ref: LeaseRef) -> None:
+    """Release the lease in the background, because the event loop is closed."""
+    lease = ref._lease
+    if lease is not None and take_over_release(session, lease, ref):
+        session.waiters.recheck_all(lease.spec)
+        session.cleanups.schedule_lease(lease)
+        lease.unregister_waiter()
+        lease.state = RELEASED
 
 
-def _is_to_end(session: Session, hold: Hold, grip: Grip) -> bool:
-    """Return whether an interrupted release, wherever it was, has to be completed."""
-    if hold.state in {RELEASED, LOST} or hold.process != session.port.process():
+def take_over_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
+    """Return whether an interrupted release has to be completed."""
+    if lease.state in {RELEASED, LOST} or lease.process != session.port.process():
         return False
     with session.held.mutex:
-        hold.grips.discard(ref(grip))
-        if hold.grips:
+        lease.refs.discard(weak_ref(ref))
+        if lease.refs:
             return False
-        hold.state = RELEASING
-    hold.unsure = True
-    session.forget(hold)
-    return not _was_lost(hold)
+        lease.state = RELEASING
+    lease.release_may_have_run = True
+    session.forget(lease)
+    return not restore_loss(lease)
 
 
-async def _finish(session: Session, hold: Hold, grip: Grip) -> None:
+async def finish_release(session: Session, lease: LeaseState, ref: LeaseRef) -> None:
     """Complete an interrupted release."""
-    if not _is_to_end(session, hold, grip):
+    if not take_over_release(session, lease, ref):
         return
     try:
-        await cancel_token(session, hold.spec, hold.token, longest=hold.longest_ttl)
+        await cancel_token(session, lease.spec, lease.token, longest=lease.longest_ttl)
     finally:
-        hold.forget_waiter()
-    hold.state = RELEASED
+        lease.unregister_waiter()
+    lease.state = RELEASED

@@ -1,22 +1,22 @@
 """The renewer: the one background job of a client. It renews leases and carries out clean-ups.
 
-A heap says which item is due next: a lease (to be renewed, to end its renewal at `max_hold`, or to
-be declared lost at its deadline), a clean-up, or a task. The rules:
+A heap orders its items by their due time. An item is a lease, a clean-up, or a task. A lease is due
+when it has to be renewed, when its renewal ends (`max_hold`), and at its deadline. The rules:
 
-1. Everything that is due within a short time is sent in one pipeline.
-2. A loss is declared at the deadline, even while replies are outstanding: a server that hangs must
-   not delay it.
+1. Requests that are due within a short time are sent in one pipeline.
+2. A lease is declared lost at its deadline, even while replies are outstanding. A server that hangs
+   does not delay that.
 3. A renewal without a reply is sent again until the deadline.
-4. A lease whose release has begun is not renewed. A renewal may be under way at that moment; the
-   release does not wait for it. If the server runs the release first, it refuses the renewal. The
-   reply is ignored, because the lease is no longer HELD.
-5. Without anything to watch, the job waits for a moment and then ends, until the next `watch`. So a
-   program that acquires and releases all the time does not start it each time.
+4. A lease is not renewed after its release has begun. A renewal may be under way at that moment,
+   and the release does not wait for it. If the server runs the release first, it refuses the
+   renewal. That reply is ignored, because the lease is no longer HELD.
+5. When there are no items, the job waits for `IDLE_TIMEOUT` and then ends. The next item starts it
+   again. So a program that acquires and releases all the time does not start a thread each time.
 
-Callers add items to `handed_in`, a dictionary whose single operations are atomic. They wake the job
-only if the item is due before the job would wake by itself. A lease that is released sooner is
-removed again, so that short leases cost the job nothing. No item is missed: a caller adds it, then
-looks at `_wake_at`; the job resets `_wake_at`, then looks at the items.
+Any thread adds items to `inbox`, a dictionary whose single operations are atomic. It wakes the job
+only if the item is due before the job wakes by itself. A lease that is released before that is
+removed from `inbox`, so a short lease costs the job nothing. No item is missed: a caller adds the
+item, then reads `_wake_at`; the job resets `_wake_at`, then reads `inbox`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
-from holdfast.core.hold import Hold
+from holdfast.core.lease_state import LeaseState
 from holdfast.core.spec import TOMBSTONE_MS, ttl_of
-from holdfast.core.token import read_party
+from holdfast.core.token import parse_token
 from holdfast.errors import HoldfastError, NodeUnavailable
 
 if TYPE_CHECKING:
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.port import Background, Reply, Request
 
-EARLY_MOST = 0.05
+EARLY_MAX = 0.05
 """Seconds by which a renewal may be sent early, to share a pipeline with others."""
 
-LOOK = 0.02
-"""Seconds between two looks at `handed_in` while replies are outstanding."""
+CHECK_INBOX_EVERY = 0.02
+"""Seconds between two checks of `inbox` while replies are outstanding."""
 
 BATCH = 1000
-"""Requests in one pipeline, so that the replies come well within a command's timeout."""
+"""Requests in one pipeline, at most, so that the replies arrive within a command timeout."""
 
-NAP, LINGER = 0.1, 1.0
-"""Seconds between two looks with nothing to watch, and after which the job ends."""
+IDLE_POLL, IDLE_TIMEOUT = 0.1, 1.0
+"""Seconds between two checks of `inbox` without items, and after which the job ends."""
 
 SLACK = 1000
-"""The heap is compacted when it exceeds twice its size after the last time by these entries."""
+"""The heap is compacted at twice its last compacted size plus this many entries."""
 
 
 @dataclass(slots=True, eq=False)
 class Cleanup:
-    """The release of a token that may be on a server."""
+    """The release of a token that a server may have."""
 
     name: str
     request: Request
@@ -65,26 +65,26 @@ class Cleanup:
     deadline: float
     fence: int
     forget: Callable[[], object]
-    """Called if the clean-up is given up: the token expires by itself."""
-    live: bool = True
+    """Called if the clean-up is given up. The token then expires by itself."""
+    is_scheduled: bool = True
 
     @property
-    def patience(self) -> float:
-        """Seconds to wait for a reply: fewer for one node of several, because renewals wait too."""
+    def reply_timeout(self) -> float:
+        """Seconds to wait for a reply. Short for one quorum node: renewals wait behind it."""
         return 1.0 if self.request[1].node is None else 0.2
 
 
 @dataclass(slots=True, eq=False)
 class BackgroundTask:
-    """A function that is called later. It must not block."""
+    """A function that the renewer calls later. It must not block."""
 
     do: Callable[[], None]
     due: float
-    live: bool = True
+    is_scheduled: bool = True
 
     @property
     def deadline(self) -> float:
-        """It is never called early."""
+        """The same as `due`, so that it is never called early."""
         return self.due
 
 
@@ -100,32 +100,32 @@ class Renewer:
         self._background = background
         self._report = report
         self._has_ended = has_ended
-        self.handed_in: dict[Hold | Cleanup | BackgroundTask, None] = {}
-        """Items that the job has not seen yet. A lease that ends is removed again."""
-        self._heap: list[tuple[float, int, Hold | Cleanup | BackgroundTask]] = []
+        self.inbox: dict[LeaseState | Cleanup | BackgroundTask, None] = {}
+        """New items. A lease that ends is removed again."""
+        self._heap: list[tuple[float, int, LeaseState | Cleanup | BackgroundTask]] = []
         self._order = count()
         self._compact_at = SLACK
-        self._ready: list[Hold | Cleanup] = []
+        self._ready: list[LeaseState | Cleanup] = []
         self._cleanups: dict[tuple[Keys, tuple[str, ...]], Cleanup] = {}
-        """The live ones, by keys and arguments."""
+        """The scheduled clean-ups, by keys and arguments."""
         self._wake_at = math.inf
         self._closed = False
-        self._looks_again = False
+        self._renews_all = False
 
-    def watch(self, hold: Hold) -> bool:
-        """Watch a lease from now on, or look again at one whose next due time has changed.
+    def schedule(self, lease: LeaseState) -> bool:
+        """Schedule a lease, or apply its new due time if it is scheduled.
 
-        Returns False if there can be no background job.
+        Returns False if the background job cannot run.
         """
-        return self._hand_in(hold, hold.next_due())
+        return self._submit(lease, lease.next_due())
 
-    def unwatch(self, hold: Hold) -> None:
-        """Drop a lease that has ended, if the job has not seen it yet."""
-        self.handed_in.pop(hold, None)
+    def unschedule(self, lease: LeaseState) -> None:
+        """Remove a lease that has ended from `inbox`, if it is still there."""
+        self.inbox.pop(lease, None)
 
-    def _hand_in(self, item: Hold | Cleanup | BackgroundTask, due: float) -> bool:
-        self.handed_in[item] = None
-        return due >= self._wake_at or self._background.rouse(self)
+    def _submit(self, item: LeaseState | Cleanup | BackgroundTask, due: float) -> bool:
+        self.inbox[item] = None
+        return due >= self._wake_at or self._background.wake(self)
 
     def clean_up(
         self,
@@ -138,222 +138,240 @@ class Renewer:
     ) -> None:
         """Send a release in the background until it is carried out, or the token has expired.
 
-        It replaces an earlier clean-up by the same request, whose reply may be under way: what that
-        has released may have been granted again since.
+        It replaces a scheduled clean-up with the same request, whose reply may be older than a new
+        grant to the token.
         """
         now = self._background.now()
         deadline = now + max(ttl, int(TOMBSTONE_MS) / 1000)
         earlier = self._cleanups.get(request[1:])
         if earlier is not None:
-            earlier.live = False
+            earlier.is_scheduled = False
             deadline = max(deadline, earlier.deadline)
         cleanup = Cleanup(name, request, now, deadline, fence, forget)
         self._cleanups[request[1:]] = cleanup
-        self._hand_in(cleanup, -math.inf)
+        self._submit(cleanup, -math.inf)
 
-    def look_again(self) -> None:
-        """Renew all leases now: the server may have lost them. Called from any thread."""
-        self._looks_again = True
-        self._background.rouse(self)
+    def renew_all(self) -> None:
+        """Renew all leases now: the server may have lost them. Any thread may call this."""
+        self._renews_all = True
+        self._background.wake(self)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> BackgroundTask | None:
+    def call_later(self, seconds: float, do: Callable[[], None]) -> BackgroundTask | None:
         """Call `do` after that many seconds, even if the client is closed by then.
 
-        Returns None if there can be no background job.
+        Returns None if the background job cannot run.
         """
         task = BackgroundTask(do, self._background.now() + seconds)
-        if self._hand_in(task, task.due):
+        if self._submit(task, task.due):
             return task
-        self.handed_in.pop(task, None)
+        self.inbox.pop(task, None)
         return None
 
     def close(self) -> None:
-        """Stop renewing. The deadlines of the leases that are still held are watched."""
+        """Stop renewing. Leases that are still held are still declared lost at their deadlines."""
         self._closed = True
         if self._wake_at < math.inf:
-            self._background.rouse(self)
+            self._background.wake(self)
 
     async def run(self) -> None:
-        """Work until there is nothing to watch."""
+        """Work until no item is scheduled."""
         idle_since: float | None = None
         while True:
             self._wake_at = math.inf
             wake_at = self._advance()
             if self._ready:
-                await self._work()
+                await self._send_batch()
                 continue
             now = self._background.now()
             if wake_at is not None:
                 idle_since = None
             elif idle_since is None:
                 idle_since = now
-            elif self._closed or now >= idle_since + LINGER:
+            elif self._closed or now >= idle_since + IDLE_TIMEOUT:
                 return
-            self._wake_at = wake_at or now + NAP
-            if not self.handed_in:
-                await self._background.rest(self._wake_at)
+            self._wake_at = wake_at or now + IDLE_POLL
+            if not self.inbox:
+                await self._background.sleep_until(self._wake_at)
 
-    def _schedule(self, item: Hold | Cleanup | BackgroundTask, due: float) -> None:
+    def _set_due(self, item: LeaseState | Cleanup | BackgroundTask, due: float) -> None:
         item.due = due
         heappush(self._heap, (due, next(self._order), item))
 
-    def _take_in(self) -> None:
-        while self.handed_in:
+    def _drain_inbox(self) -> None:
+        while self.inbox:
             try:
-                item, _ = self.handed_in.popitem()
-            except KeyError:  # the last one was just released
+                item, _ = self.inbox.popitem()
+            except KeyError:  # another thread has removed the last one
                 break
-            if item.live:
-                self._schedule(item, item.next_due() if isinstance(item, Hold) else item.due)
+            if item.is_scheduled:
+                self._set_due(item, item.next_due() if isinstance(item, LeaseState) else item.due)
+        # A closed client drops ended items at once, so that its job can end.
         if len(self._heap) > self._compact_at or self._closed:
             self._heap = [
                 (due, order, item)
                 for due, order, item in self._heap
-                if item.live and item.due == due
+                if item.is_scheduled and item.due == due
             ]
             heapify(self._heap)
             self._compact_at = 2 * len(self._heap) + SLACK
 
     def _advance(self) -> float | None:
         """Declare losses, collect what is to be sent, and return when the next item is due."""
-        self._take_in()
+        self._drain_inbox()
         now = self._background.now()
-        if self._looks_again:
-            self._looks_again = False
+        if self._renews_all:
+            self._renews_all = False
             for item in {item for _, _, item in self._heap}:
-                if isinstance(item, Hold):
-                    self._schedule(item, now)
+                if isinstance(item, LeaseState):
+                    self._set_due(item, now)
         while self._heap:
             due, _, item = self._heap[0]
-            if not item.live or item.due != due:
+            if not item.is_scheduled or item.due != due:
                 heappop(self._heap)
                 continue
             if due > now + _early(item, due):
                 return due
             heappop(self._heap)
             if isinstance(item, BackgroundTask):
-                item.live = False
+                item.is_scheduled = False
                 item.do()
                 continue
             if now >= item.deadline:
                 self._give_up(item)
                 continue
-            # Its deadline is watched while it waits to be sent, and for a reply.
-            self._schedule(item, item.deadline)
+            # Schedule its deadline first. It then stays in the heap while the request waits or is
+            # outstanding.
+            self._set_due(item, item.deadline)
             if self._is_to_be_sent(item, now):
                 self._ready.append(item)
         return None
 
-    def _meanwhile(self) -> float:
-        """Do everything but sending; return when to be called again."""
-        due, soon = self._advance(), self._background.now() + LOOK
+    def _on_tick(self) -> float:
+        """Do everything but sending; return when to call this again."""
+        due, soon = self._advance(), self._background.now() + CHECK_INBOX_EVERY
         return soon if due is None else min(due, soon)
 
-    def _give_up(self, item: Hold | Cleanup) -> None:
-        if isinstance(item, Hold):
-            item.lose(item.overdue())
+    def _give_up(self, item: LeaseState | Cleanup) -> None:
+        if isinstance(item, LeaseState):
+            item.lose(item.expiry_reason())
             return
         self._end(item)
         item.forget()
         if item.request[1].node is not None:  # `node_failed` was reported for it
             return
-        detail = "the server could not be told to forget it: it stays until it expires, if ever"
+        detail = "its token could not be removed from the server, and stays until it expires"
         self._report(Event("cleanup_failed", item.name, item.fence, detail))
 
     def _end(self, cleanup: Cleanup) -> None:
-        cleanup.live = False
+        cleanup.is_scheduled = False
         if self._cleanups.get(cleanup.request[1:]) is cleanup:
             del self._cleanups[cleanup.request[1:]]
 
-    def _may_renew(self, hold: Hold, now: float) -> bool:
-        """Return whether a renewal may be sent now; end and report what ends by now."""
+    def _may_renew(self, lease: LeaseState, now: float) -> bool:
+        """Return whether to send a renewal now. Stop renewing at `max_hold`, and report that."""
         if self._closed:
             return False
-        if hold.renewing and now + _early(hold, hold.renew_until) >= hold.renew_until:
-            hold.renewing = False
-            detail = f"held for max_hold={hold.spec.max_hold} s: it is not renewed any more"
-            self._report(Event("max_hold", hold.spec.name, hold.fence, detail))
-        if hold.forsaken is not None and hold.forsaken():
-            hold.renewing = False
-        if not hold.renewing:
+        if lease.renewing and now + _early(lease, lease.renew_until) >= lease.renew_until:
+            lease.renewing = False
+            detail = f"held for max_hold={lease.spec.max_hold} s: no longer renewed"
+            self._report(Event("max_hold", lease.spec.name, lease.fence, detail))
+        if lease.is_abandoned is not None and lease.is_abandoned():
+            lease.renewing = False
+        if not lease.renewing:
             return False
-        # A task that is done keeps its result, or the frames of its error, and so its lease.
-        if hold.spec.owner is None and hold.actor is not None and self._has_ended(hold.actor):
-            hold.actor = None
-        if hold.is_dropped and not hold.reported_dropped:
-            hold.reported_dropped = True
-            self._report(Event("not_released", hold.spec.name, hold.fence, _dropped(hold)))
+        # A finished task keeps its result, which may refer to the lease. Drop the task, or the
+        # lease is never collected and reported.
+        if lease.spec.owner is None and lease.actor is not None and self._has_ended(lease.actor):
+            lease.actor = None
+        if lease.is_dropped and not lease.reported_dropped:
+            lease.reported_dropped = True
+            self._report(Event("not_released", lease.spec.name, lease.fence, _dropped(lease)))
         return True
 
-    def _is_to_be_sent(self, item: Hold | Cleanup, now: float) -> bool:
-        return item.live and (not isinstance(item, Hold) or self._may_renew(item, now))
+    def _is_to_be_sent(self, item: LeaseState | Cleanup, now: float) -> bool:
+        return item.is_scheduled and (
+            not isinstance(item, LeaseState) or self._may_renew(item, now)
+        )
 
-    def _next_batch(self) -> list[Hold | Cleanup]:
-        """Take what is sent next. Clean-ups of one node of several are sent later, alone."""
+    def _next_batch(self) -> list[LeaseState | Cleanup]:
+        """Return what is sent next. Clean-ups on single nodes of a quorum are sent separately."""
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
-        first = [item for item in batch if isinstance(item, Hold) or item.request[1].node is None]
+        first = [
+            item for item in batch if isinstance(item, LeaseState) or item.request[1].node is None
+        ]
         if not first or len(first) == len(batch):
             return batch
         self._ready += [item for item in batch if item not in first]
         return first
 
-    async def _work(self) -> None:
-        # These items may have waited for the replies to an earlier batch.
-        asked_at = self._background.now()
-        batch = [item for item in self._next_batch() if self._is_to_be_sent(item, asked_at)]
+    async def _send_batch(self) -> None:
+        # Checked again: the items may have waited for the replies to an earlier batch.
+        sent_at = self._background.now()
+        batch = [item for item in self._next_batch() if self._is_to_be_sent(item, sent_at)]
         if not batch:
             return
-        timeout = max(item.patience for item in batch)
-        requests = [_request(item, asked_at) for item in batch]
+        # Invariant: no lease is renewed late because the replies to this batch are awaited. So wait
+        # no longer than the reply timeout of any lease that is renewed.
+        limits = [
+            item.reply_timeout
+            for _, _, item in self._heap
+            if isinstance(item, LeaseState) and item.is_scheduled and item.renewing
+        ]
+        timeout = min([max(item.reply_timeout for item in batch), *limits])
+        requests = [_request(item, sent_at) for item in batch]
         try:
-            replies = await self._background.call_many(requests, timeout, self._meanwhile)
-        except Exception as error:  # noqa: BLE001 - in any case they are not renewed
+            replies = await self._background.call_many(requests, timeout, self._on_tick)
+        except Exception as error:  # noqa: BLE001 - any error means that nothing was renewed
             replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
-        for item, reply in zip(batch, replies, strict=True):
-            if item.live:
-                self._answered(item, asked_at, reply)
+        for item, request, reply in zip(batch, requests, replies, strict=True):
+            if isinstance(item, LeaseState) and item.is_outdated(request, reply):
+                self._set_due(item, sent_at)
+                continue
+            if item.is_scheduled:
+                self._handle_reply(item, sent_at, reply)
 
-    def _answered(self, item: Hold | Cleanup, asked_at: float, reply: Reply) -> None:
+    def _handle_reply(self, item: LeaseState | Cleanup, sent_at: float, reply: Reply) -> None:
         now = self._background.now()
         if isinstance(reply, HoldfastError):
-            if isinstance(item, Hold) and not item.unanswered:
+            if isinstance(item, LeaseState) and not item.unanswered:
                 item.unanswered = True
                 self._report(Event("renewal_failed", item.spec.name, item.fence, str(reply)))
             if isinstance(item, Cleanup) and self._closed:
                 self._give_up(item)
             else:
-                self._schedule(item, min(now + item.patience / 2, item.deadline))
-        elif not isinstance(item, Hold):
+                self._set_due(item, min(now + item.reply_timeout / 2, item.deadline))
+        elif not isinstance(item, LeaseState):
             self._end(item)
         elif not reply:
-            item.lose(item.refusal(reply, now))
-        elif item.prolong(asked_at, item.spec.ttl, now):
-            self._schedule(item, item.next_due())
+            item.lose(item.refusal_reason(reply, now))
+        elif item.prolong(sent_at, item.spec.ttl, now):
+            self._set_due(item, item.next_due())
 
 
-def _dropped(hold: Hold) -> str:
-    party = read_party(hold.token.encode())
-    name = "" if party is None else f", acquired by {party.thread!r},"
+def _dropped(lease: LeaseState) -> str:
+    info = parse_token(lease.token.encode())
+    name = "" if info is None else f", acquired by {info.thread!r},"
     return (
         f"its lease{name} was garbage-collected without release(): the lock stays held until its "
         "client is closed or its process ends"
     )
 
 
-def _early(item: Hold | Cleanup | BackgroundTask, due: float) -> float:
-    """Return by how much it may be done early: less than the pause after a failure.
+def _early(item: LeaseState | Cleanup | BackgroundTask, due: float) -> float:
+    """Return how many seconds early an item may be handled.
 
-    A deadline is never early.
+    That is less than the pause before a retry, which would otherwise be sent at once. A deadline is
+    never early.
     """
     if due >= item.deadline:
         return 0.0
-    if isinstance(item, Hold):
-        return min(EARLY_MOST, item.spec.first_due / 2, item.patience / 4)
-    return EARLY_MOST
+    if isinstance(item, LeaseState):
+        return min(EARLY_MAX, item.spec.first_due / 2, item.reply_timeout / 4)
+    return EARLY_MAX
 
 
-def _request(item: Hold | Cleanup, now: float) -> Request:
-    if not isinstance(item, Hold):
+def _request(item: LeaseState | Cleanup, now: float) -> Request:
+    if not isinstance(item, LeaseState):
         return item.request
-    # An extended lease is renewed for all that is left of it: a node may be given it again.
-    return item.renewal(max(item.spec.ttl, ttl_of(item.deadline - now)))
+    # An extended lease is renewed for its whole remaining time: a quorum may restore it to a node.
+    return item.renewal_request(max(item.spec.ttl, ttl_of(item.deadline - now)))

@@ -1,34 +1,29 @@
-"""Sending a request again that got no reply. It must be one that may be carried out twice."""
+"""Retrying requests that got no reply. Only for requests that may be carried out twice."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
+from holdfast.port import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.port import Reply
-
 TRIES = 3
-"""Requests without a reply after which the server counts as unreachable. A connection that was
+"""After this many requests without a reply the server counts as unreachable. A connection that was
 closed while idle may cost one, and a lost reply another."""
 
 
-class Answer(NamedTuple):
-    """The reply to a request that may have been sent more than once."""
-
-    reply: Reply
-    uncertain: bool
-    """An earlier try got no reply, and may have been carried out."""
+RetryResult: TypeAlias = tuple[Reply, bool]
+"""A reply, and whether an earlier try got none, and may have been executed."""
 
 
 async def retry(
     send: Callable[[], Awaitable[Reply]],
     on_failure: Callable[[OutcomeUnknown | NodeUnavailable], object] | None = None,
     tries: int = TRIES,
-) -> Answer:
+) -> RetryResult:
     """Call `send` until there is a reply, up to `tries` times.
 
     `on_failure` is called after each try that failed. What it raises ends the retries.
@@ -37,17 +32,17 @@ async def retry(
         OutcomeUnknown: the last try failed, and one of them may have been carried out.
         NodeUnavailable: the last try failed, and none was carried out.
     """
-    uncertain = False
+    may_have_run = False
     while True:
         tries -= 1
         try:
-            return Answer(await send(), uncertain)
+            return await send(), may_have_run
         except (OutcomeUnknown, NodeUnavailable) as error:
-            uncertain = uncertain or isinstance(error, OutcomeUnknown)
+            may_have_run = may_have_run or isinstance(error, OutcomeUnknown)
             if on_failure is not None:
                 on_failure(error)
             if tries:
                 continue
-            if uncertain and isinstance(error, NodeUnavailable):
+            if may_have_run and isinstance(error, NodeUnavailable):
                 raise OutcomeUnknown(str(error), lock=error.lock, node=error.node) from None
             raise

@@ -1,7 +1,7 @@
-"""What one client has in one process: its leases, its waiters, its clean-ups and its renewer.
+"""The state of one client in one process: its leases, waiters, clean-ups, and its renewer.
 
-A forked child inherits the object. `begin` replaces its contents there, before any of the child's
-code runs. So a child never renews or releases what its parent holds.
+A forked child inherits the session. `begin` replaces its contents there, before any code of the
+child runs. So a child never renews or releases what its parent holds.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 from holdfast.core.cleanup import Cleanups
 from holdfast.core.events import Event
 from holdfast.core.held import HeldLeases
-from holdfast.core.hold import RELEASED, forked
+from holdfast.core.lease_state import RELEASED
 from holdfast.core.renewer import Renewer
 from holdfast.core.spec import LOST_TOMBSTONE
 from holdfast.core.waiters import Waiters
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.deployment import Deployment
-    from holdfast.core.hold import Hold
+    from holdfast.core.lease_state import LeaseState
     from holdfast.port import Background, Port
 
 NAMED = 100
-"""Leases that an event names at most."""
+"""How many leases an event names, at most."""
 
 
 class Session:
-    """What the operations of one client share."""
+    """The state that the operations of one client share, in one process."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Session:
         self.deployment = deployment
         self.report = report
         self.polls = polls
-        """Waiting clients poll, and receive no messages."""
+        """Waiting callers poll, and receive no messages."""
         self.closed = False
         self._make_background = make_background
         self.begin()
 
     def begin(self) -> None:
-        """Begin without leases and waiters: in a new client, and in each forked child."""
+        """Start without leases and waiters: in a new client, and in each forked child."""
         self.process = self.port.process()
         self.renewer = Renewer(self._make_background(), self.report, self.port.has_ended)
         self.held = HeldLeases(self.port)
@@ -60,9 +60,9 @@ class Session:
         self.deployment.begin(self)
 
     def close(self) -> None:
-        """Renew nothing from now on, and report what is still held.
+        """Stop renewing, and report the leases that are still held.
 
-        An attempt ends with its next failure: the caller closes the connections after this.
+        The caller closes the connections afterwards. An attempt that is under way then fails.
         """
         if not self.closed:
             self._report_held()
@@ -74,60 +74,77 @@ class Session:
         held = self.held.valid()
         if not held:
             return
-        names = [f"{hold.spec.name!r} (fence {hold.fence})" for hold in held[:NAMED]]
+        names = [f"{lease.spec.name!r} (fence {lease.fence})" for lease in held[:NAMED]]
         if len(held) > NAMED:
             names.append(f"{len(held) - NAMED} more")
-        detail = f"the client was closed while it held {', '.join(names)}: no longer renewed"
+        detail = (
+            f"the client was closed while it held {', '.join(names)}: no longer renewed; release "
+            "leases before you close the client"
+        )
         self.report(Event("closed_while_held", detail=detail))
 
-    def took(self, hold: Hold) -> None:
-        """Keep a lease that was just granted, and renew it.
+    def track(self, lease: LeaseState) -> None:
+        """Add a lease that was just granted, and start to renew it.
 
         Raises:
-            ConfigurationError: it is to be renewed, and cannot be.
-            NotHeld: it is the parent's: this process was forked since the attempt began.
+            ConfigurationError: it has to be renewed, and no thread can be started for that.
+            NotHeld: this process was forked since the attempt began. The lease is the parent's.
         """
-        self.held.add(hold)
-        # Without renewal the background only reports the deadline, which holds by itself. Locks of
-        # redis-py are not watched at all.
-        is_watched = hold.spec.first_due == math.inf or self.renewer.watch(hold)
-        if not is_watched and hold.spec.renew:
-            name = hold.spec.name
+        self.held.add(lease)
+        # Without renewal the renewer only reports the deadline. The deadline itself needs no
+        # renewer. A lock of redis-py is not scheduled at all.
+        is_scheduled = lease.spec.first_due == math.inf or self.renewer.schedule(lease)
+        if not is_scheduled and lease.spec.renew:
+            name = lease.spec.name
             raise ConfigurationError(
                 f"lock {name!r} cannot be renewed: no thread can be started, as in an atexit "
                 "handler; give it renew=False and a ttl that is longer than the work",
                 lock=name,
             )
-        # Last: what is forked after this is forked after acquire().
-        self.check_process(hold.process, hold.spec.name)
+        # Last, so that a fork after this check is a fork after acquire().
+        self.check_process(lease.process, lease.spec.name)
 
     def check_process(self, process: int, name: str, verb: str = "acquire") -> None:
-        """Raise NotHeld if this process was forked from the one in which an operation began."""
+        """Raise NotHeld in a child that was forked, as by a signal handler, during an operation.
+
+        The operation continues in the parent, with the parent's token. So the child sends no
+        request: the server would treat it as a retry, and both processes would hold the lock.
+        """
         if process != self.port.process():
-            raise forked(name, verb) from None
+            raise NotHeld(
+                f"this process was forked during {verb}() of {name!r}, which continues in its "
+                "parent: acquire the lock here",
+                lock=name,
+            ) from None
 
-    def abandon(self, hold: Hold) -> None:
+    def end_locally(self, lease: LeaseState) -> None:
         """End a lease in this process, without releasing it on the server."""
-        hold.state = RELEASED
-        self.forget(hold)
+        lease.state = RELEASED
+        self.forget(lease)
 
-    def forget(self, hold: Hold) -> None:
-        """Forget a lease that has ended. A newer one of the same lock stays."""
-        self.renewer.unwatch(hold)
-        self.held.remove(hold)
+    def forget(self, lease: LeaseState) -> None:
+        """Forget a lease that has ended. A newer lease of the same lock is kept."""
+        self.renewer.unschedule(lease)
+        self.held.remove(lease)
+        if lease.downgrade is not None:  # no reply yet: either token may be a holder, even later
+            lease.needs_tombstone = lease.release_may_have_run = True
+            self.cleanups.schedule(lease.spec, lease.downgrade[1], longest=lease.longest_ttl)
 
-    def lost(self, hold: Hold) -> None:
-        """Report a loss, and remove what is left of the lease from the server."""
-        self.forget(hold)
-        hold.forget_waiter(self.port.now())  # a late message must not end the lock delay
-        self.report(Event("lost", hold.spec.name, hold.fence, hold.loss().reason))
-        # An extension without a reply may keep the key long beyond the deadline, and a request
-        # without a reply may still arrive. On a quorum a minority of the nodes may have the token.
-        refused = hold.reason in {"taken", "key_missing"}
-        if not refused or hold.needs_tombstone or self.deployment.is_quorum:
-            self.cleanups.schedule_lease(hold, LOST_TOMBSTONE)  # begins the lock delay
+    def on_lost(self, lease: LeaseState) -> None:
+        """Report a loss, and schedule the clean-up on the server."""
+        self.forget(lease)
+        # The token stays registered until earlier messages have arrived. A grant to an unknown
+        # token is released at once, and that release would end the lock delay.
+        lease.unregister_waiter(self.port.now())
+        self.report(Event("lost", lease.spec.name, lease.fence, lease.loss().reason))
+        # Schedule a release in three cases: the lease was not refused, so an unanswered extension
+        # may keep the key; an unanswered request may still arrive; a minority of nodes may have the
+        # token.
+        refused = lease.reason in {"taken", "key_missing"}
+        if not refused or lease.needs_tombstone or self.deployment.is_quorum:
+            self.cleanups.schedule_lease(lease, LOST_TOMBSTONE)  # begins the lock delay
 
-    def moved(self, _seat: object) -> None:
-        """Renew all leases: another server has taken over. Called from any thread."""
+    def endpoint_changed(self, _endpoint: object) -> None:
+        """Renew all leases, because another server has taken over. Any thread may call this."""
         if self.held:
-            self.renewer.look_again()
+            self.renewer.renew_all()

@@ -1,6 +1,6 @@
-"""The immutable description of a lock: its settings, checked, and all that follows from them.
+"""The immutable description of a lock: its checked settings, and the values derived from them.
 
-What can be computed once a lock is computed here, so that acquiring computes nothing.
+Everything that can be computed once per lock is computed here, and not when it is acquired.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
 from holdfast.core.duration import in_seconds
+from holdfast.core.kind import EXCLUSIVE, Kind
 from holdfast.core.token import encode, suffix_of
 from holdfast.errors import ConfigurationError
 from holdfast.keys import Keys, encoded_name, keys_of, lazy, lock_key_of, prefix_of, to_bytes
@@ -19,22 +20,22 @@ if TYPE_CHECKING:
     from holdfast.core.duration import Duration
 
 DRIFT = 0.01
-"""How far the rates of the holder's and the server's clocks may differ."""
+"""How much the rates of the clocks of the holder and the server may differ."""
 
 MARGIN = 0.001
-"""Seconds by which a deadline is early, for the server's millisecond clock."""
+"""Seconds by which a deadline is early, because the clock of the server counts milliseconds."""
 
-RENEWALS_A_TTL = 3
-"""A lease is renewed when one of so many parts of its time has passed; two remain for retries."""
+RENEWALS_PER_TTL = 3
+"""A lease is renewed after a third of its validity. Two thirds remain for retries."""
 
 WINDOW_LONGEST = 1.0  # as in the scripts
-"""Seconds for which a lock is handed over to a waiter, at most: it has to be heard from by then."""
+"""The longest window, in seconds. Within it the holder of a pushed grant must send a request."""
 
 TOMBSTONE_MS = "60000"
-"""How long a given-up token stays refused: longer than a request may be under way."""
+"""How long (ms) a tombstone makes the server refuse a token: longer than a request is under way."""
 
 LOST_TOMBSTONE = f"{TOMBSTONE_MS} lost"
-"""The same for the release of a lost lease, which begins the lock delay."""
+"""The same, for the release of a lost lease, which begins the lock delay."""
 
 TTL_MIN, TTL_MAX = 0.01, 365 * 86_400.0
 LABEL_MAX = 200
@@ -43,13 +44,13 @@ REPLICAS_MAX = 1000
 
 @dataclass(frozen=True)
 class LockSpec:
-    """One lock, as its user described it (first block) and as the core needs it (second)."""
+    """One lock: the settings of the user (first block), and what follows from them (second)."""
 
     name: str
     ttl: float
     timeout: float | None
     renew: bool
-    max_hold: float  # infinite when there is no cap
+    max_hold: float  # infinite if there is no limit
     reentrant: bool
     owner: str | None
     fair: bool
@@ -57,44 +58,52 @@ class LockSpec:
     replicas: int
     label: str | None
 
-    prefix: bytes  # of its key, from the namespace
-    keys: Keys  # of every script: lock, fence, queue, and an owner's holds
+    prefix: bytes  # the prefix of its key, from the namespace
+    keys: Keys  # the keys of the lock, the fence, the queue, and the holds of an owner
     suffix: str  # the end of every token: the label, the lock delay, and the owner
-    settings: str  # what few locks have, as the scripts read it
+    settings: str  # less common settings, as the scripts read them
     ttl_ms: str
-    validity: float
-    usable: float  # of that, how long an answer may take for the lease to be given
+    validity: float  # the seconds from the request to the deadline
+    usable: float  # validity minus min_validity; a later reply is too late
     renew_after: float
-    first_due: float  # how long after the grant the renewer has something to do
+    first_due: float  # the seconds after which the renewer first handles the lease
     command_timeout: float
-    longest_ttl: float  # that any lock may have here
-    taking: Script = ACQUIRE  # or one that takes it only where it is needed
-    asked: tuple[str, ...] = ()  # what that one wants to know besides
+    longest_ttl: float  # the longest ttl that any lock of this client may have
+    acquire_script: Script = ACQUIRE  # or a script that acquires the lock only if it is needed
+    extra_args: tuple[str, ...] = ()  # the additional arguments of such a script
+    kind: Kind = EXCLUSIVE
+    weight: int = 0  # of a semaphore or an rwlock: the permits that a lease takes
+    limit: int = 0  # and at most how many are in use then; 0 for a lock
 
-    def named(self, name: str) -> LockSpec:
-        """The lock with another name and the same settings, which are not checked again.
+    @property
+    def has_several_holders(self) -> bool:
+        """Whether several leases of this lock may be valid at once, even in one process."""
+        return self.owner is not None or self.limit > 0
+
+    def with_name(self, name: str) -> LockSpec:
+        """Return a lock with another name and the same settings, which are not checked again.
 
         Raises:
-            ConfigurationError: no lock can have this name.
+            ConfigurationError: the name is invalid.
         """
         lock_key = self.prefix + b"{" + encoded_name("name", name) + b"}"
         keys = keys_of(lock_key, holds=self.owner is not None, replicas=self.replicas)
-        fields = self.__dict__.copy()  # far cheaper than setting each of them
-        fields.pop("kept_keys", None)
+        fields = self.__dict__.copy()  # much faster than `dataclasses.replace`
+        fields.pop("renewal_keys", None)
         fields["name"], fields["keys"] = str.__str__(name), keys
         spec = object.__new__(LockSpec)
         object.__setattr__(spec, "__dict__", fields)
         return spec
 
     @lazy
-    def kept_keys(self) -> Keys:
-        """The keys of renewing: without an owner, just those that exist while it is held."""
+    def renewal_keys(self) -> Keys:
+        """The keys of a renewal: without an owner, only the keys that exist while it is held."""
         if self.owner is not None:
             return self.keys
         return Keys(self.keys[:2], self.keys.replicas)
 
 
-def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
+def describe(  # noqa: PLR0913 - the settings of a lock
     name: str,
     *,
     ttl: Duration,
@@ -114,10 +123,10 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     quorum: bool = False,
     namespace: str = "",
 ) -> LockSpec:
-    """Check a lock's settings and work out what follows from them.
+    """Check the settings of a lock; return its spec.
 
     Raises:
-        ConfigurationError: at the first setting that cannot work, saying what to write instead.
+        ConfigurationError: a setting is invalid. The message shows what to write instead.
     """
     lock_key = lock_key_of(name, key, namespace)
     ttl, timeout = in_seconds(ttl), in_seconds(timeout)
@@ -126,23 +135,20 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
     check_timeout(timeout, lock=name)
     if max_hold is not None:
         if not is_number(max_hold) or not 0 < max_hold < math.inf:
-            raise _wrong(f"max_hold={max_hold!r}: give seconds above 0, or None for no cap", name)
+            raise _wrong(f"max_hold={max_hold!r}: give seconds above 0, or None for no limit", name)
         if not renew:
-            raise _wrong("max_hold caps renewal and means nothing with renew=False: drop it", name)
+            raise _wrong("max_hold needs renew=True: remove it, or remove renew=False", name)
     if not is_number(lock_delay) or not 0 <= lock_delay <= TTL_MAX:
         raise _wrong(f"lock_delay={lock_delay!r}: give seconds, 0 for none", name)
     if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
-        raise _wrong(f"replicas={replicas!r}: give how many replicas there are, 0 for none", name)
+        raise _wrong(f"replicas={replicas!r}: give the number of replicas, 0 for none", name)
     _check_text("label", label, name)
-    _check_text("owner", owner, name)
-    if owner is not None and reentrant:
-        raise _wrong("an owner may take it again in any thread or task: drop reentrant=True", name)
-    if quorum and owner is not None:
-        raise _wrong("an owner's holds are kept by one server: drop owner=, or give one", name)
+    if owner is not None:
+        _check_owner(owner, name, reentrant=reentrant, quorum=quorum)
     if quorum and replicas:
-        raise _wrong("a majority of servers needs no replicas: drop replicas=", name)
+        raise _wrong("a quorum uses no replicas: remove replicas=", name)
     keys = keys_of(lock_key, holds=owner is not None, replicas=replicas)
-    group = "" if owner is None else f"&{encode(owner)}"
+    owner_suffix = "" if owner is None else f"&{encode(owner)}"
     delay_ms = int(to_ms(lock_delay))
     validity = validity_of(ttl)
     if not is_number(min_validity) or not 0 <= min_validity < validity:
@@ -161,43 +167,46 @@ def describe(  # noqa: PLR0913 - the settings of a lock, as the user gives them
         label=label,
         prefix=prefix_of(namespace),
         keys=keys,
-        suffix=suffix_of(label, delay_ms, group),
+        suffix=suffix_of(label, delay_ms, owner_suffix),
         settings=settings_of(
             delay_ms,
-            group,
+            owner_suffix,
             fair=fair and not quorum,
             guarded=longest_ttl < math.inf and not quorum,
         ),
         ttl_ms=to_ms(ttl),
         validity=validity,
         usable=validity - min_validity,
-        renew_after=validity / RENEWALS_A_TTL,
-        first_due=min(validity / RENEWALS_A_TTL, max_hold or math.inf) if renew else validity,
+        renew_after=validity / RENEWALS_PER_TTL,
+        first_due=min(validity / RENEWALS_PER_TTL, max_hold or math.inf) if renew else validity,
         command_timeout=min(command_timeout, ttl / (10 if quorum else 4)),
         longest_ttl=longest_ttl,
     )
 
 
-def settings_of(delay_ms: int, group: str, *, fair: bool = True, guarded: bool = False) -> str:
-    """Write what few locks have as the scripts read it; `group` is the end of an owner's tokens.
+def settings_of(
+    delay_ms: int, owner_suffix: str, *, fair: bool = True, guarded: bool = False
+) -> str:
+    """Encode the less common settings for the scripts; "" if there are none.
 
-    `guarded`: the server may be replaced by another.
+    `owner_suffix` is the end of the tokens of an owner. `guarded` means that another server may
+    take over, so that the scripts check for a quarantine.
     """
-    if fair and not delay_ms and not group and not guarded:
+    if fair and not delay_ms and not owner_suffix and not guarded:
         return ""
-    return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {group}"
+    return f"{delay_ms} {'fair' if fair else 'barge'}{'+guard' if guarded else ''} {owner_suffix}"
 
 
 def delay_in(settings: str) -> int:
-    """The delay (ms) that `settings_of` wrote."""
+    """Return the lock delay (ms) in the result of `settings_of`."""
     return int(settings.partition(" ")[0] or 0)
 
 
 def checked_longest_ttl(given: Duration) -> float:
-    """Return a client's `longest_ttl` in seconds.
+    """Return the `longest_ttl` of a client in seconds.
 
     Raises:
-        ConfigurationError: no lock can have such a ttl.
+        ConfigurationError: it is invalid.
     """
     seconds = in_seconds(given)
     if is_number(seconds) and 0 < seconds <= TTL_MAX:
@@ -208,41 +217,51 @@ def checked_longest_ttl(given: Duration) -> float:
 
 
 def validity_of(ttl: float) -> float:
-    """How long after the sending of a request for `ttl` its sender may believe in it."""
+    """Return the seconds for which a lease with `ttl` is valid, counted from its request."""
     return ttl * (1 - DRIFT) - MARGIN
 
 
 def ttl_of(validity: float) -> float:
-    """The ttl that is to be asked for by a sender who believes in it for so long."""
+    """Return the ttl to request for this validity: the inverse of `validity_of`."""
     return (validity + MARGIN) / (1 - DRIFT)
 
 
 def to_ms(seconds: float) -> str:
-    """Whole milliseconds, rounded up: the server never forgets sooner than the holder."""
+    """Return milliseconds, rounded up, so that the server never expires a key too early."""
     return str(math.ceil(seconds * 1000))
 
 
 def check_ttl(
     ttl: object, *, lock: str, longest: float = math.inf, least: float = TTL_MIN, name: str = "ttl"
 ) -> None:
-    """Refuse a ttl that a server could not keep, or longer than others count on."""
+    """Raise ConfigurationError for a ttl that is out of range, or above `longest`."""
     if not is_number(ttl) or not least <= ttl <= TTL_MAX:
         raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
     if ttl > longest:
         raise _wrong(
-            f"{name}={ttl!r}: this client says that no lock has more than "
-            f"longest_ttl={longest:.12g} s, and who takes a server's place counts on that: give "
-            f"all clients longest_ttl={ttl!r}",
+            f"{name}={ttl!r} exceeds longest_ttl={longest:.12g} of this client: after a failover, "
+            "servers wait only that long before they grant locks. Give all clients "
+            f"longest_ttl={ttl!r}, or the lock a shorter ttl",
             lock,
         )
 
 
 def check_timeout(timeout: object, *, lock: str) -> None:
-    """Refuse a timeout that is no length of time."""
+    """Raise ConfigurationError for an invalid timeout."""
     if timeout is None:
         return
     if not is_number(timeout) or not 0 <= timeout < math.inf:
-        raise _wrong(f"timeout={timeout!r}: give seconds, 0 not to wait, or None for ever", lock)
+        raise _wrong(f"timeout={timeout!r}: give seconds, 0 not to wait, None for no limit", lock)
+
+
+def _check_owner(owner: object, lock: str, *, reentrant: bool, quorum: bool) -> None:
+    _check_text("owner", owner, lock)
+    if not owner:
+        raise _wrong("owner='' is empty, as from an unset variable: give a name, or None", lock)
+    if reentrant:
+        raise _wrong("an owner may acquire it in any thread or task: remove reentrant=True", lock)
+    if quorum:
+        raise _wrong("an owner needs a single server: remove owner=, or give one server", lock)
 
 
 def _check_text(what: str, text: object, lock: str) -> None:
@@ -254,7 +273,7 @@ def _check_text(what: str, text: object, lock: str) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number; True and False are none."""
+    """Whether the value is an int or a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""A connection that is subscribed to the channel of a client."""
+"""One subscription to a channel, which ends with its connection."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """One connection, and what a probe has found out about it."""
+    """One subscription, and the result of its probe."""
 
     is_counted: bool | None = None
     """None: not probed yet. True: the server counts it among the subscribers. False: it does not,
-    but messages arrive. `core.subscribe` finds out."""
+    but messages arrive. `core.subscribe` probes this."""
 
     def __init__(self) -> None:
         self._probe: dict[str, Signal] = {}
-        """During a probe, its echo: set when it arrives, or when the connection is lost."""
+        """The signal of the probing caller, under the only key "echo": set when the echo arrives,
+        or on disconnect. It is a dict because `setdefault` is atomic."""
         self.awaiting_probe: deque[Signal] = deque()
-        """Those of the callers that wait for the result of a probe."""
+        """The signals of callers that wait for the result of the probe."""
 
     @property
     def is_being_probed(self) -> bool:
@@ -28,18 +29,18 @@ class Subscription:
         return bool(self._probe)
 
     def begin_probe(self, echo: Signal) -> bool:
-        """Return whether the caller may probe; False if another one does."""
+        """Start a probe; return False if another caller has started one."""
         return self._probe.setdefault("echo", echo) is echo
 
     def end_probe(self, echo: Signal) -> None:
-        """End the probe if it is the caller's, and wake those that wait for its result."""
+        """End the probe if this caller runs it, and wake the callers that wait for its result."""
         if self._probe.get("echo") is echo:
             self._probe.clear()
             while self.awaiting_probe:
                 self.awaiting_probe.popleft().set()
 
     def on_echo(self) -> None:
-        """Note that a probe has arrived, or that the connection is lost."""
+        """Wake the probing caller: the echo has arrived, or the connection is lost."""
         echo = self._probe.get("echo")
         if echo is not None:
             echo.set()

@@ -1,13 +1,14 @@
-"""On which of several nodes each token is, or may be.
+"""The nodes of a quorum on which each token is, or may be.
 
-Requests about a lease go to those nodes, and a release is complete when the token is on none of
-them. Replies are noted here whenever they arrive, even if no caller waits for them any more. The
-background cleans up a node that fails to reply, until it replies or the token has expired there. A
-node that is only slow has a second or two first.
+Requests about a lease go to these nodes. A release is complete when the token is on none of them.
+Replies are recorded here when they arrive, even if no caller waits for them any more. The
+background cleans up a node that fails, until it replies or the token has expired there. A node that
+is only slow is cleaned up after a second or two.
 
-Several threads note replies. `mutex`, which is reentrant, guards all changes. Nothing is awaited
-while it is held. What the background has to do is handed to it afterwards (`_flush`): that takes
-another mutex, and a signal handler may strike there that releases a lease.
+Several threads record replies. A reentrant mutex guards all changes. Nothing is awaited while it is
+held. `_flush` hands releases over to the background after the mutex is released: the background has
+a mutex too, and a signal handler that runs under that one may release a lease, which takes this
+one.
 """
 
 from __future__ import annotations
@@ -27,110 +28,117 @@ if TYPE_CHECKING:
     from holdfast.port import Reply, Request
 
 SLOW = 1.0
-"""Seconds between two sweeps. The second sweep after a release retries it, if it got no reply."""
+"""Seconds between two sweeps. The second sweep after a release retries it if a reply is missing."""
 
-ASKED, PRESENT, UNSURE = "asked", "present", "unsure"
-"""Of a token on a node: a request is under way; it is there; it may be there, or arrive later on
-another connection."""
+REQUESTED, PRESENT, UNSURE = "requested", "present", "unsure"
+"""The state of a token on a node. REQUESTED: a request is under way. PRESENT: the node has the
+token, or (token of a waiter) will receive it with the next vote. UNSURE: the node may have it, or
+may still receive it on another connection."""
 
 
-class _Nodes(dict[int, str]):
-    """The nodes where a token is, or may be, and how sure that is."""
+class _Locations(dict[int, str]):
+    """The nodes that have a token, or may have it, each with its state."""
 
     is_lost = False
-    """Its lease was lost: each release of it begins the lock delay, even one of a late vote."""
+    """The lease was lost. So each release begins the lock delay, even that of a late vote."""
 
 
 class TokenLocations:
-    """Where the tokens of one client are.
+    """The locations of the tokens of one client.
 
-    `clean_up` has the background carry out a request, until it is done or too late to matter.
-    `later` has it do something after that many seconds.
+    `clean_up` retries a release in the background, until it succeeds or the token has expired.
+    `call_later` calls a function after some seconds.
     """
 
     def __init__(
         self,
         nodes: Sequence[int],
         clean_up: Callable[[Request], None],
-        later: Callable[[float, Callable[[], None]], BackgroundTask | None],
+        call_later: Callable[[float, Callable[[], None]], BackgroundTask | None],
         mutex: AbstractContextManager[object],
     ) -> None:
         self._all = nodes
         self._clean_up = clean_up
-        self._later = later
+        self._call_later = call_later
         self._mutex: AbstractContextManager[object] = mutex
-        self._tokens: dict[str, _Nodes] = {}
+        self._tokens: dict[str, _Locations] = {}
         self._missing: set[tuple[str, int]] = set()
-        """(token, node): the node refused a renewal, but its vote may be a yes that no thread has
-        read yet. `restore` sends the token there again."""
-        self._leaving: set[str] = set()
+        """Pairs of a token and a node. The node refused a renewal while its vote was unread or its
+        state UNSURE. `restore` sends the token again."""
+        self._releasing: set[str] = set()
         """Tokens that are being released."""
         self._released: dict[str, Request] = {}
-        """Releases to which some node has not replied yet, by token."""
+        """Releases to which a node has not replied yet, by token."""
         self._released_before: dict[str, Request] = {}
-        """Those of before the last sweep."""
+        """The same, from before the last sweep."""
         self._next_sweep: BackgroundTask | None = None
         self._closed = False
         self._due: list[Request] = []
         """Releases that the background has to carry out."""
 
     def close(self) -> None:
-        """Stop retrying releases to which a slow node has not replied: most are carried out."""
+        """Stop retrying releases on slow nodes. Most of them will be carried out."""
         self._closed = True
 
     def disconnect(self) -> None:
-        """Send nothing from now on: in a forked child, all these tokens are the parent's."""
-        self._clean_up, self._later = _nothing, _nothing
+        """Send nothing from now on: in a forked child, all tokens belong to the parent."""
+        self._clean_up, self._call_later = _nothing, _nothing
         self._mutex = nullcontext()  # another thread of the parent may have held it
 
     def of(self, token: str) -> dict[int, str] | None:
-        """Return the nodes where a token is, or may be, and how sure that is; None if unknown."""
+        """Return the nodes that may have a token, each with its state; None if it is not known."""
         there = self._tokens.get(token)
-        return None if there is None else dict(there)  # to copy a dict is one step
+        return None if there is None else dict(there)  # copying a dict is atomic
 
-    def expect(self, token: str, state: str) -> _Nodes:
-        """Note that a token is sent to all nodes: ASKED for the lock, or PRESENT in the queues."""
+    def expect(self, token: str, state: str) -> _Locations:
+        """Record that a token is sent to all nodes, for the lock or for a place in the queues."""
         with self._mutex:
-            there = self._tokens[token] = _Nodes(dict.fromkeys(self._all, state))
+            there = self._tokens[token] = _Locations(dict.fromkeys(self._all, state))
             return there
 
-    def leaving(self, token: str, *, lost: bool) -> dict[int, str] | None:
-        """Note that a token is being released; as `of`. It is given to no more nodes."""
+    def begin_release(self, token: str, *, lost: bool) -> dict[int, str] | None:
+        """Record that a token is being released, so that it is not restored; return as `of`."""
         with self._mutex:
             there = self._tokens.get(token)
             if there is not None:
                 there.is_lost = there.is_lost or lost
-                self._leaving.add(token)
+                self._releasing.add(token)
             return self.of(token)
 
     def note_gone(self, token: str, node: int) -> None:
-        """Note that a token is no longer on a node."""
+        """Record that a token is no longer on a node."""
         with self._mutex:
-            there = self._tokens.get(token)
-            if there is not None:
-                there.pop(node, None)
-                self.forget_if_nowhere(token)
+            self._remove(token, node)
 
-    def forget_if_nowhere(self, token: str) -> None:
+    def _remove(self, token: str, node: int) -> None:
+        """As `note_gone`. The caller holds the mutex."""
+        there = self._tokens.get(token)
+        if there is not None:
+            there.pop(node, None)
+            if not there:
+                self.forget(token)
+
+    def forget_without_location(self, token: str) -> None:
         """Forget a token that is on no node."""
         with self._mutex:
             if not self._tokens.get(token):
                 self.forget(token)
 
     def forget(self, token: str) -> None:
-        """Remove all that is known of a token."""
+        """Remove all records of a token."""
         with self._mutex:
-            self._tokens.pop(token, _Nodes()).clear()
-            self._leaving.discard(token)
+            self._tokens.pop(token, _Locations()).clear()
+            self._releasing.discard(token)
             self._released.pop(token, None)
-            self._missing.difference_update((token, node) for node in self._all)
+            if self._missing:
+                self._missing.difference_update((token, node) for node in self._all)
 
-    # Replies, also late ones
+    # Replies, even late ones
 
     def on_vote(
-        self, request: Request, expected: _Nodes, node: int, reply: Reply | HoldfastError
+        self, request: Request, expected: _Locations, node: int, reply: Reply | HoldfastError
     ) -> None:
-        """Note the reply to a vote; `expected` is what `expect` returned for its token."""
+        """Record the reply to a vote. `expected` is what `expect` returned for its token."""
         _, keys, (token, ttl, _, settings, waiter) = request
         unknown = isinstance(reply, OutcomeUnknown)
         with self._mutex:
@@ -139,25 +147,26 @@ class TokenLocations:
                 self._note_queued(node, of_waiter, unsure=unknown)
             there = self._tokens.get(token, expected)
             if unknown or is_yes(reply):
-                if node not in there:  # it was released before this reply came
+                if node not in there:  # the token was released before this reply arrived
                     self._tokens[token] = there
                     self._retry_release(node, request)
-                elif there[node] == ASKED:
+                elif there[node] == REQUESTED:
                     there[node] = UNSURE if unknown else PRESENT
-            elif there.get(node) == ASKED:
-                self.note_gone(token, node)
-        self._flush()
+            elif there.get(node) == REQUESTED:
+                self._remove(token, node)
+        if self._due:
+            self._flush()
 
     def _note_queued(self, node: int, request: Request, *, unsure: bool) -> None:
-        """Note that a token is in a node's queue, or may yet be put there."""
-        there = self._tokens.get(request[2][0], _Nodes())
-        if node not in there:  # it has left meanwhile, and this came after that
+        """Record that a token is in the queue of a node, or may still be added to it."""
+        there = self._tokens.get(request[2][0], _Locations())
+        if node not in there:  # the token left the queue before this reply arrived
             self._retry_release(node, request)
         elif unsure:
             there[node] = UNSURE
 
     def on_renewal(self, token: str, node: int, reply: Reply | HoldfastError) -> None:
-        """Note the reply to a renewal: a refusal says that the token is not there."""
+        """Record the reply to a renewal. A refusal means that the node does not have the token."""
         if reply not in (0, []):
             return
         with self._mutex:
@@ -168,19 +177,20 @@ class TokenLocations:
                 self._missing.add((token, node))
                 return
             del there[node]
-            if token in self._leaving:  # the release was quicker: its reply is not read yet
-                self.forget_if_nowhere(token)
+            if token in self._releasing:  # the node ran the release, and its reply is unread
+                self.forget_without_location(token)
 
     def restore(self, token: str) -> tuple[list[int], list[int]]:
-        """Note that a token is sent again to the nodes that lack it; return them, and the new ones.
+        """Record that a token is sent again to the nodes that lack it.
 
-        Not while it is being released. A release that comes later finds these nodes noted, and
-        leaves a tombstone there: it may overtake the vote, which uses another connection. The token
-        stays unsure there: a renewal that was sent before the vote may be refused after it.
+        Returns these nodes, and those of them that were not recorded before. A token that is being
+        released is not sent again. The nodes are recorded as UNSURE. A later release then leaves a
+        tombstone, because it may overtake this vote. And a refusal of an older renewal does not
+        remove the node.
         """
         with self._mutex:
             there = self._tokens.get(token)
-            if there is None or token in self._leaving:
+            if there is None or token in self._releasing:
                 return [], []
             new = [node for node in self._all if node not in there]
             missing = {node for node in self._all if (token, node) in self._missing}
@@ -190,9 +200,9 @@ class TokenLocations:
             return nodes, new
 
     def on_release(self, request: Request, node: int, *, tombstone: bool) -> None:
-        """Note the reply to a release, which left a tombstone there or did not.
+        """Record the reply to a release, with or without a `tombstone`.
 
-        If it turned out meanwhile that the token may still arrive, it is released again.
+        If the token may still arrive and there is no tombstone, it is released again.
         """
         token = request[2][0]
         with self._mutex:
@@ -200,44 +210,46 @@ class TokenLocations:
             if there is not None and there.get(node) == UNSURE and not tombstone:
                 self._retry_release(node, request)
             else:
-                self.note_gone(token, node)
-        self._flush()
+                self._remove(token, node)
+        if self._due:
+            self._flush()
 
-    # Until it is gone
+    # Clean-up
 
     def _retry_release(self, node: int, request: Request) -> None:
-        """Have the background release the token of a request on a node; needs `_flush`."""
+        """Release the token of a request on one node, in the background, after `_flush`."""
         _, keys, (token, ttl, _, settings, *_) = request
-        there = self._tokens.setdefault(token, _Nodes())
+        there = self._tokens.setdefault(token, _Locations())
         there[node] = UNSURE
-        self._leaving.add(token)  # a late reply to a renewal may have had it forgotten
+        self._releasing.add(token)  # a late reply to a renewal may have removed it
         tombstone = LOST_TOMBSTONE if there.is_lost else TOMBSTONE_MS
         self._due.append((RELEASE, keys.at(node), (token, ttl, tombstone, settings)))
 
     def _flush(self) -> None:
-        """Hand over to the background what it has to do.
+        """Hand the due releases over to the background.
 
-        Two threads may hand over the same, which is cleaned up once. An interruption loses nothing.
+        If two threads hand over the same release, it is carried out once. A release stays due until
+        it was handed over, so an interruption loses none.
         """
         for request in self._due[:]:
             self._clean_up(request)
             with self._mutex:
                 self._due = [each for each in self._due if each is not request]
 
-    def abandon(self, request: Request) -> None:
-        """Have the token of a request released wherever it may be, in the background."""
+    def release_in_background(self, request: Request) -> None:
+        """Release the token of a request in the background, on all nodes that may have it."""
         with self._mutex:
             for node in list(self._tokens.get(request[2][0], ())):
                 self._retry_release(node, request)
         self._flush()
 
-    def leave(self, request: Request, failed: Sequence[int], *, complete: bool) -> None:
-        """Clean up the nodes that failed to release a token, and soon those that are slow."""
+    def finish_release(self, request: Request, failed: Sequence[int], *, complete: bool) -> None:
+        """Clean up the nodes that failed to release a token, and later those that are slow."""
         token = request[2][0]
         with self._mutex:
             for node in failed:
                 self._retry_release(node, request)
-            self.forget_if_nowhere(token)
+            self.forget_without_location(token)
             is_slow = token in self._tokens and not complete
             if is_slow:
                 self._released[token] = request
@@ -246,26 +258,26 @@ class TokenLocations:
             self._sweep_later()
 
     def _sweep_later(self) -> None:
-        if self._next_sweep is None or not self._next_sweep.live:
-            self._next_sweep = self._later(SLOW, self._sweep)
+        if self._next_sweep is None or not self._next_sweep.is_scheduled:
+            self._next_sweep = self._call_later(SLOW, self._sweep)
 
     def _sweep(self) -> None:
-        """Clean up what was released before the last sweep, and is still on some node."""
+        """Clean up the tokens that were released before the last sweep, and are still on a node."""
         if self._closed:
             return
         with self._mutex:
             late, self._released_before = self._released_before, self._released
             self._released = {}
         for request in late.values():
-            self.abandon(request)
+            self.release_in_background(request)
         if self._released_before:
             self._sweep_later()
 
 
 def is_yes(reply: Reply | HoldfastError) -> bool:
-    """Whether a node said yes, with a number."""
+    """Whether a reply is a yes: a number above 0."""
     return type(reply) is int and reply > 0
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing, in a forked child."""
+    """Do nothing: this is a forked child."""

@@ -1,16 +1,15 @@
-"""A cached value: its settings, its name and keys, and what the server keeps of it."""
+"""A cached value: its settings, its name and keys, and its form on the server."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.duration import in_seconds
 from holdfast.core.spec import check_timeout, check_ttl, describe, is_number, to_ms
 from holdfast.errors import ConfigurationError
-from holdfast.keys import Keys, keys_of
+from holdfast.keys import Keys, keys_of, tag_for
 from holdfast.scripts import ACQUIRE
 
 if TYPE_CHECKING:
@@ -21,30 +20,26 @@ if TYPE_CHECKING:
     from holdfast.port import Reply
     from holdfast.scripts import Script
 
-NAME_MAX_BYTES = 300
-"""What is longer is named by its beginning and a digest."""
-
-LOCK_TTL_MIN, HELD_FOR = 0.5, 0.5
-"""Of `lock_ttl`: the least that can be kept to, in seconds, and for which part of it the lock
-outlives its holder. The rest is for the one who takes over, so that there is a value within it, and
-not just somebody who begins to compute it."""
+LOCK_TTL_MIN, HOLDER_SHARE = 0.5, 0.5
+"""The shortest `lock_ttl`, in seconds; and the part of it that is the ttl of the lock. If the
+holder dies, the rest of `lock_ttl` is for the next caller to compute the value."""
 
 
 @dataclass(frozen=True)
 class CacheSpec:
     """The settings of a cached function."""
 
-    lock: LockSpec  # of every value, but for its name and its keys
-    command_timeout: float  # of what has nothing to do with the lock
+    lock: LockSpec  # the template for the lock of each value, without its name and keys
+    command_timeout: float  # for requests that do not concern the lock
     ttl: float
     stale: float
     early: float
     life_ms: str
     stale_ms: str
-    value_prefix: bytes  # of the keys of its values
+    value_prefix: bytes  # the prefix of the keys of the values
 
 
-def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the user gives them
+def describe_cache(  # noqa: PLR0913 - the settings of a cached function
     *,
     ttl: Duration,
     stale: Duration | None,
@@ -55,15 +50,15 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
     quorum: bool,
     namespace: str = "",
 ) -> CacheSpec:
-    """Check a cached function's settings and work out what follows from them.
+    """Check the settings of a cached function; return its spec.
 
     Raises:
-        ConfigurationError: at the first setting that cannot work, saying what to write instead.
+        ConfigurationError: a setting is invalid. The message shows what to write instead.
     """
     if quorum:
         raise ConfigurationError(
-            "values are kept by one server, a primary and its replicas, or a cluster: for them, "
-            "give a client of one of these instead of a list of servers"
+            "a cache needs one server, a primary with replicas, or a cluster: use a client of one "
+            "of these instead of a list of servers"
         )
     ttl, stale = in_seconds(ttl), in_seconds(stale)
     lock_ttl, timeout = in_seconds(lock_ttl), in_seconds(timeout)
@@ -73,11 +68,10 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
     for name, given in (("stale", stale), ("early", early)):
         if given is not None and not (is_number(given) and 0 <= given < math.inf):
             raise ConfigurationError(f"{name}={given!r}: give a number, 0 or above, or None")
-    # Without longest_ttl there is no quarantine where a server takes another's place: a second
-    # computation does no harm.
+    # Without longest_ttl there is no quarantine after a failover: a second computation is harmless.
     lock = describe(
         "cached",
-        ttl=lock_ttl * HELD_FOR,
+        ttl=lock_ttl * HOLDER_SHARE,
         timeout=timeout,
         renew=True,
         max_hold=None,
@@ -95,8 +89,8 @@ def describe_cache(  # noqa: PLR0913 - the settings of a cached function, as the
     return CacheSpec(lock, command_timeout, ttl, old, early or 0.0, to_ms(life), to_ms(old), prefix)
 
 
-class Wanted:
-    """A value that somebody asks for: its name, and how it is computed, written and read."""
+class CacheEntry:
+    """One value of a cached function: its name, and how it is computed, encoded and decoded."""
 
     __slots__ = ("_key", "compute", "dumps", "keys", "loads", "name", "spec")
 
@@ -113,40 +107,36 @@ class Wanted:
         self.compute = compute
         self.dumps = dumps
         self.loads = loads
-        tag = _encoded(name)
+        tag = tag_for(name)
         self._key = b"%b{%b}:cache" % (spec.lock.prefix, tag)
         self.keys = Keys((b"%b{%b}" % (spec.value_prefix, tag),))
-        """Of looking: just the value's, which is not named as locks are."""
+        """The key of the value, which a read uses. It is not named like a lock."""
 
-    def lock(self, taking: Script = ACQUIRE, *asked: str) -> LockSpec:
-        """The lock under which it is computed, whose last key is the value's."""
+    def lock(self, acquire_script: Script = ACQUIRE, *extra_args: str) -> LockSpec:
+        """Return the lock under which the value is computed. Its last key is that of the value."""
         keys = Keys((*keys_of(self._key), *self.keys))
-        return replace(self.spec.lock, name=self.name, keys=keys, taking=taking, asked=asked)
+        return replace(
+            self.spec.lock,
+            name=self.name,
+            keys=keys,
+            acquire_script=acquire_script,
+            extra_args=extra_args,
+        )
 
 
-def _encoded(name: str) -> bytes:
-    """Make a name fit to be the hash tag of a key."""
-    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    encoded = text.encode("utf-8", "surrogateescape")
-    if len(encoded) <= NAME_MAX_BYTES:
-        return encoded
-    digest = sha256(encoded).hexdigest().encode()
-    return encoded[: NAME_MAX_BYTES - len(digest)] + digest
-
-
-class Kept(NamedTuple):
-    """What the server has of a value."""
+class StoredValue(NamedTuple):
+    """A value as the server keeps it."""
 
     fence: int
     left: float
-    """Seconds until its ttl is over; below zero, it is stale."""
+    """Seconds until its ttl is over. If negative, the value is stale."""
     cost: float
-    """Seconds that it took to compute."""
+    """Seconds that the computation took."""
     payload: bytes
 
 
-def read_kept(reply: Reply) -> Kept | None:
-    """Read what `look` and `claim` answer; None if there is nothing, or nothing of ours."""
+def read_stored(reply: Reply) -> StoredValue | None:
+    """Parse the reply of READ_CACHED or CLAIM; None if there is no value in the right format."""
     if not reply:
         return None
     value, left_ms = reply
@@ -155,19 +145,21 @@ def read_kept(reply: Reply) -> Kept | None:
         fence, stale_ms, cost_ms = map(int, head.split())
     except ValueError:
         return None
-    return Kept(fence, (left_ms - stale_ms) / 1000, cost_ms / 1000, payload)
+    return StoredValue(fence, (left_ms - stale_ms) / 1000, cost_ms / 1000, payload)
 
 
-def is_due(kept: Kept, spec: CacheSpec, jitter: float) -> bool:
-    """Whether a value is to be computed anew although it is there.
+def is_due(stored: StoredValue, spec: CacheSpec, jitter: float) -> bool:
+    """Whether a stored value has to be computed again.
 
-    That is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch): the
-    dearer it is, and the nearer its end, the more likely. It begins by the cost sooner than with
-    them, because it is done in the background and has to be over before a caller finds the value
-    gone. It does not begin in the first half of the ttl, however many callers draw, unless the cost
-    is more than the other half.
+    This is the probabilistic early expiration of Vattani, Chierichetti and Lowenstein (XFetch). The
+    probability grows with the cost of the value, and towards the end of its ttl. Two things differ:
+
+    - It begins earlier, by the cost, because the computation runs in the background and has to end
+      before the value expires.
+    - It does not begin in the first half of the ttl, for any number of callers, unless the cost is
+      more than the other half.
     """
     if not spec.early:
-        return kept.left <= 0
-    soon = kept.cost * (1 - spec.early * math.log(1 - jitter))
-    return kept.left <= min(soon, max(kept.cost, spec.ttl / 2))
+        return stored.left <= 0
+    soon = stored.cost * (1 - spec.early * math.log(1 - jitter))
+    return stored.left <= min(soon, max(stored.cost, spec.ttl / 2))

@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from holdfast.core.session import Session
 
 REPORT_AFTER = 10.0
-"""Seconds of waiting after which the first event is reported; the next ones at 20 s, 40 s, …"""
+"""Seconds of waiting after which the first event is reported. More follow at 20 s, 40 s, …"""
 
-LOOK_TIMEOUT = 0.25
-"""Seconds to wait for the reply that gives a waiter its place in the queue. Meanwhile the waiter
-handles no message, and a grant expires if it is not confirmed within a second."""
+POSITION_TIMEOUT = 0.25
+"""Seconds to wait for the position in the queue. During that time the waiter handles no message,
+and a grant expires if it is not confirmed within a second."""
 
 AHEAD_MOST = 100  # as in position.lua
-"""How many waiters the server counts, at most."""
+"""The server counts no more waiters than this."""
 
 
 class WaitReport:
-    """When one attempt reports its wait."""
+    """The reports of one attempt about its wait."""
 
     __slots__ = ("_began_at", "_name", "_session", "due")
 
@@ -41,7 +41,7 @@ class WaitReport:
 
 
 def place_in_queue(ahead: int) -> str:
-    """Describe the place of a waiter with that many others ahead."""
+    """Describe the place of a waiter in the queue; `ahead` waiters are before it."""
     if ahead >= AHEAD_MOST:
         return f"{AHEAD_MOST} or more waiters are ahead in the queue"
     return f"place {ahead + 1} in the queue"

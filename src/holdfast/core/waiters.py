@@ -1,18 +1,18 @@
-"""The waiters of one client in one process, by their pub/sub channel (`core.line`)."""
+"""The waiters of one client in one process, by their pub/sub channel (`core.waiter_channel`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from holdfast.core.line import Line
 from holdfast.core.messages import channel_of, read_message
 from holdfast.core.token import client_in
+from holdfast.core.waiter_channel import WaiterChannel
 
 if TYPE_CHECKING:
     from holdfast.core.cleanup import Cleanups
-    from holdfast.core.line import Waiter
     from holdfast.core.spec import LockSpec
+    from holdfast.core.waiter import Waiter
     from holdfast.keys import Keys
     from holdfast.port import Port, Reply
 
@@ -23,49 +23,62 @@ class Waiters:
     def __init__(self, port: Port, cleanups: Cleanups) -> None:
         self._port = port
         self._cleanups = cleanups
-        self._lines: WeakValueDictionary[bytes, Line] = WeakValueDictionary()
-        """By channel; the port keeps them alive."""
-        self.any_yet = False
-        """A caller had to wait. The next ones request a place in the queue at once."""
+        self._channels: WeakValueDictionary[tuple[bytes, int | None], WaiterChannel]
+        self._channels = WeakValueDictionary()
+        """By name and node of a quorum. The port keeps them alive."""
+        self.has_waited = False
+        """A first request did not get its lock at once. So the next ones ask for a place."""
 
-    def line(self, keys: Keys) -> Line:
-        """Return the line with which the caller would wait for this lock."""
-        self.any_yet = True
-        return self._port.line(self._make_line, keys)
+    def channel(self, keys: Keys) -> WaiterChannel:
+        """Return the channel on which the caller waits for this lock."""
+        channel = self._port.channel(self._make_channel, keys)
+        # Only now: `_make_channel` may have made one that the port does not use, because a signal
+        # handler has added another. And an interrupt may have kept the first caller from this line.
+        key = channel.name, keys.node
+        if self._channels.get(key) is not channel:
+            self._channels[key] = channel
+        return channel
 
-    def _make_line(self, channel: bytes) -> Line:
-        cleanups = self._cleanups
-        line = self._lines[channel] = Line(channel, cleanups.return_grant, cleanups.leave_queue)
-        return line
+    def _make_channel(self, name: bytes) -> WaiterChannel:
+        return WaiterChannel(name, self._cleanups.return_grant, self._cleanups.leave_queue)
 
-    def enter(self, spec: LockSpec, token: str, now: float) -> Waiter | None:
-        """Register a waiter before its first request, if this client is subscribed already."""
-        line = self.line(spec.keys)
-        subscription = line.subscription
+    def register(self, spec: LockSpec, token: str, now: float) -> Waiter | None:
+        """Register a waiter before its first request, if the channel is subscribed already."""
+        channel = self.channel(spec.keys)
+        subscription = channel.subscription
         if subscription is None or not subscription.is_counted:
             return None
-        waiter = line.enter(token, spec.keys[0], self._port.signal(), now)
-        # Every lost connection is noticed. Here: register, then compare the subscription.
-        # `Line.cut`: clears the subscription, then has all registered waiters request again.
-        if line.subscription is subscription:
+        waiter = channel.register(token, spec.keys.lock, self._port.signal(), now)
+        # Invariant: a waiter detects every lost connection. Here: register, then compare the
+        # subscription. In `on_disconnect`: clear the subscription, then have all registered
+        # waiters request again. Without the comparison a waiter that registers between these two
+        # steps would wait on a connection that is gone.
+        if channel.subscription is subscription:
             return waiter
-        waiter.forget()
+        waiter.unregister()
         return None
 
-    def on_grant(self, message: bytes, sent_at: float) -> None:
-        """Handle a grant to a waiter of this client that came with the reply to a request.
+    def unregister(self, spec: LockSpec, token: str) -> None:
+        """Unregister the waiter with this token, if there is one."""
+        channel = self._channels.get((channel_of(client_in(token), spec.keys.lock), None))
+        if channel is not None:
+            channel.unregister(token)
 
-        Its waiter may be on another event loop than the caller.
+    def on_grant(self, message: bytes, sent_at: float) -> None:
+        """Handle a grant to a waiter of this client that arrived with the reply to a request.
+
+        Only a single server or a cluster sends such grants. The waiter may be on another event loop
+        than the caller.
         """
         grant = read_message(message)
-        line = self._lines.get(channel_of(client_in(grant.token), grant.key))
-        if line is not None:
-            line.granted(grant, sent_at, self._port.now())
-        else:  # of an event loop that is gone
+        channel = self._channels.get((channel_of(client_in(grant.token), grant.key), None))
+        if channel is not None:
+            channel.on_grant(grant, sent_at, self._port.now())
+        else:  # the waiter's event loop is closed
             self._cleanups.return_grant(grant.key, grant.token, grant.delay_ms)
 
     def on_release(self, reply: Reply, sent_at: float) -> bool:
-        """Handle the reply to a release; return whether the lock was held by the token."""
+        """Handle the reply to a release; return whether the token held the lock."""
         if isinstance(reply, int) or not reply:
             return reply == 1
         was_held, message = reply
@@ -73,14 +86,14 @@ class Waiters:
         return bool(was_held)
 
     def can_notify(self, token: str, lock_key: bytes) -> bool:
-        """Whether the client that drew the token is in this process, and has waited."""
-        return channel_of(client_in(token), lock_key) in self._lines
+        """Whether the client that made the token is in this process, and has waited."""
+        return (channel_of(client_in(token), lock_key), None) in self._channels
 
     def recheck_all(self, spec: LockSpec) -> None:
-        """Have every waiter for this lock request again: one of them may have been granted it."""
-        # `valuerefs` copies in one step. `items` and `values` run Python code between two entries,
-        # and fail when another thread adds one there.
-        for reference in self._lines.valuerefs():
-            line = reference()
-            if line is not None:
-                line.recheck_soon(spec.keys[0])
+        """Have every waiter for this lock request again: one may have been granted the lock."""
+        # `valuerefs` makes a copy in one atomic step. `items` and `values` run Python code between
+        # two entries, and raise if another thread adds an entry at that moment.
+        for reference in self._channels.valuerefs():
+            channel = reference()
+            if channel is not None:
+                channel.recheck_soon(spec.keys.lock)

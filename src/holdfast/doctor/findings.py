@@ -1,4 +1,4 @@
-"""What a check has to say."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 Level: TypeAlias = Literal["error", "warning", "hint", "unknown"]
-"""A promise can break; something will go wrong one day; good to know; could not be looked at."""
+"""How serious a finding is.
+
+- "error": a guarantee can be violated, or locks do not work.
+- "warning": locks work now, and will fail under some condition.
+- "hint": worth knowing.
+- "unknown": could not be examined.
+"""
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found, why it matters to a lock, and what mends it."""
+    """A problem: what is wrong, why it matters to a lock, and how to fix it."""
 
     level: Level
     what: str
     why: str
     fix: str
-    """One command per line, in a form that Redis 6.2 accepts: its CONFIG SET takes one setting."""
+    """One command of the server per line, or prose, which begins with a lower-case letter.
+
+    Redis 6.2 must accept the command: its CONFIG SET takes one setting.
+    """
     node: str = ""
-    """Where; "" for all servers together."""
+    """The server; "" for all servers together."""
     check: str = ""
-    """The name of the check, filled in by whoever runs it."""
+    """The name of the check; `findings_in` fills it in."""

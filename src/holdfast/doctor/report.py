@@ -1,4 +1,4 @@
-"""The report of an examination: what was looked at, what was found, and what it comes to."""
+"""The report of an examination: the servers, the findings, and the exit status."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.doctor.checks import checks_for, findings_in
+from holdfast.doctor.collect import collect
 from holdfast.doctor.findings import LEVELS, Finding
-from holdfast.doctor.gathering import gather
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from holdfast.doctor.facts import Deployment, Node
 
-FIT, TO_MEND, NOT_EXAMINED = 0, 1, 3
-"""The status of a report; 2 is what programs end with that were called in a wrong way."""
+NO_PROBLEMS, PROBLEMS, NOT_EXAMINED = 0, 1, 3
+"""The exit status for a report. 2 means wrong usage, as for all commands."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, the worst first."""
+    """The findings, the most serious first."""
 
     deployment: Deployment
     findings: tuple[Finding, ...]
@@ -28,17 +28,17 @@ class Report:
     """The names of the checks that ran and were not skipped."""
 
     def status(self, *, strict: bool = False) -> int:
-        """0 if locks can be kept here, 1 if something is to be mended, 3 if a server is not there.
+        """Return 0 without problems, 1 with problems, 3 if a server could not be examined.
 
-        Hints, and what could not be looked at, count only if `strict`.
+        Errors and warnings are problems. With `strict`, so are hints and unknowns.
         """
         if any(each.failure for each in self.deployment.servers):
             return NOT_EXAMINED
         counts = {"error", "warning", "hint", "unknown"} if strict else {"error", "warning"}
-        return TO_MEND if counts & {finding.level for finding in self.findings} else FIT
+        return PROBLEMS if counts & {finding.level for finding in self.findings} else NO_PROBLEMS
 
     def as_data(self, *, strict: bool = False) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Return the report, ready for JSON."""
         return {
             "deployment": self.deployment.kind,
             "ttl": self.deployment.ttl,
@@ -57,23 +57,24 @@ def _summary(node: Node) -> dict[str, Any]:
         "version": node.version,
         "role": "" if node.failure else "replica" if node.is_replica else "primary",
         "maxmemory-policy": node.setting("maxmemory-policy"),
-        "appendonly": node.keeps_a_log,
+        "appendonly": node.has_aof,
         "appendfsync": node.setting("appendfsync"),
     }
 
 
 def examine(urls: Sequence[str], *, ttl: float = 30.0, skip: Collection[str] = ()) -> Report:
-    """Look at the servers at these URLs, and change nothing there.
+    """Examine the servers at these URLs. Nothing is changed.
 
     Args:
-        urls: one of a server, of sentinels or of a cluster, or one for each node of a quorum.
-        ttl: the shortest that locks there have, in seconds.
-        skip: names of checks whose findings are left out.
+        urls: one URL of a server, of sentinels or of a cluster, or one for each node of a quorum;
+            "local" is the embedded server, which must be running.
+        ttl: the shortest ttl of locks on these servers, in seconds.
+        skip: names of checks whose findings are omitted.
 
     Raises:
-        ConfigurationError: the URLs cannot be read.
+        ConfigurationError: the URLs are invalid.
     """
-    deployment = gather(urls, ttl=ttl)
+    deployment = collect(urls, ttl=ttl)
     found = [each for each in findings_in(deployment) if each.check not in skip]
     return Report(
         deployment,

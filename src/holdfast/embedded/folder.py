@@ -1,13 +1,13 @@
-"""Where the embedded server lives: one private folder per user, and the names in it.
+"""The folder of the embedded server: one private folder per user, and the files in it.
 
-The user id alone decides the folder. A cron job, a login shell and `env -i` of one user must find
-the same server, or their locks do not exclude each other: so XDG_RUNTIME_DIR, TMPDIR and HOME,
-which differ between them, have no influence. HOLDFAST_SERVER_DIR overrides it.
+The user id alone determines the folder. A cron job, a login shell and `env -i` of one user must
+find the same server, or their locks do not exclude each other. So XDG_RUNTIME_DIR, TMPDIR and HOME,
+which differ between them, have no effect. HOLDFAST_SERVER_DIR overrides the folder.
 
-The folder is used only if it belongs to this user and no other user can write to it: else another
-user could run a server under our name. Only `prepare` and `check` touch the disk. A folder that
-cannot be looked at is a wrong setting; other errors of the disk pass through as they are, since
-only `ensure` knows what was being tried.
+The folder must belong to this user, and no other user may have access. Otherwise another user could
+run a server in it. Only `prepare` and `check` access the disk. A folder that cannot be examined is
+a ConfigurationError. Other disk errors are passed on unchanged, because only `ensure` can explain
+what failed.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from holdfast.errors import ConfigurationError
 
 VARIABLE = "HOLDFAST_SERVER_DIR"
 PARENT = Path("/tmp")  # noqa: S108 - the folder below it is checked
-"""A folder that every Linux and macOS has, that every user may write to, and with a short path."""
+"""A folder that exists on Linux and macOS, is writable for every user, and has a short path."""
 
-# The kernel's limit is 108 bytes on Linux and 104 on macOS, with the closing zero.
+# The kernel's limit is 108 bytes on Linux and 104 on macOS, with the final zero.
 LONGEST_SOCKET_PATH = 100
 
-_ELSEWHERE = (
+_ALTERNATIVES = (
     f"set {VARIABLE} to a private folder (the same for all processes that share locks), or set "
     "HOLDFAST_URL to the URL of a server"
 )
 
 
 class Files(NamedTuple):
-    """The names that processes, guardian and server agree on, all in one folder."""
+    """The paths of the files in the folder."""
 
     folder: Path
     socket: Path
 
     @property
     def lock(self) -> Path:
-        """The file whose flock decides who may change what the socket's name leads to."""
+        """The lock file. Changing what the socket's path leads to requires its flock."""
         return self.folder / "lock"
 
     @property
     def pid(self) -> Path:
-        """The file with the process ids of the server and of its guardian."""
+        """The file with the process ids of the server and its guardian."""
         return self.folder / "server.pid"
 
     @property
     def log(self) -> Path:
-        """The file with what the server of the last start had to say."""
+        """The log of the last server that was started."""
         return self.folder / "server.log"
 
 
 def locate() -> Files:
-    """Name the files of this user's server.
+    """Return the paths of this user's server.
 
     Raises:
-        ConfigurationError: the system has no unix sockets, or HOLDFAST_SERVER_DIR is relative, or
-            the path is too long for a socket.
+        ConfigurationError: the system has no unix sockets, HOLDFAST_SERVER_DIR is relative, or the
+            path is too long for a socket.
     """
     if sys.platform == "win32":
         raise ConfigurationError(
-            "the embedded server needs Linux or macOS: set HOLDFAST_URL to a server of your own"
+            "the embedded server needs Linux or macOS: set HOLDFAST_URL to the URL of a server"
         )
     folder = _folder()
     path = folder / "server.sock"
     length = len(os.fsencode(path))
     if length > LONGEST_SOCKET_PATH:
         raise ConfigurationError(
-            f"the unix socket {path} would have a path of {length} bytes, and only "
-            f"{LONGEST_SOCKET_PATH} are sure to work: set {VARIABLE} to a folder with a shorter "
+            f"the path of the unix socket {path} has {length} bytes, and only "
+            f"{LONGEST_SOCKET_PATH} work on all systems: set {VARIABLE} to a folder with a shorter "
             f"path, or set HOLDFAST_URL to the URL of a server"
         )
     return Files(folder, path)
 
 
 def socket_path() -> str:
-    """Return the path that the socket of this user's server has or would have.
+    """Return the path of the socket of this user's server, whether it runs or not.
 
     Raises:
         ConfigurationError: as `locate`.
@@ -88,11 +88,11 @@ def socket_path() -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder if it is missing, and check it.
+    """Create the folder if it is missing, and check it.
 
     Raises:
         ConfigurationError: as `check`.
-        OSError: it could not be made.
+        OSError: it could not be created.
     """
     if not check(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -100,11 +100,11 @@ def prepare(folder: Path) -> None:
 
 
 def check(folder: Path) -> bool:
-    """Say whether the folder exists, and make sure that no other user controls what is in it.
+    """Return whether the folder exists, and check that no other user controls it.
 
     Raises:
-        ConfigurationError: it exists, but another user could run a server in it, or this user
-            cannot; or it cannot be looked at.
+        ConfigurationError: another user could run a server in the folder, this user cannot, or it
+            cannot be examined.
     """
     try:
         found = folder.lstat()
@@ -115,17 +115,18 @@ def check(folder: Path) -> bool:
     fault = _fault(found)
     if fault:
         raise ConfigurationError(
-            f"the folder of the embedded server, {folder}, {fault}: remove it or make it yours "
-            f"with mode 0700, or {_ELSEWHERE}"
+            f"the folder of the embedded server, {folder}, {fault}: remove it, or chown it to "
+            f"yourself and chmod it to 0700, or {_ALTERNATIVES}"
         )
     return True
 
 
 def unusable(folder: Path, error: OSError) -> ConfigurationError:
-    """Make the error for a folder in which the system refuses to look."""
+    """Return the error for a folder that the system does not let this user access."""
     return ConfigurationError(
         f"the folder of the embedded server, {folder}, cannot be used "
-        f"({error.strerror or error}): make it yours with mode 0700, or {_ELSEWHERE}"
+        f"({error.strerror or error}): chown it to yourself and chmod it to 0700, or "
+        f"{_ALTERNATIVES}"
     )
 
 
@@ -135,14 +136,14 @@ def _folder() -> Path:
         return PARENT / f"holdfast-{os.geteuid()}"
     if not chosen.startswith("/"):
         raise ConfigurationError(
-            f"{VARIABLE} is {chosen!r}, which would be another folder in each working directory: "
-            f"write a path that begins with /"
+            f"{VARIABLE} is {chosen!r}, which is a different folder in each working directory: "
+            f"set it to a path that begins with /"
         )
     return Path(chosen)
 
 
 def _fault(found: os.stat_result) -> str:
-    danger = "so another user could run a server under its name"
+    danger = "so another user could run a server in it"
     mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISLNK(found.st_mode):
         return f"is a symbolic link, {danger}"
@@ -151,7 +152,7 @@ def _fault(found: os.stat_result) -> str:
     if found.st_uid != os.geteuid():
         return f"belongs to the user with id {found.st_uid}, {danger}"
     if mode & 0o077:
-        return f"is open to others (mode {mode:04o}), {danger}"
+        return f"is open to other users (mode {mode:04o}), {danger}"
     if mode & stat.S_IRWXU != stat.S_IRWXU:
-        return f"may not be used by its owner (mode {mode:04o})"
+        return f"is not accessible for its owner (mode {mode:04o})"
     return ""

@@ -1,10 +1,14 @@
-"""The process that keeps one embedded server, from its start to its idle end.
+"""The guardian process, which runs one embedded server from its start to its idle end.
 
-Run as a script by `launching`, with the starter's flock and a pipe to report to. Its rules: the
-socket's public name changes only under the flock; a server on which a lock may be held is never
-ended for being idle; a server that nobody can reach any more is ended, so that its clients find
-out; the server does not outlive its guardian (on Linux not even a killed one). What is asked of
-the server is in `server`; choosing the program and wording errors is left to the starting side.
+`launching` runs it as a script, and passes it the flock and a pipe for its report. Rules:
+
+- The socket's public name changes only under the flock.
+- A server on which a lock may be held is never ended for being idle.
+- A server that has become unreachable is ended, so that its clients detect it.
+- The server does not outlive its guardian. On Linux this is true even if the guardian is killed.
+
+`server` has the requests to the server. The starting process chooses the program and words the
+errors.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 if __name__ == "__main__":
-    # Empty stand-ins for the packages: the real ones would bring the whole library with them.
+    # Empty stand-ins for the packages: the real ones would import the whole library.
     for package in (ModuleType("holdfast"), ModuleType("holdfast.embedded")):
         package.__path__ = [str(Path(__file__).parent)]
         sys.modules[package.__name__] = package
@@ -27,26 +31,26 @@ from holdfast.embedded import flock
 from holdfast.embedded.server import EmbeddedServer, StartFailedError
 
 READY = b"ready\n"
-SHORTEST_NAP = 0.01
-LONGEST_NAP = 5.0
-SECOND_LOOK_AFTER = 0.02
+MIN_POLL_SECONDS = 0.01
+MAX_POLL_SECONDS = 5.0
+RECHECK_SECONDS = 0.02
 
 
 def main() -> None:
-    """Detach, start the server, report to the starter, and watch until the end."""
-    # The starter waits for this process only. The guardian proper is its orphan, so that no
-    # process using holdfast is left with a child to reap.
+    """Detach, start the server, report to the starting process, and watch until the end."""
+    # The starting process waits for this process only. The forked child becomes the guardian, so
+    # that no process that uses holdfast has a child to reap.
     if os.fork():
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     os.umask(0o077)
-    program, *paths, idle, patience, starters_lock = sys.argv[1:]
+    program, *paths, idle, timeout, lock = sys.argv[1:]
     public, lock_file, pid_file, log = map(Path, paths)
     server = EmbeddedServer(program, public, log)
     try:
-        start(server, pid_file, float(patience), int(starters_lock))
+        start(server, pid_file, float(timeout), int(lock))
         watch(server, lock_file, pid_file, float(idle))
     except StartFailedError as error:
         report(str(error))
@@ -56,15 +60,15 @@ def main() -> None:
         server.kill()
 
 
-def start(server: EmbeddedServer, pid_file: Path, patience: float, lock: int) -> None:
-    """Bring the server up and its socket to the public, under the lock of the starter."""
-    os.set_inheritable(lock, False)  # noqa: FBT003 - it takes no keyword
+def start(server: EmbeddedServer, pid_file: Path, timeout: float, lock: int) -> None:
+    """Start the server and publish its socket, under the starting process's lock."""
+    os.set_inheritable(lock, False)  # noqa: FBT003 - positional only
     server.launch()
-    server.await_answer(patience)
-    # A starter that ran out of patience has let go of the lock, and others may have started.
-    flock.hold_on(lock)
+    server.wait_until_ready(timeout)
+    # If the starting process timed out, it released the lock, and another server may run.
+    flock.relock(lock)
     if server.public.exists():
-        raise StartFailedError("another server was quicker")
+        raise StartFailedError("another server started first")
     pid_file.write_text(f"{server.pid} {os.getpid()}\n")
     server.publish()
     flock.release(lock)
@@ -72,7 +76,7 @@ def start(server: EmbeddedServer, pid_file: Path, patience: float, lock: int) ->
 
 
 def report(text: str) -> None:
-    """Tell the starter, and close the pipe that it reads until the end."""
+    """Write to the pipe that the starting process reads, and close it."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, text.encode(errors="replace"))
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -81,54 +85,55 @@ def report(text: str) -> None:
 
 
 def watch(server: EmbeddedServer, lock_file: Path, pid_file: Path, idle: float) -> None:
-    """Return when the server is over, cannot be reached any more, or was ended for being idle."""
+    """Return when the server has ended, is unreachable, or was ended for being idle."""
 
-    def leave_if_alone(*_: object) -> None:
-        # The kernel also sends this signal for a server that is only stopped, or goes on.
+    def exit_if_server_ended(*_: object) -> None:
+        # The kernel also sends this signal when the server is stopped or continued.
         if server.has_ended():
             sys.exit()
 
-    signal.signal(signal.SIGCHLD, leave_if_alone)
-    nap = max(SHORTEST_NAP, min(idle / 4, LONGEST_NAP))
-    known_visits, quiet_since = 0, time.monotonic()
+    signal.signal(signal.SIGCHLD, exit_if_server_ended)
+    interval = max(MIN_POLL_SECONDS, min(idle / 4, MAX_POLL_SECONDS))
+    known_total, idle_since = 0, time.monotonic()
     while server.is_reachable() and not server.has_ended():
-        time.sleep(nap)
+        time.sleep(interval)
         try:
-            others, visits = server.visitors()
-            if others or visits != known_visits:
-                known_visits, quiet_since = visits, time.monotonic()
-            elif time.monotonic() - quiet_since >= idle and not server.may_hold_locks():
-                end_if_unused(server, lock_file, pid_file, visits)
+            others, total = server.connection_counts()
+            if others or total != known_total:
+                known_total, idle_since = total, time.monotonic()
+            elif time.monotonic() - idle_since >= idle and not server.may_hold_locks():
+                end_if_unused(server, lock_file, pid_file, total)
         except ConnectionError:
-            # Turned away by a server that is full, or cut off just now: nothing to end it for.
+            # The server has too many clients, or closed this connection: no reason to end it.
             continue
 
 
-def end_if_unused(server: EmbeddedServer, lock_file: Path, pid_file: Path, visits: int) -> None:
-    """End the server, unless somebody is there or has come since there were `visits`.
+def end_if_unused(server: EmbeddedServer, lock_file: Path, pid_file: Path, total: int) -> None:
+    """End the server if no client is connected, and none connected since there were `total`.
 
-    Without its name it gets no new connections, and with writes on hold nobody already connected
-    is granted a lock: a connection that both looks should miss is cut, but was granted nothing.
+    Without its public name the server gets no new connections. With writes paused, no connected
+    client is granted a lock. So a connection that both checks miss is closed, but was granted
+    nothing.
     """
-    lock = flock.take(lock_file)
+    lock = flock.try_lock(lock_file)
     if lock is None:
         return
     try:
         if server.is_reachable():
             server.withdraw()
             try:
-                server.hold_writes()
-                if server.visitors() == (0, visits) and not server.may_hold_locks():
-                    # The kernel may hold a connection that the server had no time to accept.
-                    time.sleep(SECOND_LOOK_AFTER)
-                    if server.visitors() == (0, visits):
+                server.pause_writes()
+                if server.connection_counts() == (0, total) and not server.may_hold_locks():
+                    # The kernel may have a connection that the server has not accepted yet.
+                    time.sleep(RECHECK_SECONDS)
+                    if server.connection_counts() == (0, total):
                         server.shut_down()
                         pid_file.unlink(missing_ok=True)
                         server.log.unlink(missing_ok=True)
             finally:
                 if not server.has_ended():
                     server.publish()
-                    server.let_writes_go()
+                    server.resume_writes()
     finally:
         flock.release(lock)
 

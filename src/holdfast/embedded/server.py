@@ -1,9 +1,9 @@
-"""One server process as its guardian sees it: start it, talk to it, name its socket, end it.
+"""One server process, for its guardian: start it, send requests, name its socket, end it.
 
-The server makes its socket under a name of its own; giving and taking the public name is a rename,
-so the public name never leads to a server that does not answer yet. When to do what, and holding
-the flock for it, is left to `guardian`; how to talk to it, to `conversation`. Imports only the
-standard library, for a quick start.
+The server creates its socket under a private name. Publishing and withdrawing the public name is a
+rename, so the public name never leads to a server that does not reply yet. The guardian decides
+when to do what, and holds the flock for it. Imports only a small part of the standard library, for
+a fast start.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path  # noqa: TC003 - importing typing to avoid it would take longer
+from pathlib import Path  # noqa: TC003 - importing typing would take longer
 
-from holdfast.embedded.conversation import Conversation
+from holdfast.embedded.client import SocketClient
 
-OWN_NAME_PREFIX = "own."
-LOOK_AGAIN_SECONDS = 0.002
+PRIVATE_PREFIX = "own."
+POLL_SECONDS = 0.002
 PR_SET_PDEATHSIG = 1
 
 
 class StartFailedError(Exception):
-    """The server did not come up; the text says why."""
+    """The server did not start; the text is the reason."""
 
 
-class EmbeddedServer(Conversation):
-    """A child process, the guardian's connection to it, and the name its socket has now."""
+class EmbeddedServer(SocketClient):
+    """The server's process, the guardian's connection to it, and the current path of its socket."""
 
     exit_code: int
     identity: os.stat_result
@@ -36,12 +36,12 @@ class EmbeddedServer(Conversation):
         self.program = program
         self.public = public
         self.log = log
-        # No longer than the public name, whose length has been checked.
-        self.own = public.with_name(f"{OWN_NAME_PREFIX}{os.getpid()}")
-        super().__init__(self.own)
+        # Not longer than the public name, whose length was checked.
+        self.private = public.with_name(f"{PRIVATE_PREFIX}{os.getpid()}")
+        super().__init__(self.private)
 
     def launch(self) -> None:
-        """Run the program as a child that writes whatever it has to say to the log."""
+        """Run the program as a child process that writes to the log."""
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         guardian = os.getpid()
         self.pid = os.fork()
@@ -49,10 +49,10 @@ class EmbeddedServer(Conversation):
             try:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-                die_with(guardian)
-                os.execv(self.program, self._command())  # noqa: S606 - no shell is wanted
+                die_with_parent(guardian)
+                os.execv(self.program, self._command())  # noqa: S606 - without a shell
             except OSError as error:
-                os.write(2, f"it cannot be run: {error}\n".encode(errors="replace"))
+                os.write(2, f"the program cannot be run: {error}\n".encode(errors="replace"))
             finally:
                 os._exit(127)
         os.close(output)
@@ -60,72 +60,76 @@ class EmbeddedServer(Conversation):
     def _command(self) -> list[str]:
         return [
             self.program,
-            *("--port", "0", "--unixsocket", str(self.own), "--unixsocketperm", "700"),
+            *("--port", "0", "--unixsocket", str(self.private), "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--dir", str(self.public.parent)),
             *("--daemonize", "no", "--loglevel", "warning", "--logfile", str(self.log)),
             *("--databases", "1", "--maxmemory-policy", "noeviction"),
         ]
 
-    def await_answer(self, patience: float) -> None:
-        """Return once the server answers, which it must do within `patience` seconds."""
-        deadline = time.monotonic() + patience
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the server replies.
+
+        Raises:
+            StartFailedError: it exited, or did not reply within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.has_ended():
-                raise StartFailedError(f"{self.program} ended at once, exit code {self.exit_code}")
+                raise StartFailedError(f"{self.program} exited at once, exit code {self.exit_code}")
             try:
-                self.patience = patience
+                self.timeout = timeout
                 self.connect()
-                self.ask_once("PING")
+                self.request_once("PING")
             except (FileNotFoundError, ConnectionError):
-                time.sleep(LOOK_AGAIN_SECONDS)
+                time.sleep(POLL_SECONDS)
             except TimeoutError:
                 break
             else:
-                self.patience = None
+                self.timeout = None
                 self.connect()
                 return
-        raise StartFailedError(f"{self.program} did not answer within {patience:.1f} s")
+        raise StartFailedError(f"{self.program} did not reply within {timeout:.1f} s")
 
     def publish(self) -> None:
-        """Give the socket the name that everybody looks for."""
-        self.identity = self.own.stat()
-        self.name = self.own.rename(self.public)
+        """Rename the socket to its public name."""
+        self.identity = self.private.stat()
+        self.name = self.private.rename(self.public)
 
     def withdraw(self) -> None:
-        """Take that name away, so that no new connection can come."""
-        self.name = self.public.rename(self.own)
+        """Rename the socket to its private name, so that no new client can connect."""
+        self.name = self.public.rename(self.private)
 
     def is_reachable(self) -> bool:
-        """Whether the public name leads here; its folder may have been deleted or replaced."""
+        """Return whether the public name leads here. Its folder may have been replaced."""
         try:
             return os.path.samestat(self.public.stat(), self.identity)
         except OSError:
             return False
 
     def shut_down(self) -> None:
-        """End the server politely, and make sure that it is over."""
+        """End the server with SHUTDOWN, or kill it."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            self.ask_once("SHUTDOWN", "NOSAVE")
+            self.request_once("SHUTDOWN", "NOSAVE")
         except ConnectionError:
             self.kill()
 
     def kill(self) -> None:
-        """End the server now, if it still runs, and forget its own name."""
+        """Kill the server if it still runs, and remove its private name."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.pid = 0
-        self.own.unlink(missing_ok=True)
+        self.private.unlink(missing_ok=True)
 
     def has_ended(self) -> bool:
-        """Whether the process is over; reaps it if so."""
+        """Return whether the process has ended; reap it if so."""
         if self.pid:
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                # A signal came in the midst of this, and its handler asked the same first.
+                # A signal arrived here, and its handler reaped the process first.
                 self.pid = 0
             else:
                 if ended:
@@ -134,10 +138,10 @@ class EmbeddedServer(Conversation):
         return not self.pid
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; only Linux can."""
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies. Only on Linux."""
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - slow to import, and of no use elsewhere
+        import ctypes  # noqa: PLC0415 - slow to import, and only used on Linux
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         if os.getppid() != parent:

@@ -1,8 +1,8 @@
-"""Getting to a server that answers: the quick look, and the errors of the whole matter.
+"""Finding a running embedded server, or starting one; and the errors of both.
 
-`ensure` has one promise: the path it returns led to an answering server a moment ago, or it
-raises a sentence that says what to do. A server that is there but silent is never replaced, as
-somebody may hold a lock on it. Making a server when there is none is left to `launching`.
+`ensure` returns a path whose server replied a moment ago, or raises an error that explains the fix.
+A server that exists but does not reply is never replaced, because a client may hold a lock on it.
+Starting a server is the task of `launching`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 PING_SECONDS = 1.0
 
 
-class Standing(enum.Enum):
-    """What one look at the socket has shown."""
+class SocketState(enum.Enum):
+    """The result of one PING to the socket."""
 
-    ANSWERS = "a server answers"
-    NOBODY = "surely no server listens there"
-    UNCLEAR = "the connection was cut or put off: look again"
+    REPLIES = "a server replies"
+    NO_SERVER = "no server listens"
+    UNCLEAR = "the connection was closed or refused: try again"
 
 
 def ensure() -> str:
-    """Return the path of the unix socket of a server that answers, starting one if there is none.
+    """Return the socket path of a server that replies; start a server if there is none.
 
     Raises:
-        ConfigurationError: no server program was found, or the folder cannot be trusted.
-        NodeUnavailable: the server hangs or does not start, or the disk refuses its files.
+        ConfigurationError: no server program was found, or the folder is not private.
+        NodeUnavailable: the server hangs or does not start, or the disk rejects its files.
     """
     files = folder.locate()
     try:
         folder.prepare(files.folder)
-        if look(files) is not Standing.ANSWERS:
-            from holdfast.embedded import launching  # noqa: PLC0415 - only a start needs its imports
+        if probe(files) is not SocketState.REPLIES:
+            from holdfast.embedded import launching  # noqa: PLC0415 - only for a start
 
             launching.launch_or_wait(files)
     except HoldfastError:
@@ -48,67 +48,67 @@ def ensure() -> str:
     except OSError as error:
         raise NodeUnavailable(
             f"the embedded server cannot use its folder {files.folder}: {error}; make the folder "
-            f"writable and free some space, or set HOLDFAST_URL to a server of your own",
+            f"writable and free some space, or set HOLDFAST_URL to the URL of a server",
             node=str(files.socket),
         ) from error
     return str(files.socket)
 
 
-def answers() -> bool:
-    """Say whether a server runs, and start none.
+def is_running() -> bool:
+    """Return whether a server runs. None is started.
 
     Raises:
-        ConfigurationError: there can be none here, or the folder cannot be trusted.
-        NodeUnavailable: there is one, and it hangs.
+        ConfigurationError: the system has no unix sockets, or the folder is not private.
+        NodeUnavailable: the server hangs.
     """
     files = folder.locate()
-    return folder.check(files.folder) and look(files) is Standing.ANSWERS
+    return folder.check(files.folder) and probe(files) is SocketState.REPLIES
 
 
-def look(files: Files) -> Standing:
-    """Ask whoever listens on the socket for a PONG.
+def probe(files: Files) -> SocketState:
+    """Send a PING to the socket.
 
     Raises:
         ConfigurationError: the system refuses a connection.
-        NodeUnavailable: somebody is there and stays silent, or answers something else.
+        NodeUnavailable: the server does not reply, or replies with an error.
     """
     reply = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(PING_SECONDS)
             connection.connect(str(files.socket))
-            # A server that turns us away says why before it closes, so read even then.
+            # A server that rejects the connection sends an error first, so read it.
             with contextlib.suppress(BrokenPipeError):
                 connection.sendall(b"PING\r\n")
             reply = connection.recv(512)
     except TimeoutError:
-        raise silent(files) from None
+        raise hung_server_error(files) from None
     except (FileNotFoundError, ConnectionRefusedError):
-        return Standing.NOBODY
+        return SocketState.NO_SERVER
     except (ConnectionError, BlockingIOError):
-        return Standing.UNCLEAR
+        return SocketState.UNCLEAR
     except PermissionError as error:
         raise folder.unusable(files.folder, error) from error
     if reply.startswith(b"+PONG"):
-        return Standing.ANSWERS
+        return SocketState.REPLIES
     if not reply:
-        return Standing.UNCLEAR
+        return SocketState.UNCLEAR
     raise NodeUnavailable(
-        f"the embedded server at {files.socket} refuses to work: "
+        f"the embedded server at {files.socket} rejects the connection: "
         f"{reply.decode(errors='replace').strip()}",
         node=str(files.socket),
     )
 
 
-def silent(files: Files) -> NodeUnavailable:
-    """Make the error for a server that is there and does not answer."""
+def hung_server_error(files: Files) -> NodeUnavailable:
+    """Return the error for a server that exists and does not reply."""
     try:
         pid = files.pid.read_text().split()[0]
     except (OSError, IndexError):
         pid = "unknown"
     return NodeUnavailable(
-        f"the embedded server at {files.socket} (process {pid}) does not answer, and is not "
-        f"replaced because locks may be held on it: let process {pid} go on (kill -CONT), or end "
-        f"it (kill -KILL) to have a new server and lose the locks it holds",
+        f"the embedded server at {files.socket} (process {pid}) does not reply, and is not "
+        f"replaced because locks may be held on it: resume process {pid} with kill -CONT, or end "
+        f"it with kill -KILL, which loses its locks; a new server then starts on demand",
         node=str(files.socket),
     )

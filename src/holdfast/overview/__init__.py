@@ -1,5 +1,5 @@
-"""All locks on the servers, for whoever runs them: who holds what, since when, and who waits.
+"""An operator's view of all locks on the servers: holders, ages, and waiters.
 
-`looking.Overview` asks, `views` are what it answers. Nothing is changed, no server is started, and
-no server is kept busy for long: keys are found by SCAN, and looked at a page at a time.
+`scan.Overview` reads the servers, and `views` are its results. It changes nothing and starts no
+server. No server is blocked for long: keys are found with SCAN, and read one page at a time.
 """

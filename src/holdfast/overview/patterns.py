@@ -1,4 +1,4 @@
-"""Patterns for names, as Redis and Valkey know them for keys."""
+"""Glob patterns for lock names, with the syntax of Redis key patterns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ _IN_BRACKETS = re.compile(r"(?:\\(.)|(.))(?:-(?:\\(.)|(.)))?", re.DOTALL)
 
 
 def matcher(pattern: str, *, anywhere: bool = False) -> Callable[[str], bool]:
-    """Make the test whether a name matches; `anywhere` in it, without regard to case.
+    """Return a function that tests whether a name matches.
 
-    `*` stands for any text, `?` for one character, `[abc]`, `[a-z]`, `[^a]` for one of some; a
-    backslash takes its meaning from the character behind it.
+    `*` matches any text, `?` one character, and `[abc]`, `[a-z]` or `[^a]` one of a set. A
+    backslash makes the next character literal.
+
+    Args:
+        pattern: the pattern.
+        anywhere: search in the name, ignoring case.
     """
     form = "".join(map(_translated, _PARTS.finditer(pattern)))
     if anywhere:

@@ -1,6 +1,6 @@
-"""A lock as operators see it, put together from what one server or several say of it.
+"""A lock as operators see it, merged from the readings of one server or several.
 
-A look is no snapshot: each lock is seen at one moment, different locks at different ones.
+The views of several locks are no snapshot: each lock is read at a different moment.
 """
 
 from __future__ import annotations
@@ -10,69 +10,83 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from holdfast.core.token import holders_share, read_holder, read_party
-from holdfast.keys import name_in, namespace_in
+from holdfast.core.token import holder_ms_left, parse_token, read_holder
+from holdfast.keys import RWLOCK, SHARED_KINDS, kind_in, name_in, namespace_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.core.token import Party
+    from holdfast.core.token import TokenInfo
     from holdfast.holder import Holder
 
 State: TypeAlias = Literal["held", "delayed", "contested", "free"]
-"""Held; nobody's and nobody gets it, by the lock delay of a lost holder; on several servers, of
-which no majority has the same holder; nobody's."""
+"""The state of a lock.
+
+- "held": a client holds it.
+- "delayed": its holder was lost, and its lock delay is not over.
+- "contested": several servers name different holders, none of them on a majority.
+- "free": no client holds it.
+"""
 
 
-GONE = -2
-"""What PTTL says of a key that does not exist."""
+NO_KEY = -2
+"""The reply of PTTL for a key that does not exist."""
 
 
-class Sight(NamedTuple):
-    """What one server answered to `overview.lua`."""
+class LockReading(NamedTuple):
+    """The reply of one server to `overview.lua`."""
 
     token: bytes
     left_ms: int
     fence: bytes
     time: float
-    holds: tuple[tuple[bytes, float], ...]  # with the moments they expire at, ms
+    # Token, and expiry in ms of server time: the holds of an owner, or the holders of a semaphore
+    # or an rwlock, which has no token above.
+    holds: tuple[tuple[bytes, float], ...]
     waiting: int
     gone: int
-    waiters: tuple[tuple[bytes, float, bool | None], ...]  # tickets, µs, and whether they listen
+    waiters: tuple[tuple[bytes, float, bool | None], ...]  # token, ticket in µs, connected
 
     @property
-    def there(self) -> bool:
-        """Whether the lock's key is; its value may be any, if it is another client's."""
-        return self.left_ms != GONE
+    def exists(self) -> bool:
+        """Whether the lock's key exists. Its value may be another library's."""
+        return self.left_ms != NO_KEY
 
 
-NOTHING = Sight(b"", GONE, b"", 0.0, (), 0, 0, ())
+NO_READING = LockReading(b"", NO_KEY, b"", 0.0, (), 0, 0, ())
 
 
 @dataclass(frozen=True)
 class WaiterView:
-    """A waiter in the queue: who, and for how many seconds. `token` is the exact one.
+    """A waiter in the queue.
 
-    `listening` is whether its client is connected and can be granted the lock; None if unknown. A
-    waiter that does not listen is gone: its entry in the queue is skipped, and expires.
+    `age` is in seconds, and `token` is the exact one. `connected` is whether its client is
+    connected and can be granted the lock; None if unknown. A waiter that is not connected is gone:
+    its entry in the queue is skipped, and expires.
     """
 
     age: float
     token: str
-    party: Party | None
-    listening: bool | None
+    party: TokenInfo | None
+    connected: bool | None
 
 
 @dataclass(frozen=True)
 class LockView:
-    """A lock: who holds it and who waits, first come first.
+    """A lock with its holders and its waiters, in the order of the queue.
 
-    `name` is None for a lock that was given its `key`. `token` is the exact one in its key, if
-    there are holders. `holders` are several if it has an owner; of a delayed lock, who was lost.
-    `age` and `remaining` are in seconds, None if not known or endless; of a delayed lock
-    `remaining` is what is left of the delay. `waiting` counts waiters whose clients may listen,
-    `gone` those whose clients do not; `waiters` may be fewer than these. `nodes` is how many of the
-    servers have this holder, and how many were heard.
+    `name` is None for a lock that was given its `key`. `token` is the exact value of the key, if
+    there are holders. `holders` are several if the lock has an owner. For a delayed lock they are
+    the holder that was lost. Those of a semaphore or an rwlock are sorted by their tokens, and
+    `remaining` is that of the first one to expire.
+
+    `age` and `remaining` are in seconds, and None if unknown or unlimited. For a delayed lock
+    `remaining` is what is left of the delay, and `age` and `fence` are None: an eviction raises the
+    fence counter, so it may not be the fence of the lost holder.
+
+    `waiting` counts waiters whose clients are connected, or may be, and `gone` those whose clients
+    are not. `waiters` may list fewer than these. `nodes` is how many servers have this holder, and
+    how many replied.
     """
 
     key: bytes
@@ -90,30 +104,58 @@ class LockView:
 
     @property
     def namespace(self) -> str:
-        """The `namespace=` of the clients that use it, "" for none."""
+        """The `namespace=` of the clients that use it, or ""."""
         return namespace_in(self.key)
 
     @property
-    def shown(self) -> str:
-        """Its namespace and its name, or the key that it was given."""
+    def kind(self) -> str:
+        """The kind: "lock", "semaphore", "rwlock", "once" or "periodic"."""
+        return kind_in(self.key) or "lock"
+
+    @property
+    def has_permits(self) -> bool:
+        """Whether it is a semaphore or an rwlock, whose holders have a token each."""
+        return self.kind in SHARED_KINDS
+
+    @property
+    def display_name(self) -> str:
+        """Its namespace and its name with its kind, or the key that it was given."""
         if self.name is None:
             return self.key.decode("utf-8", "surrogateescape")
-        return f"{self.namespace}: {self.name}" if self.namespace else self.name
+        name = self.name if self.kind == "lock" else f"{self.name} ({self.kind})"
+        return f"{self.namespace}: {name}" if self.namespace else name
+
+    @property
+    def permits(self) -> str:
+        """How much of a semaphore or an rwlock is in use, as text; "" for a lock.
+
+        Several limits are possible, because each client gives its own.
+        """
+        if not self.has_permits or not self.holders:
+            return ""
+        if self.kind == RWLOCK:
+            if self.holders[0].exclusive:
+                return "1 writer"
+            return f"{len(self.holders)} reader{'s' if len(self.holders) > 1 else ''}"
+        limits = sorted({holder.limit or 0 for holder in self.holders})
+        used = sum(holder.weight or 0 for holder in self.holders)
+        return f"{used} of {' or '.join(map(str, limits))} permits"
 
     @property
     def longest_wait(self) -> float:
         """Seconds that the first waiter that is not gone has waited; 0.0 if there is none."""
-        return next((each.age for each in self.waiters if each.listening is not False), 0.0)
+        return next((each.age for each in self.waiters if each.connected is not False), 0.0)
 
     def as_data(self) -> dict[str, Any]:
-        """All of it, for programs.
+        """Return all fields, ready for JSON.
 
-        Text that is not UTF-8 has lone surrogates in it (U+DC80 to U+DCFF), one for each byte;
-        `key_hex` then is the key itself, and null otherwise.
+        Text that is not UTF-8 contains one lone surrogate (U+DC80 to U+DCFF) per byte. In that case
+        `key_hex` is the exact key, and otherwise null.
         """
         return {
             "name": self.name,
             "namespace": self.namespace,
+            "kind": self.kind,
             "key": self.key.decode("utf-8", "surrogateescape"),
             "key_hex": None if _is_text(self.key) else self.key.hex(),
             "state": self.state,
@@ -125,21 +167,21 @@ class LockView:
             "waiting": self.waiting,
             "gone": self.gone,
             "waiters": [_waiter_as_data(waiter) for waiter in self.waiters],
-            "nodes": {"holding": self.nodes[0], "heard": self.nodes[1]},
+            "nodes": {"holding": self.nodes[0], "replied": self.nodes[1]},
         }
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All locks that are held or waited for, and which servers could not be asked, and why."""
+    """All locks that are held or waited for, and why which servers could not be read."""
 
     locks: tuple[LockView, ...]
     failures: Mapping[str, str]
     complete: bool
-    """Enough servers were heard to know of every lock."""
+    """Whether enough servers replied to find every lock."""
 
     def as_data(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return all fields, ready for JSON."""
         return {
             "locks": [lock.as_data() for lock in self.locks],
             "complete": self.complete,
@@ -147,13 +189,13 @@ class Survey:
         }
 
 
-def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
-    """Put together what the servers that were heard say of a lock."""
-    tokens = Counter(sight.token for sight in sights if sight.there)
-    token, have = tokens.most_common(1)[0] if tokens else (b"", 0)
-    waiters = _waiters(sights)
-    gone = sum(waiter.listening is False for waiter in waiters)
-    blank = LockView(
+def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 1) -> LockView:
+    """Return the view of a lock from the readings of the servers that replied."""
+    tokens = Counter(reading.token for reading in readings if reading.exists)
+    token, count = tokens.most_common(1)[0] if tokens else (b"", 0)
+    waiters = _waiters(readings)
+    gone = sum(waiter.connected is False for waiter in waiters)
+    view = LockView(
         key,
         name_in(key),
         state="free",
@@ -162,64 +204,82 @@ def view_of(key: bytes, sights: Sequence[Sight], majority: int = 1) -> LockView:
         age=None,
         remaining=None,
         fence=None,
-        waiting=max(len(waiters) - gone, *(sight.waiting for sight in sights)),
-        gone=gone if len(sights) > 1 else sights[0].gone,
+        waiting=max(len(waiters) - gone, *(reading.waiting for reading in readings)),
+        gone=gone if len(readings) > 1 else readings[0].gone,
         waiters=waiters,
-        nodes=(have, len(sights)),
+        nodes=(count, len(readings)),
     )
-    if have < majority:
-        return replace(blank, state="contested") if have else blank
-    blank = replace(blank, token=token.decode("utf-8", "surrogateescape"))
-    having = [sight for sight in sights if sight.there and sight.token == token]
-    # It is held until it is gone from so many servers that no majority is left.
-    lefts = sorted(math.inf if sight.left_ms < 0 else sight.left_ms for sight in having)
+    if view.has_permits:
+        return _with_holders(view, readings[0])
+    if count < majority:
+        return replace(view, state="contested") if count else view
+    view = replace(view, token=token.decode("utf-8", "surrogateescape"))
+    matching = [reading for reading in readings if reading.exists and reading.token == token]
+    # It is held until it has expired on enough servers that no majority is left.
+    lefts = sorted(math.inf if reading.left_ms < 0 else reading.left_ms for reading in matching)
     left = lefts[-majority]
     left_ms = -1 if left == math.inf else int(left)
-    fence = Counter(sight.fence for sight in having).most_common(1)[0][0]
-    sight = having[0]._replace(left_ms=left_ms, fence=fence if fence.isdigit() else b"")
-    first = read_holder(token, left_ms, sight.fence)
-    blank = replace(
-        blank,
-        age=None if first.since is None else max(0.0, sight.time - first.since),
+    if not holder_ms_left(token, left_ms):
+        lost = read_holder(token, left_ms)
+        return replace(view, state="delayed", holders=(lost,), remaining=left_ms / 1000)
+    fence = Counter(reading.fence for reading in matching).most_common(1)[0][0]
+    reading = matching[0]._replace(left_ms=left_ms, fence=fence if fence.isdigit() else b"")
+    first = read_holder(token, left_ms, reading.fence)
+    return replace(
+        view,
+        state="held",
+        holders=_holders(reading) or (first,),
+        age=None if first.since is None else max(0.0, reading.time - first.since),
+        remaining=first.remaining,
         fence=first.fence,
     )
-    if not holders_share(token, left_ms):
-        return replace(blank, state="delayed", holders=(first,), remaining=left_ms / 1000)
-    return replace(
-        blank, state="held", holders=_holders(sight) or (first,), remaining=first.remaining
-    )
 
 
-def _holders(sight: Sight) -> tuple[Holder, ...]:
-    """Those of an owner, once there were several."""
-    if b"=" + sight.fence not in dict(sight.holds):
+def _holders(reading: LockReading) -> tuple[Holder, ...]:
+    """Return the holders of a lock with an owner, if there were several."""
+    if b"=" + reading.fence not in dict(reading.holds):
         return ()
     return tuple(
-        replace(read_holder(token, -1, sight.fence), remaining=until / 1000 - sight.time)
-        for token, until in sight.holds
+        replace(read_holder(token, -1, reading.fence), remaining=until / 1000 - reading.time)
+        for token, until in reading.holds
         if not token.startswith(b"=")
     )
 
 
-def _waiters(sights: Sequence[Sight]) -> tuple[WaiterView, ...]:
-    """All waiters, once each, by how long they have waited.
+def _with_holders(view: LockView, reading: LockReading) -> LockView:
+    """Return the view of a semaphore or an rwlock."""
+    fence = int(reading.fence) if reading.fence.isdigit() else None
+    lefts = [until - reading.time * 1000 for _, until in reading.holds]
+    if not lefts:
+        return view
+    holders = [
+        replace(read_holder(token, 0), remaining=left / 1000)
+        for (token, _), left in sorted(zip(reading.holds, lefts, strict=True))
+    ]
+    return replace(
+        view, state="held", holders=tuple(holders), remaining=min(lefts) / 1000, fence=fence
+    )
 
-    A waiter that listens on any of several servers is there. It is gone only if all
-    servers report that it does not listen.
+
+def _waiters(readings: Sequence[LockReading]) -> tuple[WaiterView, ...]:
+    """Return each waiter once, the longest wait first.
+
+    A waiter is connected if it is connected to any server. It is gone only if all servers report
+    that it is not.
     """
     ages: dict[bytes, float] = {}
-    heard: dict[bytes, set[bool | None]] = {}
-    for sight in sights:
-        for waiter, ticket, listens in sight.waiters:
+    states: dict[bytes, set[bool | None]] = {}
+    for reading in readings:
+        for waiter, ticket, connected in reading.waiters:
             token = waiter.removeprefix(b"!")
-            ages[token] = max(ages.get(token, 0.0), sight.time - ticket / 1_000_000)
-            heard.setdefault(token, set()).add(listens)
+            ages[token] = max(ages.get(token, 0.0), reading.time - ticket / 1_000_000)
+            states.setdefault(token, set()).add(connected)
     return tuple(
         WaiterView(
             age,
             token.decode("utf-8", "surrogateescape"),
-            read_party(token),
-            listening=True if True in heard[token] else None if None in heard[token] else False,
+            parse_token(token),
+            connected=True if True in states[token] else None if None in states[token] else False,
         )
         for token, age in sorted(ages.items(), key=lambda each: -each[1])
     )
@@ -227,9 +287,9 @@ def _waiters(sights: Sequence[Sight]) -> tuple[WaiterView, ...]:
 
 def _waiter_as_data(waiter: WaiterView) -> dict[str, Any]:
     party = waiter.party
-    names = "host", "pid", "label", "thread", "user", "owner"
+    names = "host", "pid", "label", "thread", "user", "owner", "weight", "limit"
     who = {name: None if party is None else getattr(party, name) for name in names}
-    return {"age": waiter.age, "token": waiter.token, "listening": waiter.listening, **who}
+    return {"age": waiter.age, "token": waiter.token, "connected": waiter.connected, **who}
 
 
 def _is_text(key: bytes) -> bool:

@@ -1,13 +1,15 @@
-"""The Lua that runs on the server: one script a file, with its keys, arguments, units and returns.
+"""The Lua scripts that run on the server, one per file, with keys, arguments, units and replies.
 
-A script is sent by its SHA1; the wire sends the text when the server does not know it. The last
-argument of each is a serial of three digits that its answer ends with, so that the wire can tell
-whose it is: a number as digits with the serial behind them, a list with the serial in last place.
+The wire sends a script by its SHA1, and its text only if the server does not know it. The last
+argument of each script is a serial of three digits, and its reply ends with that serial, so that
+the wire can match replies to requests. A number is returned as digits followed by the serial, a
+list has the serial as its last element.
 
-What several scripts do is written once, in a file whose name begins with an underscore; a line
-`--:include name` stands for its text.
+Code that several scripts share is in files whose name begins with an underscore. A line
+`--:include name` is replaced by the text of that file.
 
-A script of the user's knows nothing of serials: `own`.
+Scripts that users write have no serial: see `user_script`. Neither has the one that a
+redis-py client sends.
 """
 
 from __future__ import annotations
@@ -18,66 +20,83 @@ import re
 from typing import NamedTuple
 
 _INCLUDE = re.compile(rb"^ *--:include (\w+)$", re.MULTILINE)
-_OWN = b"--:own text"
+_USER_TEXT = b"--:user script"
 
 
 class Script(NamedTuple):
-    """A script's name, its text, the SHA1 by which a server knows it, and its call by that."""
+    """A script: its name, text and SHA1, and the packed start of an EVALSHA request."""
 
     name: str
     text: bytes
     sha: str
     packed: bytes
     serial: bool = True
-    """Its answers end with the serial of the request."""
+    """Whether replies end with the serial of the request."""
 
 
 def _read(name: str) -> bytes:
     text = pkgutil.get_data(__name__, f"{name}.lua")
     if text is None:
-        raise FileNotFoundError(f"holdfast was installed without its script {name}.lua")
+        raise FileNotFoundError(f"the holdfast package is incomplete: {name}.lua is missing")
     return _INCLUDE.sub(lambda line: _read(line[1].decode()), text)
 
 
 def _load(name: str) -> Script:
-    return _made(name, _read(name))
+    return _script(name, _read(name))
 
 
-def _made(name: str, text: bytes) -> Script:
+def _script(name: str, text: bytes) -> Script:
     sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
     return Script(name, text, sha, b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha.encode())
 
 
-def own(text: bytes) -> Script:
-    """Make a script of the user's: answers are as it gives them."""
-    return _made("own", text)._replace(serial=False)
+def user_script(text: bytes) -> Script:
+    """Make a script of a user's text, whose replies carry no serial."""
+    return _script("user_script", text)._replace(serial=False)
 
 
-def own_once(text: bytes) -> Script:
-    """Make the same for whoever has an id: it is carried out once; see own.lua."""
-    return own(_read("own").replace(_OWN, text))
+def user_script_once(text: bytes) -> Script:
+    """Make a script that runs a user's text once per id (see user_script.lua)."""
+    return user_script(_read("user_script").replace(_USER_TEXT, text))
 
 
 ACQUIRE = _load("acquire")
+ACQUIRE_ALL = _load("acquire_all")
 RELEASE = _load("release")
+RELEASE_ALL = _load("release_all")
 RENEW = _load("renew")
 ADOPT = _load("adopt")
 INSPECT = _load("inspect")
 POSITION = _load("position")
 PROBE = _load("probe")
 GUARD = _load("guard")
-DECLARE_FIT = _load("declare_fit")
+END_QUARANTINE = _load("end_quarantine")
 VOTE = _load("vote")
 CONFIRM = _load("confirm")
-LOOK = _load("look")
+READ_CACHED = _load("read_cached")
 CLAIM = _load("claim")
 STORE = _load("store")
 INVALIDATE = _load("invalidate")
+FINISH = _load("finish")
+START = _load("start")
 INCR = _load("incr")
 TAKE = _load("take")
 PUT = _load("put")
 COMPARE_AND_SET = _load("compare_and_set")
 COMPARE_AND_DELETE = _load("compare_and_delete")
 READ = _load("read")
+RATE = _load("rate")
+UNRESERVE = _load("unreserve")
 EVICT = _load("evict")
 OVERVIEW = _load("overview")
+ACQUIRE_SHARED = _load("acquire_shared")
+RELEASE_SHARED = _load("release_shared")
+RENEW_SHARED = _load("renew_shared")
+DOWNGRADE = _load("downgrade")
+EVICT_SHARED = _load("evict_shared")
+POSITION_SHARED = _load("position_shared")
+HOLDERS = _load("holders")
+OVERVIEW_SHARED = _load("overview_shared")
+
+EXTEND_REDIS_LOCK = _read("extend_redis_lock").decode()
+"""The text of a script that a redis-py client sends."""

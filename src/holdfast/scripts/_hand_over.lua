@@ -1,77 +1,46 @@
--- A part of scripts that hand the lock over. Needs: call, lock, queue, token, ttl, settings' names,
--- quarantine, new_fence, quiet.
+-- Included by scripts that grant the lock to a waiter: `hand_over`. All times are in ms.
+-- Needs: call, lock, queue, token, ttl, quiet, and what _settings, _quarantine and _fence define.
 
---:include _tell
+--:include _notify
 
--- How long a grant is valid until its client is heard from (ms). A stopped process costs the waiters
--- behind it that long. A process that was only busy, and missed it, keeps its place in the queue by its
--- ticket, and gets the lock next.
-local window = math.max(250, math.min(ttl, 1000))
-
--- Notifies the first waiter in the queue, and returns it if there is one. A waiter whose client is gone
--- is removed, and the next one is tried. The waiter that runs this script is not notified: it receives
--- the same as the reply.
-local function tell_next(kind, px)
-  while true do
-    local waiter = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
-    if not waiter or read(waiter) == token or tell(waiter, kind, 0, px) or denied then
-      return waiter
-    end
-    call('ZREM', queue, waiter)
-  end
+--:include _notify_first
+-- The lock delay after the lease of a token: that of its client, or of this request if that is
+-- longer. They differ while a changed lock_delay is being deployed. With less than its own delay, the
+-- client would take the lease for over.
+local function delay_of(its_token)
+  local its_delay = string.match(its_token, '^' .. string.rep('[^:]*:', 7) .. '%+(%d+)')
+  return math.max(delay, tonumber(its_delay or 0))
 end
 
-local function grant(who, px)
-  if order == 'forever' and who == token then
-    call('SET', lock, who)
+local function grant(grantee, px)
+  if order == 'forever' and grantee == token then
+    call('SET', lock, grantee)
   else
-    call('SET', lock, who, 'PX', px + delay)
+    call('SET', lock, grantee, 'PX', px + delay_of(grantee))
   end
-  -- Those of the same owner may have it too: let them ask.
-  local group = string.match(who, ':&[^:]*$')
+  -- Waiters of the same owner may hold the lock too: they are notified to request it.
+  local group = string.match(grantee, ':&[^:]*$')
   for _, waiter in ipairs(group and call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE') or {}) do
     if string.sub(waiter, -#group) == group then
-      tell(waiter, 'A', 0, 0)
+      notify(waiter, 'A', 0, 0)
     end
   end
 end
 
--- Notifies one more waiter to ask after `px` ms, one window after the next waiter asks, because
--- `client`, which has the lock now, and `watching`, the client of the next waiter, may both be dead or
--- stopped. It is one of the last in the queue: processes of one machine often queue together, and are
--- stopped together.
--- After a hand-over it is needed only after a hold that had more than a window left. Waiters that queued
--- during a shorter one know from the reply that it ends soon, and ask then; and the waiter that was
--- notified at the end of the last long hold asks too, and goes on to do so until the lock is its own.
-local function have_watched(client, watching, px)
-  local waiters = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 8)
-  for _, waiter in ipairs(waiters) do
-    local who, other = read(waiter)
-    if other ~= client and other ~= watching then
-      if who == token or tell(waiter, 'W', 0, px) or denied then
-        return
-      end
-      call('ZREM', queue, waiter)
-    end
-  end
-end
-
--- Gives the lock, which nobody has or wants any more, to the first waiter whose client is there, and
--- returns who that is, and its fence. Other waiters watch whether that one takes it up. A lock without
--- order is left free, and the first waiter is to ask, or else one of another client, after a window: the
--- first one may be dead, and others of its process with it. In a quarantine it is left free too: this may be
--- the second sending of a release that the server before this one carried out, and then somebody else
--- has it from there. Those who wait have all been told when it ends.
+--:include _notify_backup
+-- Grants the lock, which is free or just released, to the first waiter whose client is subscribed.
+-- Returns the token of that waiter and its fence, or nil. The next waiter is notified to request
+-- the lock after the window, in case the new holder does not use its grant.
+-- With order 'barge' the lock stays free, and the first waiter is notified to request it.
+-- In a quarantine the lock stays free too. This request may be the retry of a release that the
+-- previous primary carried out, and that primary may have granted the lock to another client.
+-- Waiters know when the quarantine ends.
 local function hand_over()
   if quarantine() then
     return nil
   end
   if order == 'barge' then
-    local first = tell_next('A', 0)
-    if first then
-      local _, client = read(first)
-      have_watched(client, client, window)
-    end
+    notify_two('A', 0)
     return nil
   end
   local fence
@@ -81,28 +50,28 @@ local function hand_over()
     if not waiter or tonumber(ticket) >= 1e16 then
       return nil
     end
-    -- With and without its mark: a waiter that came back on another connection may stand there twice.
-    -- If one of the two stayed, messages for the next waiter would go to the holder.
-    local who, client = read(waiter)
-    call('ZREM', queue, who, '!' .. who)
+    -- Remove it with and without its '!': a waiter that reconnected may be in the queue under both
+    -- names. If one of them stayed, messages for the next waiter would go to the holder.
+    local grantee, client = parse_waiter(waiter)
+    call('ZREM', queue, grantee, '!' .. grantee)
     fence = fence or new_fence()
-    if who == token then
-      grant(who, ttl)
-      return who, fence
+    if grantee == token then
+      grant(grantee, ttl)
+      return grantee, fence
     end
-    if tell(waiter, 'G', fence, window) then
+    if notify(waiter, 'G', fence, window) then
       local left = second and call('PTTL', lock)
-      grant(who, window)
-      local _, watching = read(second or waiter)
+      grant(grantee, window)
+      local _, watching = parse_waiter(second or waiter)
       if watching ~= client then
-        _, watching = read(tell_next('W', window) or waiter)
+        _, watching = parse_waiter(notify_first('W', window) or waiter)
       end
       if second and (left < 0 or left > window + delay) then
-        have_watched(client, watching, 2 * window)
+        notify_backup(client, watching, 2 * window)
       end
-      return who, fence
+      return grantee, fence
     end
-    if denied then
+    if publish_error then
       call('ZADD', queue, ticket, waiter)
       return nil
     end

@@ -1,7 +1,7 @@
--- Integers of 64 bits, exactly. A Lua number holds them only up to 2^53, so they stay text here, and the
--- server does the arithmetic.
+-- Exact integers of 64 bits. A Lua number is exact only up to 2^53, so the integers stay text here,
+-- and the server does the arithmetic.
 
--- Whether one is as great as another; both are written as the server writes them.
+-- Whether one >= other; both are written as the server writes integers.
 local function at_least(one, other)
   if #one < 16 and #other < 16 then
     return tonumber(one) >= tonumber(other)
@@ -26,7 +26,7 @@ local function is_integer(text)
   return #text < 19 or (at_least(text, '-9223372036854775808') and at_least('9223372036854775807', text))
 end
 
--- The number in a key that is missing or holds a string, as text; or a refusal.
+-- The integer at a key, as text; '0' if the key does not exist; an error reply if it is no integer.
 local function integer_at(key)
   local value = redis.pcall('GET', key) or '0'
   if type(value) == 'string' and not is_integer(value) then

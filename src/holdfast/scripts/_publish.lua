@@ -1,11 +1,12 @@
--- A part of scripts that speak to clients.
+-- Included by scripts that publish to a client's channel: `publish`.
 --
--- A client has a channel of its own. If its name begins with a ~ it listens in this cluster, on a
--- channel of the lock's slot. It is counted only if it does so on this node; but a replica passes the
--- message on too, also one that was the primary until now. So the message begins with the name of this
--- node: nobody is to believe what came by way of another.
+-- Each client has its own channel. If the client's name begins with '~', it is connected to a
+-- cluster, and the channel is a sharded one, in the slot of the lock. SPUBLISH counts only
+-- subscribers on this node. A replica forwards the message too, even one that was the primary until
+-- now. So each message starts with the id of this node, and a client rejects messages that another
+-- node forwards.
 --
--- Returns the number of listeners, or what the server said when it did not let us.
+-- Returns the number of receivers, or the error reply if the server refuses to publish.
 
 local function publish(client, message)
   if string.byte(client) ~= 126 then

@@ -1,6 +1,7 @@
--- A part of scripts that do less in a quarantine (see guard). Needs: call, settings' names.
+-- Included by scripts that grant or extend nothing in a quarantine (see guard): `quarantine` (ms).
+-- Needs: call, and what _settings defines.
 
--- For how much longer no lock is granted here (ms); nil outside a quarantine.
+-- For how much longer this server grants no lock; nil outside a quarantine.
 local function quarantine()
   local left = guarded ~= '' and call('PTTL', 'holdfast:quarantine')
   return left and left > 0 and left or nil

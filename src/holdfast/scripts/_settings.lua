@@ -1,10 +1,13 @@
--- A part of most scripts: the settings of a lock that few locks have. Needs: settings.
+-- Included by most scripts: the lock's settings that differ from the default. All times are in ms.
+-- Needs: settings, which is '' or '<lock delay> <order>[+guard] <owner>'.
 --
--- '' or '<lock delay, ms> <order>[+guard] <owner>'. With a delay the lock's key stays that much longer
--- than its holder may count on: nobody gets it meanwhile, and the holder does not get it back. The order
--- is 'fair' (first come, first served), 'barge' (whoever asks while it is free), or 'forever' (fair,
--- and held without expiry). '+guard' is for servers that may take another's place (see guard). The
--- owner is '' or what the tokens of its holds end with.
+-- delay    the lock's key stays that much longer than its lease: no client is granted the lock in
+--          this time, not even its last holder
+-- order    'fair': waiters are granted the lock in the order they joined the queue
+--          'barge': the first client that requests the free lock gets it
+--          'forever': as 'fair', and the lock does not expire
+-- guarded  '+guard' for servers that may replace another one (see guard)
+-- owner    the end of the tokens of the owner's holds, or ''
 
 local delay, order, guarded, owner = 0, 'fair', '', ''
 if settings ~= '' then
@@ -12,7 +15,8 @@ if settings ~= '' then
   delay = tonumber(delay)
 end
 
--- Whether the lease is over: the lock's key is gone, or has only the lock delay `left` (its PTTL).
+-- Whether the lease has ended: the lock's key does not exist, or only its lock delay is left.
+-- `left` is the key's PTTL.
 local function is_over(left)
   return left ~= -1 and left <= delay
 end

@@ -1,16 +1,20 @@
--- A part of scripts that end a token. Needs: call, queue.
+-- Included by scripts that end a token: `add_tombstone` (ms). Needs: call, queue.
 --
--- A tombstone is for a token one of whose requests was abandoned and may still arrive: it must find
--- that it comes too late. It is a '+' and the token, in the queue, behind everybody: at 1e16 and the
--- moment (ms) it may crumble. So one look at the last in the queue tells whether there are any.
+-- Invariant: a request that arrives after its token was ended does not take the lock.
+-- Client: it abandons an acquire without a reply, and sends a release for the token.
+-- Server: the release arrives first, and the delayed acquire afterwards.
+-- Without the tombstone, the acquire would be granted a lock that no client releases.
+--
+-- A tombstone is '+' and the token, in the queue behind all waiters. Its score is 1e16 plus the
+-- time at which it expires. So the last member of the queue shows whether there are tombstones.
 
-local function bury(token, life)
+local function add_tombstone(token, tombstone_ms)
   local time = call('TIME')
   local now = 1e16 + time[1] * 1000 + math.floor(time[2] / 1000)
-  local crumbled = call('ZRANGE', queue, '1e16', string.format('%.0f', now), 'BYSCORE', 'LIMIT', 0, 100)
-  if #crumbled > 0 then
-    call('ZREM', queue, unpack(crumbled))
+  local expired = call('ZRANGE', queue, '1e16', string.format('%.0f', now), 'BYSCORE', 'LIMIT', 0, 100)
+  if #expired > 0 then
+    call('ZREM', queue, unpack(expired))
   end
-  redis.pcall('ZADD', queue, string.format('%.0f', now + life), '+' .. token)
-  redis.pcall('PEXPIRE', queue, math.max(call('PTTL', queue), life))
+  redis.pcall('ZADD', queue, string.format('%.0f', now + tombstone_ms), '+' .. token)
+  redis.pcall('PEXPIRE', queue, math.max(call('PTTL', queue), tombstone_ms))
 end

@@ -1,18 +1,26 @@
--- acquire: take the lock if it is free, and number the taking; stand in line if it is not.
+-- acquire: grant the lock if it is free, or join its queue. Times in ms, fences and tickets in µs.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
--- ARGV  1 token  2 ttl (ms)  3 place: '' not to wait, '0' at the end of the line, or a ticket; with
---       a '!' before it (see hand_over)  4 settings  5 serial of the request
---       3 and 4 may be left out together if both are ''
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+--       4 holds of the owner, if there is one
+-- ARGV  1 token
+--       2 ttl
+--       3 place: '' to join no queue, '0' to join it at the end, or a ticket to return to its
+--         place; after a '!' if the client is subscribed on another server (see _notify)
+--       4 settings (see _settings)
+--       5 serial of the request: three digits
+--       3 and 4 may be left out together if both are '': the client packs two arguments faster
 --
--- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
---          0 .. serial      the token was given up before this request arrived
---          {holder's token, left (ms), ticket, put back, message or '', serial}  somebody else's;
---          left is -1 if it never expires; put back is 1 if a ticket was given and its place was
---          gone; the message is a grant to another waiter of the same client (see hand_over)
---          or the error QUARANTINE <left, ms>: nobody gets a lock here until then (see guard)
+-- Returns  fence .. serial  granted, by this request or by an earlier one with the same token
+--          0 .. serial      the token was ended before this request arrived
+--          {holder's token, left, ticket, place lost, message or '', serial}  not granted
+--              left        time left of the lease, with the lock delay; -1 if it never expires
+--              place lost  1 if a ticket was given and its waiter was not in the queue any more
+--              message     a grant to another waiter of this client (see _notify)
+--          error QUARANTINE <ms>  this server grants no lock for that time (see guard)
 --
--- When it is found free although somebody waits, the first of them gets it, whoever asks.
+-- If the lock is free while others wait, the first waiter is granted it, not the caller.
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
@@ -44,90 +52,69 @@ end
 --:include _hand_over
 --:include _owner
 
--- The score of a member of the queue, if it is one: ZSCORE, with the rights that a lock needs anyway.
+-- The score of a member of the queue, or nil. ZSCORE would need one more command in the ACL rule.
 local function score(member)
   return call('ZADD', queue, 'XX', 'INCR', 0, member)
 end
 
 local holder, left = call('GET', lock), call('PTTL', lock)
+-- The last member shows whether there are tombstones. Skip them to find the last waiter's ticket.
 local last = tonumber(call('ZRANGE', queue, 0, 0, 'REV', 'WITHSCORES')[2])
 if last and last >= 1e16 then
   if score('+' .. token) then
     return '0' .. serial
   end
-  local line = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
-  last = tonumber(line[2])
+  local newest = call('ZRANGE', queue, '(1e16', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
+  last = tonumber(newest[2])
 end
 
-local function leave_line()
+local function leave_queue()
   return call('ZREM', queue, token, '!' .. token) > 0
 end
 
-if not is_over(left) and (has_hold(holder, token) or is_owners(holder)) then
-  -- A retry, or one more hold. The expiry is written even when unchanged, and never shortened.
+if not is_over(left) and (has_hold(holder, token) or is_same_owner(holder)) then
+  -- A retry, or one more hold. The expiry is written even if unchanged, and never shortened.
+  -- The fence comes first: it marks the holds of this grant (see _owner), and may have been evicted.
+  local fence = call('GET', KEYS[2]) or new_fence()
   if order == 'forever' then
     call('SET', lock, holder)
   elseif left >= 0 then
     keep_hold(holder, token, left, ttl)
   end
-  leave_line()
-  return (call('GET', KEYS[2]) or new_fence()) .. serial
+  leave_queue()
+  return fence .. serial
 end
 
--- Stands in line, once, and returns the ticket, whether it had one and its place was lost, and whether
--- it was not in line before.
--- A ticket is the moment (µs, by the server's clock) at which its waiter came, or just above the last
--- one: so one who comes back is before all who came later, and who looks sees for how long they wait.
-local function stand_in_line()
-  local mark, ticket = string.match(place, '^(!?)(%d*)$')
-  local had_one, remarked = ticket ~= '' and ticket ~= '0'
-  if had_one then
-    remarked = call('ZREM', queue, (mark == '' and '!' or '') .. token) > 0
-  else
-    local time = call('TIME')
-    ticket = time[1] * 1000000 + time[2]
-    if last and last >= ticket then
-      ticket = last + 1
-    end
-  end
-  local added = call('ZADD', queue, 'NX', string.format('%.0f', ticket), mark .. token) == 1
-  -- Not for each who comes: the first of every minute is enough.
-  if had_one or not last or last < ticket - ticket % 60000000 then
-    call('PEXPIRE', queue, 3600000)
-  end
-  if not added and not had_one then
-    ticket = score(mark .. token)
-  end
-  return string.format('%.0f', ticket), (had_one and added and not remarked) and 1 or 0, added
-end
-
-local ticket, put_back, added
+--:include _join_queue
+local ticket, place_lost, added
 if not holder then
   if order == 'barge' then
-    leave_line()
+    leave_queue()
     local fence = new_fence()
     grant(token, ttl)
     return fence .. serial
   end
-  ticket, put_back, added = stand_in_line()
-  local who, fence = hand_over()
-  if who == token then
+  ticket, place_lost, added = join_queue()
+  local grantee, fence = hand_over()
+  if grantee == token then
     return fence .. serial
   end
-  holder, left = who or '', window + delay
+  holder, left = grantee or '', window + delay_of(grantee or '')
 elseif place ~= '' then
-  ticket, put_back = stand_in_line()
+  ticket, place_lost = join_queue()
 end
 if place == '' then
-  -- If it was in the queue before, it stays there: this request may be older than the one that put it
-  -- there, and may have been overtaken by it.
+  -- Invariant: a request without a place does not change the queue.
+  -- Client: it sends this request, abandons it, and then joins the queue with a second request.
+  -- Server: the second request arrives first, this one afterwards.
+  -- Without `added`, this request would remove the place that the second one took.
   if added then
     call('ZREM', queue, token)
   end
-  ticket, put_back = '0', 0
+  ticket, place_lost = '0', 0
 end
-if denied then
-  leave_line()
-  return denied
+if publish_error then
+  leave_queue()
+  return publish_error
 end
-return {holder, left, ticket, put_back, answer or '', serial}
+return {holder, left, ticket, place_lost, reply_grant or '', serial}

@@ -1,13 +1,19 @@
--- adopt: carry on, under a token of one's own, what another process exported.
+-- adopt: take over an exported lease under the caller's token. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter  3 queue
--- ARGV  1 own token  2 ttl (ms)  3 exported token  4 settings  5 serial of the request
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+-- ARGV  1 token of the caller
+--       2 ttl
+--       3 exported token
+--       4 settings (see _settings)
+--       5 serial of the request: three digits
 --
--- Returns  fence .. serial  the lock is the caller's, now or since an earlier sending
---          0 .. serial      it was no longer the exporter's, or was adopted by somebody else
---          or the error QUARANTINE, as acquire
+-- Returns  fence .. serial  the caller holds the lock, by this request or by an earlier one
+--          0 .. serial      the lease has ended, or another client has adopted it
+--          error QUARANTINE <ms>, as acquire
 --
--- The exported token is worth nothing afterwards: of two who adopt, one gets the lock.
+-- The exported token is void afterwards: if two clients adopt a lease, only one of them gets it.
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
@@ -27,15 +33,15 @@ end
 --:include _tombstone
 
 local holder, left = call('GET', lock), call('PTTL', lock)
-local buried = call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
-if (holder ~= exported and holder ~= token) or is_over(left) or buried then
+local has_tombstone = call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
+if (holder ~= exported and holder ~= token) or is_over(left) or has_tombstone then
   return '0' .. serial
 end
-bury(exported, 60000)
+add_tombstone(exported, 60000)
 if order == 'forever' then
   call('SET', lock, token)
 else
   call('SET', lock, token, 'PX', math.max(left, ttl + delay))
 end
-call('PEXPIRE', KEYS[2], math.max(3600000, 2 * ttl))
+keep_counter()
 return (call('GET', KEYS[2]) or new_fence()) .. serial

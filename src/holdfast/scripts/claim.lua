@@ -1,14 +1,21 @@
--- claim: take the lock under which a value is computed, unless a newer one is there already.
+-- claim: return a cached value, or acquire the lock to compute it. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 value (see store)
--- ARGV  1 token  2 ttl (ms)  3 place  4 settings  5 seen: the fence of the value that the caller does
---       not want any more, 0 if it knows of none  6 serial of the request
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+--       4 value (see store)
+-- ARGV  1 to 4 as acquire
+--       5 fence of the last value that the caller has seen and rejects, or 0
+--       6 serial of the request: three digits
 --
--- Returns  {value, left (ms), serial}  it is there, and the caller neither has the lock nor waits for it
---          or what acquire does
+-- Returns  {value, left, serial}  a newer value; the caller has no lock and no place in the queue
+--          otherwise as acquire
 --
--- Looked at and stood in line in one go, while store tells everybody in line and takes them out: so
--- nobody waits for a value that has just come, and who finds one is in no line.
+-- Invariant: no caller waits in the queue for a value that is already stored.
+-- Caller: it finds no value, and joins the queue.
+-- Holder: it stores the value, notifies all waiters, and removes them from the queue (see store).
+-- With two requests instead of one script, the holder could store the value between them, and no
+-- message would reach the caller.
 
 local value = redis.call('GET', KEYS[4])
 local fence = value and string.match(value, '^(%d+) %d+ %d+\n')

@@ -1,12 +1,15 @@
--- compare_and_delete: delete a key if it has this value.
+-- compare_and_delete: delete a key if it has the expected value. Times in ms.
 --
--- KEYS  1 key  2 record of the id, if there is one
--- ARGV  1 value  2 and 3 with an id, see _once  and last  serial of the request
+-- KEYS  1 key
+--       2 record of the id, if there is one
+-- ARGV  1 expected value
+--       2 and 3 with an id, see _once
+--       last: serial of the request: three digits
 --
 -- Returns  {1, '', serial}         deleted
---          {0, '', serial}         not deleted: something else is there, or nothing
---          {'wrong', why, serial}  what is there is no string
---          {'other', serial}       the id is that of another operation on this key
+--          {0, '', serial}         not deleted: the key has another value, or does not exist
+--          {'wrong', why, serial}  the key is not a string
+--          {'other', serial}       the id belongs to another operation on this key
 
 local call = redis.call
 local key, serial = KEYS[1], ARGV[#ARGV]
@@ -15,10 +18,10 @@ local key, serial = KEYS[1], ARGV[#ARGV]
 
 local value = redis.pcall('GET', key)
 if type(value) == 'table' then
-  return refuse(value)
+  return fail(value)
 end
 if value ~= ARGV[1] then
-  return answer(0, '')
+  return reply(0, '')
 end
 call('DEL', key)
-return answer(1, '')
+return reply(1, '')

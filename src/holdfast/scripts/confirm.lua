@@ -1,10 +1,16 @@
--- confirm: number what this token has of a lock that several nodes keep, as the others do.
+-- confirm: raise this node's fence of a quorum lock to the agreed one. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter  3 queue
--- ARGV  1 token  2 ttl (ms)  3 fence  4 settings  5 serial of the request
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+-- ARGV  1 token
+--       2 ttl
+--       3 fence that the client wants a majority of nodes to have
+--       4 settings (see _settings)
+--       5 serial of the request: three digits
 --
--- Returns  fence .. serial  the fence given, or a higher one that stands here
---          0 .. serial      it is not this token's here, and nothing was changed
+-- Returns  fence .. serial  the node's fence: the given one, or a higher one that it had already
+--          0 .. serial      the token does not hold the lock here; nothing was changed
 
 local call = redis.call
 local lock = KEYS[1]
@@ -24,5 +30,7 @@ local last = call('GET', KEYS[2])
 if last and tonumber(last) >= tonumber(fence) then
   return last .. serial
 end
-call('SET', KEYS[2], fence, 'PX', math.max(3600000, 2 * ttl))
+local time = call('TIME')
+local ahead_ms = math.max(0, (fence - time[1] * 1000000 - time[2]) / 1000)  -- as in _fence
+call('SET', KEYS[2], fence, 'PX', string.format('%.0f', math.max(3600000, 2 * ttl) + ahead_ms))
 return fence .. serial

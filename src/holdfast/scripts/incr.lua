@@ -1,15 +1,18 @@
--- incr: add to a counter, whose expiry begins with its first use.
+-- incr: add to a counter, which expires some time after its first use. Times in ms.
 --
--- KEYS  1 counter  2 record of the id, if there is one
--- ARGV  1 what to add  2 expiry (ms), 0 for none  3 and 4 with an id, see _once  and last
---       serial of the request
+-- KEYS  1 counter
+--       2 record of the id, if there is one
+-- ARGV  1 amount
+--       2 expiry, 0 for none
+--       3 and 4 with an id, see _once
+--       last: serial of the request: three digits
 --
--- Returns  {1, what it is now, serial}
---          {'wrong', why, serial}  it is no integer of 64 bits, or would not be one; nothing was changed
---          {'other', serial}       the id is that of another operation on this key
+-- Returns  {1, new value, serial}
+--          {'wrong', why, serial}  old or new value is no 64-bit integer; nothing was changed
+--          {'other', serial}       the id belongs to another operation on this key
 --
--- A counter that is found without an expiry gets one: somebody made it in two steps, and was
--- interrupted between them.
+-- A counter without an expiry gets one: another program created it with INCR, and was interrupted
+-- before its EXPIRE.
 
 local call = redis.call
 local key, expiry, serial = KEYS[1], tonumber(ARGV[2]), ARGV[#ARGV]
@@ -21,9 +24,9 @@ end
 
 local value = redis.pcall('INCRBY', key, ARGV[1])
 if type(value) == 'table' then
-  return refuse(value)
+  return fail(value)
 end
 if expiry > 0 and call('PTTL', key) < 0 then
   call('PEXPIRE', key, expiry)
 end
-return answer(1, call('GET', key))
+return reply(1, call('GET', key))

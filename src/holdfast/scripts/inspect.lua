@@ -1,10 +1,11 @@
--- inspect: who holds the lock. Changes nothing.
+-- inspect: read the holder of a lock, without any change. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter, and the rest of a lock's keys
--- ARGV  1 serial of the request
+-- KEYS  1 lock
+--       2 fence counter, then the lock's other keys
+-- ARGV  1 serial of the request: three digits
 --
--- Returns  {serial}                                    nobody holds it
---          {holder's token, left (ms), last fence or '', serial}  left is -1 if it never expires
+-- Returns  {serial}  the lock is free
+--          {holder's token, left, last fence or '', serial}  left is -1 if it never expires
 
 local holder = redis.call('GET', KEYS[1])
 if not holder then

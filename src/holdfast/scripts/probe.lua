@@ -1,14 +1,15 @@
--- probe: publish to the client's own channel, to learn whether this server counts its listeners.
+-- probe: publish to the client's channel, to detect whether this server counts its subscription.
 --
--- KEYS  those of a lock
--- ARGV  1 client  2 serial of the request
+-- KEYS  the keys of a lock
+-- ARGV  1 client
+--       2 serial of the request: three digits
 --
--- Returns  listeners counted .. serial
+-- Returns  number of receivers .. serial
 
 --:include _publish
 
-local heard = publish(ARGV[1], 'P:0:0:0:')
-if type(heard) == 'table' then
-  return heard
+local receivers = publish(ARGV[1], 'P:0:0:0:')
+if type(receivers) == 'table' then
+  return receivers
 end
-return heard .. ARGV[2]
+return receivers .. ARGV[2]

@@ -1,10 +1,11 @@
--- read: the value of a key, and what is known of an id of its updates. Changes nothing.
+-- read: read a key and the record of an id of its updates, without any change.
 --
--- KEYS  1 key  2 record of the id, if there is one
--- ARGV  1 serial of the request
+-- KEYS  1 key
+--       2 record of the id, if there is one
+-- ARGV  1 serial of the request: three digits
 --
 -- Returns  {1, value or false, record or false, serial}
---          {'wrong', why, serial}  what is there is no string
+--          {'wrong', why, serial}  the key is not a string
 
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' then

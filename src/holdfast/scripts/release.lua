@@ -1,21 +1,33 @@
--- release: give the lock back if it is this token's, and hand it to whoever is next in line. Also
--- ends an attempt: the token is taken out of the line, and a grant it may have got is passed on.
+-- release: end the token's hold, and grant the lock to the first waiter. Times in ms.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 holds of the owner, if it has one
--- ARGV  1 token  2 ttl (ms)  3 life of the tombstone (ms), 0 for none; with ' lost' behind it, it is
---       the end of a lost lease, and the lock delay begins; with ' quiet', the answer is not to carry
---       a grant; with ' leave', the token only leaves the queue, and keeps what it may hold
---       4 settings  5 serial of the request
---       3 and 4 may be left out together if they are '0' and ''
+-- It also ends an attempt to acquire: the token leaves the queue. If it was granted the lock in the
+-- meantime, the lock is granted to the next waiter. This also happens if the lock is found free: the
+-- last lease may just have expired, and no waiter may have requested the lock since.
 --
--- Returns  1 .. serial  it was ours, and is not any more
---          0 .. serial  it was not ours
---          {serial}     it was not ours: there was no such key, and no tombstone of an eviction
---          {either, message, serial}  and a waiter of the same client was granted it (see
---          hand_over); not if there is a tombstone to be made: nobody may be there to read it
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+--       4 holds of the owner, if there is one
+-- ARGV  1 token
+--       2 ttl
+--       3 life of the tombstone, 0 for none; it may be followed by
+--         ' lost'   the lease was lost: the lock delay begins
+--         ' quiet'  the reply is not to contain a grant
+--         ' leave'  the token only leaves the queue, and keeps a lock that it holds
+--       4 settings (see _settings)
+--       5 serial of the request: three digits
+--       3 and 4 may be left out together if they are '0' and '': the client packs two arguments
+--         faster
 --
--- What needs memory goes last: a server that is out of it refuses only a script that has not written
--- anything yet.
+-- Returns  1 .. serial  the token held the lock, and does not hold it any more
+--          0 .. serial  the token did not hold the lock
+--          {serial}     the same: the lock's key does not exist, and the token has no tombstone of
+--                       an eviction
+--          {1 or 0, message, serial}  as the first two, and a waiter of the same client was granted
+--              the lock (see _notify); not with a tombstone, because the reply may not be read then
+--
+-- Writes that need memory come last: a server without memory refuses only a script that has not
+-- written yet.
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
@@ -25,15 +37,15 @@ if #ARGV == 5 then
   tombstone, settings = ARGV[3], ARGV[4]
 end
 local holder = call('GET', lock)
-local usual = settings == '' or settings == '0 barge '
-local plain = holder == token and usual and tombstone == '0'
-if plain and call('EXISTS', queue) == 0 then
+local simple_settings = settings == '' or settings == '0 barge '
+local fast_path = holder == token and simple_settings and tombstone == '0'
+if fast_path and call('EXISTS', queue) == 0 then
   call('DEL', lock)
   return '1' .. serial
 end
 
 local quiet = tombstone ~= '0'
-local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
+local tombstone_ms, mode = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _settings
 --:include _quarantine
 --:include _fence
@@ -41,60 +53,64 @@ local life, how = string.match(tombstone, '^(%d+) ?(%a*)$')
 --:include _owner
 --:include _tombstone
 
-local mine, missing = true, false
-if plain then
-  -- The commonest case: it goes from hand to hand.
-  -- A waiter that sent a request in the last millisecond of its grant is in the queue again.
+local was_held, missing = true, false
+if fast_path then
+  -- The token may be in the queue again, if its waiter sent a request just before its grant
+  -- expired.
   call('ZREM', queue, token, '!' .. token)
   if not hand_over() then
     call('DEL', lock)
   end
 else
-  local was_first = read(call('ZRANGE', queue, 0, 0)[1] or '') == token
+  local was_first = parse_waiter(call('ZRANGE', queue, 0, 0)[1] or '') == token
   call('ZREM', queue, token, '!' .. token)
   local remaining = call('PTTL', lock)
   local over = is_over(remaining)
-  mine = not over and how ~= 'leave' and has_hold(holder, token)
+  was_held = not over and mode ~= 'leave' and has_hold(holder, token)
+  -- ZADD: has the token a tombstone?
   missing = not holder and not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
-  local last, left = true
-  if mine then
-    last, left = end_hold(holder, token)
+  local last_hold, left = true
+  if was_held then
+    last_hold, left = end_hold(holder, token)
   end
-  if not last then
-    tell_next('W', left)
-  elseif how == 'lost' and holder and delay > 0 then
-    if mine then
+  if not last_hold then
+    notify_two('W', left)
+  elseif mode == 'lost' and holder and delay > 0 then
+    if was_held then
       call('PEXPIRE', lock, delay)
-      tell_next('W', delay)
+      notify_two('W', delay)
     end
-  elseif mine or not holder or (over and holder == token and how ~= 'leave') then
-    call('DEL', lock)
-    hand_over()
+  elseif was_held or not holder or (over and holder == token and mode ~= 'leave') then
+    if not hand_over() then
+      call('DEL', lock)
+    end
   elseif remaining >= 0 and order ~= 'barge' then
-    -- The first in the queue asks when a grant's window is over: from now on that is the next one.
-    -- Nothing is granted to a waiter of a lock without order.
+    -- Invariant: after a grant, the first waiter and one of another client request the lock when
+    -- the window has ended. (With order 'barge', waiters are never granted the lock.)
+    -- Leaving waiter: it is one of these two, and is removed from the queue above.
+    -- New holder: it is dead or stopped, and does not use its grant.
+    -- Without these messages, the remaining waiters wait until the end of the previous lease.
     if was_first then
-      tell_next('W', remaining)
+      notify_first('W', remaining)
     end
-    -- Within a grant's window, the one that leaves may be the second one that watches.
     local first = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1)[1]
     if first and remaining <= window + delay then
-      local _, client = read(holder)
-      local _, watching = read(first)
-      have_watched(client, watching, remaining + window)
+      local _, client = parse_waiter(holder)
+      local _, watching = parse_waiter(first)
+      notify_backup(client, watching, remaining + window)
     end
   end
 end
-if life ~= '0' then
-  bury(token, tonumber(life))
+if tombstone_ms ~= '0' then
+  add_tombstone(token, tonumber(tombstone_ms))
 end
-if denied then
-  return denied
+if publish_error then
+  return publish_error
 end
-if answer then
-  return {mine and 1 or 0, answer, serial}
+if reply_grant then
+  return {was_held and 1 or 0, reply_grant, serial}
 end
 if missing then
   return {serial}
 end
-return (mine and '1' or '0') .. serial
+return (was_held and '1' or '0') .. serial

@@ -1,22 +1,31 @@
--- renew: keep the lock for at least ttl more, if it is still this token's.
+-- renew: extend the token's lease to at least ttl from now. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter; and if it has an owner  3 queue  4 holds of the owner
--- ARGV  1 token  2 ttl (ms)  3 settings  4 the fence of the lease, 0 if it is not known yet
---       5 serial of the request
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue, and 4 holds of the owner, only if there is an owner
+-- ARGV  1 token
+--       2 ttl
+--       3 settings (see _settings)
+--       4 fence of the lease, 0 if it is not known yet
+--       5 serial of the request: three digits
 --
--- Returns  fence .. serial  kept
---          0 .. serial      it is another's, or was taken from us; nothing was changed
---          {serial}         there is no such key, and no script took it from us: the server lost its
---                           data, or the key was deleted or evicted
---          or the error QUARANTINE <left, ms>: it is ours, and may not be kept until then
+-- Returns  fence .. serial  extended
+--          0 .. serial      another token holds the lock, or it was taken from this one; nothing
+--                           was changed
+--          {serial}         the lock's key does not exist, and no script removed it: the server lost
+--                           its data, or the key was deleted or evicted
+--          error QUARANTINE <ms>  the token holds the lock, which cannot be extended for that time
 --
--- Expiry only grows, so that a request that arrives late cannot shorten what a newer one asked for.
--- PEXPIRE needs no memory: this works on a server that is full. The queue is not named, because it may
--- not exist: while a slot moves, a cluster serves only those of whose keys all are on one node.
+-- The expiry only grows: a delayed request does not shorten what a newer one has requested. PEXPIRE
+-- needs no memory, so this works on a server whose memory is full. The queue is not among the keys,
+-- because it may not exist: while a slot is migrated, a cluster serves only requests whose keys are
+-- all on one node.
 --
--- While the server whose place this one took may still take writes, keeping a lock here would keep
--- nobody from getting it there, once it has run out there. That is so at the beginning of a
--- quarantine, until as much of it is left as the longest lease has.
+-- Invariant: a lock that is extended here is not granted elsewhere.
+-- This server: it was promoted, and extends the lease.
+-- Replaced primary: it still accepts writes, does not receive the extension, and grants the lock
+-- when the lease expires there.
+-- So renewals fail at the beginning of a quarantine, until only the longest ttl is left of it.
 
 local call = redis.call
 local lock = KEYS[1]
@@ -32,7 +41,7 @@ end
 
 local holder, left = call('GET', lock), call('PTTL', lock)
 if is_over(left) or not has_hold(holder, token) then
-  -- Each grant to another, and each eviction by an operator, raises the counter.
+  -- Each grant to another token, and each eviction, raises the counter.
   if not holder and tonumber(call('GET', KEYS[2]) or 0) <= tonumber(fence) then
     return {serial}
   end
@@ -48,5 +57,5 @@ if order == 'forever' then
 else
   keep_hold(holder, token, left, ttl)
 end
-call('PEXPIRE', KEYS[2], math.max(3600000, 2 * ttl))
+keep_counter()
 return (call('GET', KEYS[2]) or new_fence()) .. serial

@@ -1,17 +1,23 @@
--- store: keep the value that was computed under the lock, and have all who wait for it look.
+-- store: store a value computed under the lock, and notify all waiters. Times in ms, fences in µs.
 --
--- KEYS  1 lock  2 fence counter  3 queue  4 value
--- ARGV  1 token  2 fence of its lease  3 life of the value (ms)  4 head: '<stale, ms> <cost, ms>', how
---       much of its life is beyond its ttl, and how long it took to compute  5 payload  6 serial of
---       the request
+-- KEYS  1 lock
+--       2 fence counter
+--       3 queue
+--       4 value: '<fence> <stale> <cost>\n' and the payload
+-- ARGV  1 token
+--       2 fence of its lease
+--       3 life of the value
+--       4 '<stale> <cost>': how much of its life is beyond its ttl, and how long it took to compute
+--       5 payload
+--       6 serial of the request: three digits
 --
--- Returns  1 .. serial  it is kept
---          0 .. serial  it may be too old: the lock is not this token's any more, or the counter has
---                       gone on, because the value was invalidated. Nothing was changed
+-- Returns  1 .. serial  stored
+--          0 .. serial  not stored, because the value may be too old: the token does not hold the
+--                       lock any more, or an invalidation has raised the fence counter
 --
--- Those in line are not granted the lock one after the other: they do not want it any more. All are
--- taken out and told to ask, which finds the value. The counter is not needed for long: a lock has it
--- for an hour, but there may be many values.
+-- Waiters are not granted the lock one by one, because they want the value and not the lock. All
+-- are removed from the queue and notified to send their request, which finds the value. The counter
+-- expires after a minute instead of an hour, because there may be many values.
 
 local call = redis.call
 local lock, queue, token, fence, serial = KEYS[1], KEYS[3], ARGV[1], ARGV[2], ARGV[6]
@@ -21,16 +27,7 @@ end
 call('SET', KEYS[4], fence .. ' ' .. ARGV[4] .. '\n' .. ARGV[5], 'PX', ARGV[3])
 call('PEXPIRE', KEYS[2], 60000)
 
-local delay, quiet = 0, true
---:include _tell
+--:include _notify_all
 
-repeat
-  local line = call('ZRANGE', queue, '-inf', '(1e16', 'BYSCORE', 'LIMIT', 0, 1000)
-  for _, waiter in ipairs(line) do
-    tell(waiter, 'A', 0, 0)
-  end
-  if #line > 0 then
-    call('ZREM', queue, unpack(line))
-  end
-until #line < 1000
+notify_all()
 return '1' .. serial

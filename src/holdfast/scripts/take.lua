@@ -1,20 +1,23 @@
--- take: take from a number, but not below a floor.
+-- take: subtract from a number, down to a floor. Times in ms.
 --
--- KEYS  1 number  2 record of the id, if there is one
--- ARGV  1 how much, at least 1  2 what must be there: the floor and how much  3 and 4 with an id, see
---       _once  and last  serial of the request
+-- KEYS  1 number
+--       2 record of the id, if there is one
+-- ARGV  1 amount, at least 1
+--       2 least value from which the amount may be taken: the floor plus the amount
+--       3 and 4 with an id, see _once
+--       last: serial of the request: three digits
 --
--- Returns  {1, left, serial}       taken
---          {0, left, serial}       not taken, and nothing was changed: there was too little
---          {'wrong', why, serial}  what is there is no integer of 64 bits; nothing was changed
---          {'other', serial}       the id is that of another operation on this key
+-- Returns  {1, new value, serial}  taken
+--          {0, value, serial}      not taken: the difference would be below the floor
+--          {'wrong', why, serial}  the value is no 64-bit integer; nothing was changed
+--          {'other', serial}       the id belongs to another operation on this key
 --
--- A key that does not exist counts as 0.
+-- A missing key counts as 0.
 
 local call = redis.call
 local key, serial = KEYS[1], ARGV[#ARGV]
 
--- The commonest case first, for what it costs: no id, and numbers that Lua can hold.
+-- Fast path: no id, and numbers that are exact in Lua.
 if not KEYS[2] and #ARGV[1] < 16 and #ARGV[2] < 16 then
   local value = tonumber(redis.pcall('GET', key))
   if value and value < 2^53 and value >= tonumber(ARGV[2]) then
@@ -30,13 +33,13 @@ end
 
 local value = integer_at(key)
 if type(value) == 'table' then
-  return refuse(value)
+  return fail(value)
 end
 if not at_least(value, ARGV[2]) then
-  return answer(0, value)
+  return reply(0, value)
 end
 local left = redis.pcall('DECRBY', key, ARGV[1])
 if type(left) == 'table' then
-  return refuse(left)
+  return fail(left)
 end
-return answer(1, call('GET', key))
+return reply(1, call('GET', key))

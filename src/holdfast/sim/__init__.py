@@ -1,1 +1,1 @@
-"""The simulator: the shipped lock code in a world where everything goes wrong, on any seed."""
+"""The simulator: runs the shipped lock code with injected faults, deterministic for each seed."""

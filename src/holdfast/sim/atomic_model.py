@@ -1,8 +1,6 @@
-"""What each atomic operation is to do, written as plain arithmetic on what its key holds.
+"""The model of each atomic operation: maps the value of a key to its new value and the result.
 
-An operation is given what the key holds, and says what it holds afterwards and what the caller is
-answered. A server carries out one script at a time, so nothing else needs to be said about
-operations that compete.
+A server executes one script at a time, so this also specifies concurrent operations.
 """
 
 from __future__ import annotations
@@ -10,34 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from holdfast.core.atomic import own_script
+from holdfast.core.atomic import parse_user_script
 from holdfast.errors import ScriptFailed, WrongValue
 from holdfast.sim.keyspace import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.core.atomic import Steps
+    from holdfast.core.atomic import AtomicOperations
 
 LEAST, MOST = -(2**63), 2**63 - 1
 
 
 class Effect(NamedTuple):
-    """What an operation leaves in its key, and what its caller is given or sees raised."""
+    """The value that an operation leaves in its key, and its result or exception type."""
 
     entry: Entry | None
-    answer: object
+    result: object
     is_final: bool = True
-    """An operation with this id is not carried out again."""
+    """Whether the operation with this id is not executed again."""
 
 
 def refused(entry: Entry | None) -> Effect:
-    """Say that what the key holds cannot be worked with."""
+    """Return the effect of an operation that rejects the value of its key."""
     return Effect(entry, WrongValue, is_final=False)
 
 
 def _number(entry: Entry | None) -> int | None:
-    """Return the number that a key holds, or None if it is none that a server can count with."""
+    """Return the value of a key as an integer of 64 bits, or None if it is not one."""
     if entry is None:
         return 0
     try:
@@ -50,7 +48,7 @@ def _number(entry: Entry | None) -> int | None:
 
 
 def _written(entry: Entry | None, value: bytes, until: int | None = None) -> Entry:
-    """Write a value; its expiry stays, unless there is none and another is given."""
+    """Return a new value with the old expiry, or with `until` if there was no expiry."""
     expires = until if entry is None or entry.expires is None else entry.expires
     return Entry(value, expires)
 
@@ -64,36 +62,36 @@ class Operation:
 
     @property
     def id(self) -> tuple[str, str]:
-        """What its answer is kept under: a number is the same id as its digits."""
+        """The key of its stored result; a number is the same id as its digits."""
         return self.key, str(self.once)
 
     @property
     def meaning(self) -> Operation:
-        """What the id stands for: all of it."""
+        """The operation without its id: an id must not be used for another one."""
         return replace(self, once=None)
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         raise NotImplementedError
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:
-        """Say what it is to do."""
+        """Return the expected effect."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Incr(Operation):
-    """Add to a counter, whose expiry begins with its first use."""
+    """Increment a counter, whose expiry is set by its first use."""
 
     by: int
     expire: float | None
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         return await steps.incr(self.key, self.by, self.expire, self.once)
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:
-        """Say what it is to do."""
+        """Return the expected effect."""
         number = _number(entry)
         if number is None or not LEAST <= number + self.by <= MOST:
             return refused(entry)
@@ -103,18 +101,18 @@ class Incr(Operation):
 
 @dataclass(frozen=True)
 class Take(Operation):
-    """Take from a number, unless it would go below the floor."""
+    """Subtract from a number, unless the result would be below the floor."""
 
     n: int
     floor: int
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         outcome = await steps.take(self.key, self.n, self.floor, self.once)
         return bool(outcome), outcome.done, outcome.left
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:  # noqa: ARG002 - no expiry
-        """Say what it is to do."""
+        """Return the expected effect."""
         number = _number(entry)
         if number is None:
             return refused(entry)
@@ -125,18 +123,18 @@ class Take(Operation):
 
 @dataclass(frozen=True)
 class Put(Operation):
-    """Add to a number, unless it would go above the ceiling."""
+    """Add to a number, unless the result would be above the ceiling."""
 
     n: int
     ceiling: int | None
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         outcome = await steps.put(self.key, self.n, self.ceiling, self.once)
         return bool(outcome), outcome.done, outcome.left
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:  # noqa: ARG002 - no expiry
-        """Say what it is to do."""
+        """Return the expected effect."""
         number = _number(entry)
         if number is None:
             return refused(entry)
@@ -146,7 +144,7 @@ class Put(Operation):
 
 
 def replaced(entry: Entry | None, new: bytes, ttl: float | None, now_ms: int) -> Entry:
-    """Write a value with a ttl: None leaves the expiry as it is, infinity takes it away."""
+    """Return a value with a ttl: None keeps the expiry, infinity removes it."""
     if ttl is None:
         return Entry(new, None if entry is None else entry.expires)
     return Entry(new, None if ttl == float("inf") else now_ms + int(ttl * 1000))
@@ -154,23 +152,23 @@ def replaced(entry: Entry | None, new: bytes, ttl: float | None, now_ms: int) ->
 
 @dataclass(frozen=True)
 class CompareAndSet(Operation):
-    """Write a value if another one is there."""
+    """Set a key if it has the expected value."""
 
     old: bytes | None
     new: bytes
     ttl: float | None
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         return await steps.compare_and_set(self.key, self.old, self.new, self.ttl, self.once)
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:
-        """Say what it is to do."""
+        """Return the expected effect."""
         return compared(entry, self.old, replaced(entry, self.new, self.ttl, now_ms))
 
 
 def compared(entry: Entry | None, old: bytes | None, new: Entry | None) -> Effect:
-    """Have `new` there if `old` was."""
+    """Return the effect of replacing `old` by `new`."""
     if old is None or entry is None:
         same = old is None and entry is None
     elif not isinstance(entry.value, bytes):
@@ -182,50 +180,50 @@ def compared(entry: Entry | None, old: bytes | None, new: Entry | None) -> Effec
 
 @dataclass(frozen=True)
 class CompareAndDelete(Operation):
-    """Delete a key if this value is there."""
+    """Delete a key if it has the expected value."""
 
     old: bytes
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         return await steps.compare_and_delete(self.key, self.old, self.once)
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:  # noqa: ARG002 - no expiry
-        """Say what it is to do."""
+        """Return the expected effect."""
         return compared(entry, self.old, None)
 
 
 @dataclass(frozen=True)
 class Update(Operation):
-    """Write what a function makes of the value, again if it was changed meanwhile."""
+    """Replace a value by the result of a function; retry if it was changed meanwhile."""
 
     ending: bytes
-    """What the function adds to the value."""
+    """The suffix that the function adds to the value."""
     ttl: float | None
     timeout: float | None
     takes: float
-    """Seconds that the function takes, so that others come in between."""
+    """The duration of the function in seconds, so that other writes happen meanwhile."""
 
     @property
     def meaning(self) -> Operation:
-        """What the id stands for: an update, whatever the function makes of the value."""
+        """An update of this key, with any function."""
         return Update(self.key, None, b"", None, None, 0.0)
 
     def made(self, value: bytes | None) -> bytes:
-        """Return what the function makes of a value."""
+        """Return the result of the function."""
         return (value or b"")[-20:] + self.ending
 
     def written(self, entry: Entry | None, seen: bytes | None, now_ms: int) -> Effect:
-        """Say what one try is to do, that saw this."""
+        """Return the expected effect of one attempt that read `seen`."""
         new = self.made(seen)
         effect = compared(entry, seen, replaced(entry, new, self.ttl, now_ms))
-        done = effect.answer is True
-        return effect._replace(answer=new if done else effect.answer, is_final=done)
+        done = effect.result is True
+        return effect._replace(result=new if done else effect.result, is_final=done)
 
 
 @dataclass(frozen=True)
 class Script(Operation):
-    """A script of the user's: it adds to a counter, and then ends in one way or another."""
+    """A user script: it increments a counter, then returns or fails in one of several ways."""
 
     by: int
     ending: str
@@ -245,15 +243,15 @@ class Script(Operation):
         "error({})": ScriptFailed,
     }
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         text = self._BEGIN + self.ending
-        script = own_script(text if self.ending else text.encode())
+        script = parse_user_script(text if self.ending else text.encode())
         keys = [self.key, self.key + "2"]
         return await steps.run(script, keys, [self.by, 2.5, "é", b""], self.once)
 
     def effect(self, entry: Entry | None, now_ms: int) -> Effect:  # noqa: ARG002 - no expiry
-        """Say what it is to do."""
+        """Return the expected effect."""
         number = _number(entry)
         if number is None:
             return Effect(entry, ScriptFailed)
@@ -262,49 +260,49 @@ class Script(Operation):
 
 @dataclass(frozen=True)
 class Misuse(Operation):
-    """A call with an argument that cannot work: it raises, and sends nothing."""
+    """A call with an invalid argument: it raises and sends nothing."""
 
     number: int
 
-    async def call(self, steps: Steps) -> object:
-        """Call the shipped code."""
+    async def call(self, steps: AtomicOperations) -> object:
+        """Call the operation of the library."""
         key, once = self.key, self.once
         await MISUSES[self.number](steps, key, once)
-        return "nothing was wrong"
+        return "not rejected"
 
 
-def _run(steps: Steps, text: Any, keys: Any, args: Any, once: Any) -> Awaitable[object]:  # noqa: ANN401 - of any kind
-    return steps.run(own_script(text), keys, args, once)
+def _run(steps: AtomicOperations, text: Any, keys: Any, args: Any, once: Any) -> Awaitable[object]:  # noqa: ANN401 - of any kind
+    return steps.run(parse_user_script(text), keys, args, once)
 
 
 YES = True
-"""Which is a number to Python, and none here."""
+"""A bool, which is an int in Python but not a valid number here."""
 
-MISUSES: Sequence[Callable[[Steps, Any, Any], Awaitable[object]]] = [
+MISUSES: Sequence[Callable[[AtomicOperations, Any, Any], Awaitable[object]]] = [
     lambda steps, key, once: steps.incr(key, YES, None, once),
-    lambda steps, key, once: steps.incr(key, 1.0, None, once),  # type: ignore[arg-type]  # so be it
+    lambda steps, key, once: steps.incr(key, 1.0, None, once),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, key, once: steps.incr(key, MOST + 1, None, once),
     lambda steps, key, once: steps.incr(key, LEAST - 1, None, once),
     lambda steps, key, once: steps.incr(key, 1, 0.009, once),
     lambda steps, key, once: steps.incr(key, 1, 366 * 86_400.0, once),
     lambda steps, key, once: steps.incr(key, 1, YES, once),
-    lambda steps, key, once: steps.incr(key, 1, "1", once),  # type: ignore[arg-type]  # so be it
+    lambda steps, key, once: steps.incr(key, 1, "1", once),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, _, once: steps.incr("", 1, None, once),
-    lambda steps, _, once: steps.incr(7, 1, None, once),  # type: ignore[arg-type]  # so be it
+    lambda steps, _, once: steps.incr(7, 1, None, once),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, _, once: steps.incr("\ud800", 1, None, once),
     lambda steps, key, _: steps.incr(key, 1, None, ""),
     lambda steps, key, _: steps.incr(key, 1, None, "x" * 201),
     lambda steps, key, _: steps.incr(key, 1, None, YES),
-    lambda steps, key, _: steps.incr(key, 1, None, 1.5),  # type: ignore[arg-type]  # so be it
+    lambda steps, key, _: steps.incr(key, 1, None, 1.5),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, key, once: steps.take(key, 0, 0, once),
     lambda steps, key, once: steps.take(key, MOST + 1, 0, once),
     lambda steps, key, once: steps.take(key, 1, LEAST - 1, once),
     lambda steps, key, once: steps.put(key, 0, None, once),
     lambda steps, key, once: steps.put(key, MOST + 1, None, once),
     lambda steps, key, once: steps.put(key, 1, MOST + 1, once),
-    lambda steps, key, once: steps.compare_and_set(key, 1, b"", None, once),  # type: ignore[arg-type]  # so be it
+    lambda steps, key, once: steps.compare_and_set(key, 1, b"", None, once),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, key, once: steps.compare_and_set(key, b"", b"", 0.0, once),
-    lambda steps, key, once: steps.compare_and_delete(key, None, once),  # type: ignore[arg-type]  # so be it
+    lambda steps, key, once: steps.compare_and_delete(key, None, once),  # type: ignore[arg-type]  # deliberate misuse
     lambda steps, key, once: steps.update(key, _never, None, -1.0, once),
     lambda steps, key, once: steps.update(key, _never, 0.0, None, once),
     lambda steps, key, once: _run(steps, "", [key], [], once),

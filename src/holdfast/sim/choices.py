@@ -1,11 +1,10 @@
-"""Choices as data: whatever a world leaves open is asked for here, and written down.
+"""Choices as data: every non-deterministic decision of a run is made and recorded here.
 
-A world is a function of its settings and its list of choices. 0 always means that nothing special
-happens: the message takes its usual time, nobody crashes. So a list that ends early goes on with
-zeros, and the fewer there are that are not 0, the simpler is the story.
+A run is a function of its settings and its list of choices. Choice 0 always means that nothing
+special happens: a message takes its usual time, no process crashes. A list that is too short is
+continued with zeros. A run with fewer choices other than 0 is simpler.
 
-Three ways to make them: at random by a seed, all of them by going through prefixes, or from a list
-that was kept.
+Choices are drawn at random from a seed, enumerated exhaustively, or replayed from a saved list.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class Choices:
-    """Follows a list, then chooses 0. Its subclasses choose otherwise."""
+    """Replays a list, then always chooses 0. Subclasses choose differently."""
 
     def __init__(self, given: Sequence[int] = ()) -> None:
         self._given = given
         self.made: list[int] = []
-        """What was chosen so far."""
+        """The choices made so far."""
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - for subclasses
-        """Choose one of so many; `weights` say how often a random world takes each."""
+        """Choose an index of `weights`, the relative probabilities in a random run."""
         index = len(self.made)
         chosen = self._given[index] % len(weights) if index < len(self._given) else 0
         self.made.append(chosen)
         return chosen
 
     def chance(self, kind: str, probability: float) -> bool:
-        """Choose whether something happens that happens with this probability."""
+        """Choose whether an event with this probability happens."""
         return probability > 0 and self.pick(kind, (1 - probability, probability)) == 1
 
 
 class PossibleChoices(Choices):
-    """Follows the list of a run with other settings: what is switched off now is not chosen."""
+    """Replays the list of a run with other settings, without choices that are impossible now."""
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:
-        """Choose as the list says, if that is possible, else 0."""
+        """Return the choice in the list, or 0 if its weight is 0."""
         chosen = super().pick(kind, weights)
         if not weights[chosen]:
             chosen = self.made[-1] = 0
@@ -49,14 +48,14 @@ class PossibleChoices(Choices):
 
 
 class RandomChoices(Choices):
-    """Chooses by a seed."""
+    """Draws choices from a seeded random generator."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._draw = Random(seed).random  # noqa: S311 - a seed is wanted
+        self._draw = Random(seed).random  # noqa: S311 - it must be reproducible
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:  # noqa: ARG002 - all kinds alike
-        """Choose at random."""
+        """Draw an index at random."""
         at, chosen = self._draw() * sum(weights), 0
         for index, weight in enumerate(weights):
             at -= weight
@@ -68,23 +67,23 @@ class RandomChoices(Choices):
 
 
 class _Recorded(Choices):
-    """Follows a prefix and writes down how many there were to choose from."""
+    """Replays a prefix and records the alternatives of every choice."""
 
     def __init__(self, prefix: Sequence[int]) -> None:
         super().__init__(prefix)
         self.open: list[tuple[str, list[int]]] = []
 
     def pick(self, kind: str, weights: Sequence[float]) -> int:
-        """Choose as the prefix says, then 0; choices that are never made otherwise do not count."""
+        """Return the choice in the prefix, then 0; alternatives of weight 0 are not recorded."""
         self.open.append((kind, [index for index, weight in enumerate(weights) if weight > 0]))
         return super().pick(kind, weights)
 
 
 def every(run: Callable[[Choices], object], budgets: Mapping[str, int]) -> Iterator[list[int]]:
-    """Run once for every list of choices that stays within the budgets; yield the list of each.
+    """Run once for every list of choices within the budgets, and yield each list.
 
-    A budget says how many choices of a kind may differ from 0; kinds without one never do. A kind
-    named `fault:…` counts towards the budget of `fault`.
+    A budget is the number of choices of one kind that may differ from 0. A kind without a budget is
+    always 0. A kind named `fault:…` counts towards the budget of `fault`.
     """
     pending: list[list[int]] = [[]]
     while pending:
@@ -105,11 +104,11 @@ def every(run: Callable[[Choices], object], budgets: Mapping[str, int]) -> Itera
 def shrink(
     choices: Sequence[int],
     run: Callable[[Sequence[int]], Sequence[int] | None],
-    go_on: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> list[int]:
-    """Make as many choices as possible 0, while `go_on` returns True.
+    """Set as many choices as possible to 0, while `may_continue` returns True.
 
-    `run` returns the choices that were made until the run failed, or None if it did not fail.
+    `run` returns the choices made until the run failed, or None if the run did not fail.
     """
     best = _without_tail(choices)
     size = sum(map(bool, best))
@@ -117,28 +116,28 @@ def shrink(
         begin = 0
         places = [index for index, chosen in enumerate(best) if chosen]
         while begin < len(places):
-            if not go_on():
+            if not may_continue():
                 return best
             some = set(places[begin : begin + size])
             made = run([0 if index in some else chosen for index, chosen in enumerate(best)])
             if made is None:
                 begin += size
-            else:  # what stands before `begin` is as it was
+            else:  # the choices before `begin` are unchanged
                 best = _without_tail(made)
                 places = [index for index, chosen in enumerate(best) if chosen]
         size = min(size, len(places)) // 2
-    return _lowered(best, run, go_on)
+    return _lowered(best, run, may_continue)
 
 
 def _lowered(
     choices: list[int],
     run: Callable[[Sequence[int]], Sequence[int] | None],
-    go_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
 ) -> list[int]:
-    """Make each choice that is left the lowest with which the run still fails."""
+    """Replace each remaining choice by the lowest one with which the run still fails."""
     for index in [index for index, chosen in enumerate(choices) if chosen > 1]:
         for lower in range(1, choices[index] if index < len(choices) else 0):
-            if not go_on():
+            if not may_continue():
                 return choices
             made = run([*choices[:index], lower, *choices[index + 1 :]])
             if made is not None:

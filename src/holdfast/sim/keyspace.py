@@ -1,8 +1,8 @@
-"""A server's keys, as the scripts see them: strings and sorted sets that expire.
+"""The keys of a simulated server: strings and sorted sets that expire.
 
-It answers each command it knows as Redis 7 and Valkey 9 do, errors included, and refuses the rest.
-Where the two differ it is Redis: in how numbers are written that are no whole numbers below 1e17,
-and in a few words of errors.
+It implements the commands that scripts use as Redis 7 and Valkey 9 do, including errors, and
+rejects all others. Where the two differ it follows Redis: in the format of numbers that are not
+integers below 1e17, and in the wording of a few errors.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class Status(bytes):
     __slots__ = ()
 
 
-Answer: TypeAlias = "bytes | int | list[Answer] | None"
-"""What a server replies; a status is a `Status`."""
+Reply: TypeAlias = "bytes | int | list[Reply] | None"
+"""The reply of a server; a status reply is a `Status`."""
 
 Value: TypeAlias = "bytes | tuple[tuple[float, bytes], ...]"
 """A string, or the scores and members of a sorted set in their order."""
 
 
 class Entry(NamedTuple):
-    """A copy of what a key holds, and when it expires: ms on the server's clock, None for never."""
+    """A copy of a key's value and expiry, in ms on the server's clock; None means no expiry."""
 
     value: Value
     expires: int | None
 
 
 class ServerError(Exception):
-    """An error reply. `in_script` is its text where a script called the command."""
+    """An error reply. `in_script` is its text if a script called the command."""
 
     def __init__(self, text: str, in_script: str | None = None) -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ _LEAST_OF_LIMIT = 2
 
 
 def number_text(number: float) -> bytes:
-    """Write a number as a server does."""
+    """Format a number as a server does."""
     if -_PLAIN_BELOW < number < _PLAIN_BELOW and number == int(number):
         return b"%d" % number
     return b"%.17g" % number
@@ -90,14 +90,14 @@ def _float(word: bytes, complaint: str = _NOT_A_FLOAT) -> float:
 
 
 def _bound(word: bytes) -> tuple[float, bool]:
-    """Return a bound of scores, and whether it is meant without itself."""
+    """Return a bound of scores, and whether it is exclusive."""
     if word[:1] == b"(":
         return _float(word[1:], _NO_BOUND), True
     return _float(word, _NO_BOUND), False
 
 
 class _SortedSet:
-    """Members by score; the same score by the bytes of the member."""
+    """Members ordered by score, then by their bytes."""
 
     __slots__ = ("order", "scores")
 
@@ -130,7 +130,7 @@ def _score(item: tuple[float, bytes]) -> float:
 
 
 class _Slot:
-    """What a key holds, and when it expires."""
+    """The value of a key, and its expiry."""
 
     __slots__ = ("expires", "value")
 
@@ -140,9 +140,9 @@ class _Slot:
 
 
 class _Command(NamedTuple):
-    """How to run a command, how many words it has, and what kind it is."""
+    """A command: its function, its number of arguments, and its kind."""
 
-    run: Callable[[Keyspace, Sequence[bytes]], Answer]
+    run: Callable[[Keyspace, Sequence[bytes]], Reply]
     least: int
     most: float
     writes: bool = False
@@ -152,16 +152,16 @@ class _Command(NamedTuple):
 class Keyspace:
     """The keys of one server.
 
-    `clock` tells the server's wall clock in microseconds, and may jump; a key is gone once the
-    clock, in milliseconds, is past its expiry. `publish` is given a channel and a message, and
-    returns how many heard it.
+    `clock` returns the server's wall clock in microseconds, which may jump. A key has expired when
+    the clock, in milliseconds, is past its expiry. `publish` receives a channel and a message, and
+    returns the number of subscribers.
     """
 
     def __init__(self, clock: Callable[[], int], publish: Callable[[bytes, bytes], int]) -> None:
         self.full = False
-        """The server is out of memory: what needs some is refused."""
+        """Whether the server is out of memory: commands that need memory fail."""
         self.touched: set[bytes] = set()
-        """The keys that commands wrote, deleted or found expired; for the caller to clear."""
+        """The keys that commands wrote, deleted or found expired; the caller clears it."""
         self._clock = clock
         self._publish = publish
         self._slots: dict[bytes, _Slot] = {}
@@ -171,11 +171,11 @@ class Keyspace:
 
     # Commands
 
-    def run(self, *words: bytes | str | int) -> Answer:
-        """Carry out one command.
+    def run(self, *words: bytes | str | int) -> Reply:
+        """Execute one command.
 
         Raises:
-            ServerError: the answer is an error.
+            ServerError: the reply is an error.
         """
         self.begin()
         return self.call(
@@ -183,18 +183,18 @@ class Keyspace:
         )
 
     def begin(self) -> None:
-        """Begin a command or a script: for all of it, time stands still."""
+        """Begin a command or a script; the time does not change while it runs."""
         self._time = self._clock()
         self._now = self._time // 1000
         self._written = False
 
-    def call(self, words: Sequence[bytes]) -> Answer:
-        """Carry out one command of those that `begin` began.
+    def call(self, words: Sequence[bytes]) -> Reply:
+        """Execute one command after `begin`.
 
-        A server that is full refuses only what has not written anything yet.
+        A full server rejects a write only if nothing was written since `begin`.
 
         Raises:
-            ServerError: the answer is an error.
+            ServerError: the reply is an error.
         """
         command = self._commands.get(words[0]) or self._commands.get(words[0].upper())
         if command is None:
@@ -214,13 +214,13 @@ class Keyspace:
     # State
 
     def keys(self) -> list[bytes]:
-        """Return the keys that are there."""
+        """Return the keys that have not expired."""
         now = self._clock() // 1000
         return [
             key for key, slot in self._slots.items() if slot.expires is None or now <= slot.expires
         ]
 
-    # Looking from outside, quicker than by a command, and without a trace
+    # Access for the checks, without side effects
 
     def _seen(self, key: bytes) -> _Slot | None:
         slot = self._slots.get(key)
@@ -229,32 +229,32 @@ class Keyspace:
         return None
 
     def string(self, key: bytes) -> bytes | None:
-        """Return the string that a key holds, as GET does."""
+        """Return the string value of a key, as GET does."""
         slot = self._seen(key)
         return slot.value if slot is not None and isinstance(slot.value, bytes) else None
 
     def left(self, key: bytes) -> int:
-        """Return how long a key is still there, in ms, as PTTL does."""
+        """Return the remaining time of a key in ms, as PTTL does."""
         slot = self._seen(key)
         if slot is None:
             return -2
         return -1 if slot.expires is None else slot.expires - self._clock() // 1000
 
     def members(self, key: bytes, below: float) -> list[bytes]:
-        """Return the members of a sorted set with a lower score, in order."""
+        """Return the members of a sorted set with a score below `below`, in order."""
         slot = self._seen(key)
         if slot is None or isinstance(slot.value, bytes):
             return []
         return [member for score, member in slot.value.order if score < below]
 
     def next_expiry(self) -> int | None:
-        """Return the first millisecond of the server's clock at which one key less is there."""
+        """Return the millisecond of the server's clock at which the next key expires."""
         now = self._clock() // 1000
         times = [slot.expires for slot in self._slots.values() if slot.expires is not None]
         return min((time + 1 for time in times if now <= time), default=None)
 
     def entry(self, key: bytes) -> Entry | None:
-        """Return a copy of a key, expired or not, if it is still kept."""
+        """Return a copy of a key, even if it has expired but was not deleted yet."""
         slot = self._slots.get(key)
         if slot is None:
             return None
@@ -262,7 +262,7 @@ class Keyspace:
         return Entry(value if isinstance(value, bytes) else tuple(value.order), slot.expires)
 
     def put(self, key: bytes, entry: Entry | None) -> None:
-        """Let a key be as another server had it; it does not count as touched."""
+        """Write a copy of a key from another server, without adding it to `touched`."""
         if entry is None:
             self._slots.pop(key, None)
             return
@@ -272,11 +272,11 @@ class Keyspace:
         )
 
     def snapshot(self) -> dict[bytes, Entry]:
-        """Return a copy of everything."""
+        """Return a copy of all keys."""
         return {key: entry for key in self._slots if (entry := self.entry(key)) is not None}
 
     def restore(self, state: dict[bytes, Entry]) -> None:
-        """Let everything be as it was in a snapshot; no key counts as touched."""
+        """Replace all keys by those of a snapshot, without adding them to `touched`."""
         self._slots.clear()
         for key, entry in state.items():
             self.put(key, entry)
@@ -315,7 +315,7 @@ class Keyspace:
         return slot.value
 
     def _moment(self, name: str, amount: int, unit: int, *, absolute: bool) -> int:
-        """Return when it is that a command named in ms or seconds, from now on or absolutely."""
+        """Return an expiry in ms from an absolute or relative amount in the given unit."""
         moment = amount * unit + (0 if absolute else self._now)
         if not -_MOST <= amount * unit <= _MOST or moment > _MOST:
             raise ServerError(f"ERR invalid expire time in '{name}' command")
@@ -323,10 +323,10 @@ class Keyspace:
 
     # Strings
 
-    def _get(self, words: Sequence[bytes]) -> Answer:
+    def _get(self, words: Sequence[bytes]) -> Reply:
         return self._string(words[1])
 
-    def _set(self, words: Sequence[bytes]) -> Answer:
+    def _set(self, words: Sequence[bytes]) -> Reply:
         key, value = words[1], words[2]
         flags: set[bytes] = set()
         expires = None
@@ -359,13 +359,13 @@ class Keyspace:
         self._keep(key, value, until)
         return last if b"GET" in flags else _OK
 
-    def _setnx(self, words: Sequence[bytes]) -> Answer:
+    def _setnx(self, words: Sequence[bytes]) -> Reply:
         if self._find(words[1]) is not None:
             return 0
         self._keep(words[1], words[2], None)
         return 1
 
-    def _add(self, key: bytes, amount: int) -> Answer:
+    def _add(self, key: bytes, amount: int) -> Reply:
         slot, text = self._find(key), self._string(key)
         number = 0 if text is None else _integer(text)
         if not -_MOST - 1 <= number + amount <= _MOST:
@@ -373,16 +373,16 @@ class Keyspace:
         self._keep(key, b"%d" % (number + amount), None if slot is None else slot.expires)
         return number + amount
 
-    def _incr(self, words: Sequence[bytes]) -> Answer:
+    def _incr(self, words: Sequence[bytes]) -> Reply:
         return self._add(words[1], 1)
 
-    def _decr(self, words: Sequence[bytes]) -> Answer:
+    def _decr(self, words: Sequence[bytes]) -> Reply:
         return self._add(words[1], -1)
 
-    def _incrby(self, words: Sequence[bytes]) -> Answer:
+    def _incrby(self, words: Sequence[bytes]) -> Reply:
         return self._add(words[1], _integer(words[2]))
 
-    def _decrby(self, words: Sequence[bytes]) -> Answer:
+    def _decrby(self, words: Sequence[bytes]) -> Reply:
         amount = _integer(words[2])
         if amount < -_MOST:
             raise ServerError("ERR decrement would overflow")
@@ -390,7 +390,7 @@ class Keyspace:
 
     # Any key
 
-    def _del(self, words: Sequence[bytes]) -> Answer:
+    def _del(self, words: Sequence[bytes]) -> Reply:
         deleted = 0
         for key in words[1:]:
             if self._find(key) is not None:
@@ -398,16 +398,16 @@ class Keyspace:
                 deleted += 1
         return deleted
 
-    def _exists(self, words: Sequence[bytes]) -> Answer:
+    def _exists(self, words: Sequence[bytes]) -> Reply:
         return sum(self._find(key) is not None for key in words[1:])
 
-    def _type(self, words: Sequence[bytes]) -> Answer:
+    def _type(self, words: Sequence[bytes]) -> Reply:
         slot = self._find(words[1])
         if slot is None:
             return Status(b"none")
         return Status(b"string" if isinstance(slot.value, bytes) else b"zset")
 
-    def _expire_at(self, words: Sequence[bytes], unit: int, *, absolute: bool) -> Answer:
+    def _expire_at(self, words: Sequence[bytes], unit: int, *, absolute: bool) -> Reply:
         flags = self._flags_of_expire(words[3:])
         name = words[0].decode().lower()
         when = self._moment(name, _integer(words[2]), unit, absolute=absolute)
@@ -442,28 +442,28 @@ class Keyspace:
             raise ServerError("ERR GT and LT options at the same time are not compatible")
         return flags
 
-    def _expire(self, words: Sequence[bytes]) -> Answer:
+    def _expire(self, words: Sequence[bytes]) -> Reply:
         return self._expire_at(words, 1000, absolute=False)
 
-    def _pexpire(self, words: Sequence[bytes]) -> Answer:
+    def _pexpire(self, words: Sequence[bytes]) -> Reply:
         return self._expire_at(words, 1, absolute=False)
 
-    def _pexpireat(self, words: Sequence[bytes]) -> Answer:
+    def _pexpireat(self, words: Sequence[bytes]) -> Reply:
         return self._expire_at(words, 1, absolute=True)
 
-    def _pttl(self, words: Sequence[bytes]) -> Answer:
+    def _pttl(self, words: Sequence[bytes]) -> Reply:
         slot = self._find(words[1])
         if slot is None:
             return -2
         return -1 if slot.expires is None else slot.expires - self._now
 
-    def _ttl(self, words: Sequence[bytes]) -> Answer:
+    def _ttl(self, words: Sequence[bytes]) -> Reply:
         slot = self._find(words[1])
         if slot is None:
             return -2
         return -1 if slot.expires is None else (slot.expires - self._now + 500) // 1000
 
-    def _persist(self, words: Sequence[bytes]) -> Answer:
+    def _persist(self, words: Sequence[bytes]) -> Reply:
         slot = self._find(words[1])
         if slot is None or slot.expires is None:
             return 0
@@ -471,7 +471,7 @@ class Keyspace:
         self.touched.add(words[1])
         return 1
 
-    def _flushall(self, words: Sequence[bytes]) -> Answer:
+    def _flushall(self, words: Sequence[bytes]) -> Reply:
         if len(words) > 1 and words[1].upper() not in {b"SYNC", b"ASYNC"}:
             raise ServerError(_SYNTAX)
         self.touched.update(self._slots)
@@ -480,7 +480,7 @@ class Keyspace:
 
     # Sorted sets
 
-    def _zadd(self, words: Sequence[bytes]) -> Answer:
+    def _zadd(self, words: Sequence[bytes]) -> Reply:
         flags = set()
         begin = 2
         while begin < len(words) and (flag := words[begin].upper()) in _FLAGS_OF_ZADD:
@@ -497,13 +497,13 @@ class Keyspace:
             members = _SortedSet()
             self._slots[key] = _Slot(members, None)
         added = changed = 0
-        answer = None
+        reply = None
         for score, member in zip(scores, pairs[1::2], strict=True):
             last = members.scores.get(member)
             wanted = _rescored(flags, last, score)
             if wanted is None:
                 continue
-            answer = number_text(wanted)
+            reply = number_text(wanted)
             if wanted != last:
                 members.put(member, wanted)
                 added += last is None
@@ -511,10 +511,10 @@ class Keyspace:
         if changed:
             self.touched.add(key)
         if b"INCR" in flags:
-            return answer
+            return reply
         return changed if b"CH" in flags else added
 
-    def _zrem(self, words: Sequence[bytes]) -> Answer:
+    def _zrem(self, words: Sequence[bytes]) -> Reply:
         key = words[1]
         members = self._sorted_set(key)
         if members is None:
@@ -526,7 +526,7 @@ class Keyspace:
                 del self._slots[key]
         return removed
 
-    def _zrange(self, words: Sequence[bytes]) -> Answer:
+    def _zrange(self, words: Sequence[bytes]) -> Reply:
         flags: set[bytes] = set()
         limit: tuple[int, int] | None = None
         rest = iter(words[4:])
@@ -589,28 +589,28 @@ class Keyspace:
         order = members.order[::-1] if backwards else members.order
         return order[begin : max(end + 1, 0)]
 
-    def _zcard(self, words: Sequence[bytes]) -> Answer:
+    def _zcard(self, words: Sequence[bytes]) -> Reply:
         members = self._sorted_set(words[1])
         return 0 if members is None else len(members.order)
 
-    def _zscore(self, words: Sequence[bytes]) -> Answer:
+    def _zscore(self, words: Sequence[bytes]) -> Reply:
         members = self._sorted_set(words[1])
         score = None if members is None else members.scores.get(words[2])
         return None if score is None else number_text(score)
 
-    def _zcount(self, words: Sequence[bytes]) -> Answer:
+    def _zcount(self, words: Sequence[bytes]) -> Reply:
         return len(self._by_score(words[1], words[2:4], None, backwards=False))
 
     # The rest
 
-    def _time_of_day(self, _: Sequence[bytes]) -> Answer:
+    def _time_of_day(self, _: Sequence[bytes]) -> Reply:
         seconds, micros = divmod(self._time, 1_000_000)
         return [b"%d" % seconds, b"%d" % micros]
 
-    def _publish_to(self, words: Sequence[bytes]) -> Answer:
+    def _publish_to(self, words: Sequence[bytes]) -> Reply:
         return self._publish(words[1], words[2])
 
-    def _ping(self, words: Sequence[bytes]) -> Answer:
+    def _ping(self, words: Sequence[bytes]) -> Reply:
         return words[1] if len(words) > 1 else _PONG
 
     _commands: ClassVar[dict[bytes, _Command]] = {
@@ -655,7 +655,7 @@ def _check_zadd(flags: set[bytes], pairs: Sequence[bytes]) -> None:
 
 
 def _rescored(flags: set[bytes], last: float | None, score: float) -> float | None:
-    """Return the score that ZADD gives a member that had `last`; None if the flags forbid it."""
+    """Return the new score of a member with score `last`; None if the flags forbid a change."""
     if last is None:
         return None if b"XX" in flags else score
     if b"INCR" in flags:

@@ -1,7 +1,7 @@
-"""Scripts, run as a server runs them: by Lua 5.1, over the keys of a `Keyspace`.
+"""Runs scripts as a server does: in Lua 5.1, on the keys of a `Keyspace`.
 
-There is one Lua in the process, and a script is compiled once. A script finds what a server gives
-it and nothing that would make it run differently the next time; what is missing is an error.
+The process has one Lua runtime, and compiles each script once. Scripts have the globals that a
+server provides, except those that are not deterministic. Access to a missing global is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
+import lupa.lua51  # type: ignore[import-untyped]  # no type hints
 
 from holdfast.sim import msgpack
 from holdfast.sim.keyspace import ServerError, Status, number_text
@@ -18,7 +18,7 @@ from holdfast.sim.keyspace import ServerError, Status, number_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.sim.keyspace import Answer, Keyspace
+    from holdfast.sim.keyspace import Keyspace, Reply
 
 _FLAT_AT_MOST = 1000
 _LEAST = -(2**63)
@@ -36,19 +36,19 @@ local function readonly(content, missing)
   })
 end
 
--- An answer: itself, or nothing and the text of an error, or nothing twice and the items of a list.
-local function received(answer, failure, ...)
-  if answer ~= nil then
-    return answer
+-- `host` returns a reply; or nil and an error text; or nil, nil and the items of a list.
+local function received(reply, failure, ...)
+  if reply ~= nil then
+    return reply
   elseif failure then
     error({err = failure}, 0)
   end
   return {...}
 end
 
-local function received_safely(answer, failure, ...)
-  if answer ~= nil then
-    return answer
+local function received_safely(reply, failure, ...)
+  if reply ~= nil then
+    return reply
   elseif failure then
     return {err = failure}
   end
@@ -81,7 +81,7 @@ local redis = {
   end,
 }
 
-local function told(ok, problem, ...)
+local function pcall_result(ok, problem, ...)
   if not ok and type(problem) == 'table' and problem.err then
     return ok, problem.err
   end
@@ -103,14 +103,14 @@ local globals = {
   string = readonly(copy(string)), table = readonly(copy(table)), math = readonly(arithmetic),
   cmsgpack = readonly({pack = pack, unpack = unpack_packed}),
   assert = assert, error = error, ipairs = ipairs, next = next, pairs = pairs,
-  pcall = function(...) return told(pcall(...)) end, rawequal = rawequal, rawget = rawget,
+  pcall = function(...) return pcall_result(pcall(...)) end, rawequal = rawequal, rawget = rawget,
   select = select, setmetatable = setmetatable, tonumber = tonumber, tostring = tostring,
   type = type, unpack = unpack, _VERSION = _VERSION,
 }
-local world = readonly(globals, function(_, name)
+local environment = readonly(globals, function(_, name)
   error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
 end)
-globals._G = world
+globals._G = environment
 
 local function located(problem)
   if type(problem) ~= 'table' then
@@ -125,7 +125,7 @@ local function located(problem)
   return {err = problem.err or 'ERR unknown error', line = place and place.currentline}
 end
 
-local function told_of(ok, result)
+local function flatten(ok, result)
   if not ok then
     return 'raised', result.err, result.line or 0
   elseif type(result) ~= 'table' then
@@ -144,7 +144,7 @@ end
 
 local function compile(text)
   local script, problem = loadstring(text, '@user_script')
-  return script and setfenv(script, world), problem
+  return script and setfenv(script, environment), problem
 end
 
 local function run(script, count, ...)
@@ -157,7 +157,7 @@ local function run(script, count, ...)
     args[index - count] = words[index]
   end
   globals.KEYS, globals.ARGV = keys, args
-  return told_of(xpcall(script, located))
+  return flatten(xpcall(script, located))
 end
 
 return compile, run
@@ -165,7 +165,7 @@ return compile, run
 
 
 class _Lua:
-    """The process's Lua, and the scripts it has compiled."""
+    """The Lua runtime of the process, and its compiled scripts."""
 
     def __init__(self) -> None:
         runtime = lupa.lua51.LuaRuntime(
@@ -185,7 +185,7 @@ class _Lua:
 
     def run(
         self, text: bytes, keys: Sequence[bytes], args: Sequence[bytes | str], keyspace: Keyspace
-    ) -> Answer:
+    ) -> Reply:
         script = self._compiled.get(text) or self._compile_once(text)
         words = [arg if isinstance(arg, bytes) else arg.encode() for arg in args]
         keyspace.begin()
@@ -198,9 +198,9 @@ class _Lua:
             return result
         if type(result) is tuple:
             return _composed(text, *result)
-        return _answer(result)
+        return _reply_of(result)
 
-    def _unpacked(self, packed: bytes) -> Any:  # noqa: ANN401 - whatever Lua has
+    def _unpacked(self, packed: bytes) -> Any:  # noqa: ANN401 - any Lua value
         return msgpack.unpack(packed, self._make_table)
 
     def _compile_once(self, text: bytes) -> Any:  # noqa: ANN401 - a function of Lua
@@ -211,28 +211,28 @@ class _Lua:
         self._compiled[text] = script
         return script
 
-    def _called(self, *words: Any) -> Any:  # noqa: ANN401 - whatever Lua has, both ways
-        """Carry out a command of a script; see `received` for how the answer is told."""
+    def _called(self, *words: Any) -> Any:  # noqa: ANN401 - any Lua value, both ways
+        """Execute a command of a script; `received` in the Lua code describes the return values."""
         try:
             if not words:
-                raise ServerError(_NO_WORDS)  # noqa: TRY301 - it is told as any other
-            answer = self._keyspace.call(
+                raise ServerError(_NO_WORDS)  # noqa: TRY301 - handled below as all errors
+            reply = self._keyspace.call(
                 [word if type(word) is bytes else _word(word) for word in words]
             )
         except ServerError as error:
             return None, error.in_script.encode()
         except BaseException as mistake:
-            self._mistake = mistake  # else Lua makes an error of the script of it
+            self._mistake = mistake  # else Lua turns it into an error of the script
             raise
-        if answer is None:
+        if reply is None:
             return False
-        if type(answer) is list:
-            if len(answer) > _FLAT_AT_MOST:
-                return self._make_table(answer)
-            return (None, None, *answer)
-        if type(answer) is Status:
-            return self._make_status(bytes(answer))
-        return answer
+        if type(reply) is list:
+            if len(reply) > _FLAT_AT_MOST:
+                return self._make_table(reply)
+            return (None, None, *reply)
+        if type(reply) is Status:
+            return self._make_status(bytes(reply))
+        return reply
 
 
 @cache
@@ -245,16 +245,16 @@ def _sha1hex(text: bytes) -> bytes:
 
 
 def _word(value: object) -> bytes:
-    """Write what a script gave as a part of a command."""
+    """Convert an argument of `redis.call` to bytes."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return number_text(value)
     raise ServerError("ERR Lua redis lib command arguments must be strings or integers")
 
 
-def _composed(text: bytes, kind: bytes, *parts: Any) -> Answer:  # noqa: ANN401 - of Lua
-    """Read what Lua told in several values."""
+def _composed(text: bytes, kind: bytes, *parts: Any) -> Reply:  # noqa: ANN401 - of Lua
+    """Convert the values that `flatten` returned to a reply."""
     if kind == _ARRAY:
-        return [part if type(part) is bytes else _answer(part) for part in parts[1:]]
+        return [part if type(part) is bytes else _reply_of(part) for part in parts[1:]]
     if kind == _STATUS:
         return Status(parts[0])
     message = parts[0].decode(errors="replace")
@@ -263,8 +263,8 @@ def _composed(text: bytes, kind: bytes, *parts: Any) -> Answer:  # noqa: ANN401 
     raise ServerError(message)
 
 
-def _answer(value: Any) -> Answer:  # noqa: ANN401 - whatever Lua has
-    """Turn a value of Lua into an answer, as servers do."""
+def _reply_of(value: Any) -> Reply:  # noqa: ANN401 - any Lua value
+    """Convert a Lua value to a reply, as servers do."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bool):
@@ -275,24 +275,24 @@ def _answer(value: Any) -> Answer:  # noqa: ANN401 - whatever Lua has
         return None
     if isinstance(value[b"ok"], bytes):
         return Status(value[b"ok"])
-    items: list[Answer] = []
+    items: list[Reply] = []
     while (item := value[len(items) + 1]) is not None:
-        items.append(_answer(item))
+        items.append(_reply_of(item))
     return items
 
 
 class Scripts:
-    """Runs scripts as a server does; what is compiled is kept for the process."""
+    """Runs scripts as a server does; the process keeps the compiled scripts."""
 
     def __init__(self) -> None:
         self._lua = _lua()
 
     def run(
         self, text: bytes, keys: Sequence[bytes], args: Sequence[bytes | str], keyspace: Keyspace
-    ) -> Answer:
-        """Run a script on some keys.
+    ) -> Reply:
+        """Run a script.
 
         Raises:
-            ServerError: the answer is an error.
+            ServerError: the reply is an error.
         """
         return self._lua.run(text, keys, args, keyspace)

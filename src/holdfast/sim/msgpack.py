@@ -1,6 +1,6 @@
-"""MessagePack, as far as scripts need it: `cmsgpack.pack` and `unpack` of one value.
+"""The subset of MessagePack that scripts use: `cmsgpack.pack` and `unpack` of one value.
 
-Text, numbers, booleans, nil, lists, and tables with text as keys.
+Supported are strings, numbers, booleans, nil, lists, and tables with string keys.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
+import lupa.lua51  # type: ignore[import-untyped]  # no type hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ _LIST, _TABLE = 0xDD, 0xDF
 
 
 def pack(value: Any) -> bytes:  # noqa: ANN401 - whatever Lua has
-    """Write a value of Lua; each kind always with the longest head."""
+    """Pack a Lua value, always with the longest header of its type."""
     if isinstance(value, bytes):
         return struct.pack(">BI", _BYTES, len(value)) + value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -34,7 +34,7 @@ def pack(value: Any) -> bytes:  # noqa: ANN401 - whatever Lua has
 
 
 def unpack(packed: bytes, make_table: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - of Lua
-    """Read what `pack` wrote; `make_table` makes a table of a list or a dictionary."""
+    """Unpack a value; `make_table` converts a list or a dictionary into a Lua table."""
     return _Reader(packed, make_table).value()
 
 

@@ -1,9 +1,9 @@
-"""A simulated server, and the connections to it.
+"""A simulated server and the connections to it.
 
-A connection carries requests one way and answers the other, each in order. Between connections
-anything may overtake anything. What a client has sent is carried out even when the client has hung
-up meanwhile. A message may be slow; its connection may be reset, or go half open: then what is sent
-on it is lost and nobody is told; or a request may come twice, the second time by itself.
+A connection delivers requests and replies in order. Messages on different connections may overtake
+each other. The server executes a request even if its client has disconnected meanwhile. Faults of a
+connection: a message is slow, the connection is reset, the connection goes half open (messages are
+lost and neither side is notified), or a request is delivered twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.sim.keyspace import Keyspace, ServerError
 from holdfast.sim.lua import Scripts
 from holdfast.sim.script_run import ScriptRun
 from holdfast.sim.settings import OVERLAP
-from holdfast.sim.world import SECOND, Future
+from holdfast.sim.simulation import SECOND, Future
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,58 +26,58 @@ if TYPE_CHECKING:
     from holdfast.scripts import Script
     from holdfast.sim.script_run import LockState
     from holdfast.sim.settings import Settings
-    from holdfast.sim.world import Process, World
+    from holdfast.sim.simulation import Process, Simulation
 
 EPOCH = 1_790_000_000 * SECOND
-"""The wall clock of a server when its world begins."""
+"""The wall clock of a server at the start of a run."""
 
 LATENCY = (100, 250, 1_000, 8_000)
 LATENCY_WEIGHTS = (60, 25, 12, 3)
-"""Microseconds that a message takes, and how often."""
+"""Latencies of a message in microseconds, and their weights."""
 
 SLOW = (20_000, 300_000, 1_500_000, 5_000_000)
-"""Microseconds that a slow one takes."""
+"""Latencies of a slow message in microseconds."""
 
 DOWN = (300_000, 4_000_000)
-"""Microseconds until a server that crashed is back: shorter or longer than a client retries."""
+"""Microseconds until a crashed server is up again: shorter or longer than a client retries."""
 
 MORE_OFTEN, MOST_OFTEN = 10, 0.4
-"""How many times as often something happens where it matters most, and the highest chance of it."""
+"""The factor by which a fault is more probable at a critical point, and its highest probability."""
 
 LAG = (500, 20_000, 300_000, 1_500_000)
 LAG_WEIGHTS = (60, 25, 10, 5)
-"""Microseconds by which a replica is behind, where that matters, and how often."""
+"""Replication lags in microseconds of a synchronous replica, and their weights."""
 
-HOME, QUARANTINE = b"holdfast:home", b"holdfast:quarantine"
+RESTART_MARKER, QUARANTINE = b"holdfast:restart-marker", b"holdfast:quarantine"
 LONG_UP = 3_600_000
-"""Milliseconds for which a server had been up when its run began."""
+"""Milliseconds for which a server has been up at the start of a run."""
 
 _SCRIPTS = Scripts()
 
 
 class Watcher(Protocol):
-    """Who looks at a server's data before and after each script."""
+    """Observes the data of a server before and after each script."""
 
     def look(self, server: Server, keys: Sequence[bytes]) -> LockState:
-        """Look at the keys of a script, before it runs and after."""
+        """Return the state of the keys of a script; called before and after it runs."""
 
     def ran(self, run: ScriptRun) -> None:
-        """The server ran a script, and it raised no error."""
+        """The server ran a script without an error."""
 
 
 class Server:
-    """One node: its data, its clock, who is connected, and whether it works."""
+    """One node: its data, clock, connections and faults."""
 
     def __init__(
         self,
-        world: World,
+        sim: Simulation,
         name: str,
         settings: Settings,
         *,
         drift: float = 0.0,
         skew: float = 0.0,
     ) -> None:
-        self.world = world
+        self.sim = sim
         self.name = name
         self.settings = settings
         self.drift = drift
@@ -89,133 +89,137 @@ class Server:
         self.down = False
         self._gone = self._wiped = False
         self.starts = self.promotions = 0
-        """How often it was started again, and promoted."""
-        self.young_until = 0
-        """When it has been up for long enough, after it lost its data."""
+        """The number of restarts, and of promotions."""
+        self.quarantine_ends_at = 0
+        """The end of its quarantine after it lost its data."""
         self.cut_off: set[tuple[str, str]] = set()
-        """Who does not get through: (process, "to" or "from")."""
+        """The partitioned directions: (process, "to" or "from")."""
         self.known: set[str] = set()
-        """The scripts it knows, by SHA1."""
+        """The script cache: SHA1 digests."""
         self.forgetful = False
-        """It forgets scripts: they are sent by name first, and by text when it does not know."""
+        """Whether it replies NOSCRIPT to scripts that are not in `known`."""
         self.connections: list[Connection] = []
         self.watcher: Watcher | None = None
         self._published: list[bytes] = []
-        """What the script that runs has published."""
+        """The messages that the current script has published."""
         self.replica: Server | None = None
         self.lag = 0
         self.offset = 0
-        """How many writes its followers were sent."""
+        """The number of writes sent to its followers."""
         self.followers: dict[Server, int] = {}
-        """Replicas that are waited for, and how many writes each has."""
-        self._underway: dict[Server, int] = {}
+        """The synchronous replicas, and the number of writes that each has applied."""
+        self._copies_arrive: dict[Server, int] = {}
         self._waiting: list[tuple[int, int, Future[int]]] = []
 
     def wall_clock(self) -> int:
-        """Microseconds on the server's own clock."""
-        return EPOCH + self._jumped + int(self.world.now * self._drift)
+        """Return the microseconds on the clock of the server."""
+        return EPOCH + self._jumped + int(self.sim.now * self._drift)
 
     def jump(self, microseconds: int) -> None:
-        """Set the clock forwards, or back."""
+        """Set the clock forwards or back."""
         self._jumped += microseconds
-        self.world.note("clock jumped", self.name, microseconds)
+        self.sim.note("clock jumped", self.name, microseconds)
 
     def true_expiry(self, key: bytes, less_ms: int) -> int | None:
-        """When the key has so much left, in true time, if nothing happens; None if it stays."""
+        """Return the true time at which a key has `less_ms` left; None if it has no expiry."""
         left = self.data.left(key)
-        return None if left < 0 else self.world.now + self.true_span((left - less_ms) * 1000)
+        return None if left < 0 else self.sim.now + self.true_span((left - less_ms) * 1000)
+
+    def now_ms(self) -> int:
+        """Return the milliseconds on the server's clock."""
+        return self.wall_clock() // 1000
 
     def true_span(self, microseconds: int) -> int:
-        """How long it takes, in true time, until so much has passed on the server's clock."""
+        """Convert a duration on the server's clock to true time."""
         return int(microseconds / self._drift)
 
     # Faults
 
     def freeze(self, microseconds: int) -> None:
-        """Answer nothing for a while; what comes meanwhile is carried out afterwards."""
-        self._frozen_until = self.world.now + microseconds
-        self.world.note("frozen", self.name, microseconds)
-        self.world.at(self._frozen_until, self._thaw)
+        """Stop executing requests for a while, and execute those that arrive afterwards."""
+        self._frozen_until = self.sim.now + microseconds
+        self.sim.note("frozen", self.name, microseconds)
+        self.sim.at(self._frozen_until, self._thaw)
 
     def _thaw(self) -> None:
-        while self._inbox and self._frozen_until <= self.world.now:
+        while self._inbox and self._frozen_until <= self.sim.now:
             self._inbox.pop(0)()
 
     def receive(self, request: Callable[[], object]) -> None:
-        """Carry a request out, when its turn comes."""
-        if self._frozen_until > self.world.now or self._inbox:
+        """Execute a request, or queue it while the server is frozen."""
+        if self._frozen_until > self.sim.now or self._inbox:
             self._inbox.append(request)
         else:
             request()
 
     def restart(self, microseconds: int, *, wiped: bool = False) -> None:
-        """Be away for a while, and come back with the data, or without."""
+        """Be down for a while, then start again, with or without the data."""
         self.down = True
         self._inbox.clear()
-        self.world.note("wiped" if wiped else "down", self.name, microseconds)
-        self.hang_up()
+        self.sim.note("wiped" if wiped else "down", self.name, microseconds)
+        self.disconnect()
         if wiped:
             self.data.restore({})
             self._wiped = True
         self.known.clear()
         self.forgetful = True
-        self.world.after(microseconds, self._up)
+        self.sim.after(microseconds, self._up)
 
     def _up(self) -> None:
         if self.down and not self._gone:
             self.down = False
             self.starts += 1
-            self.world.note("up", self.name)
+            self.sim.note("up", self.name)
             for follower in list(self.followers):
-                self.lead(follower)  # what was on its way to it is lost: it fetches everything
+                self.add_follower(follower)  # a full resynchronisation
             if self._wiped:
                 self._wiped = False
-                self.young_until = self.world.now + int(self.settings.quarantine * SECOND)
+                self.quarantine_ends_at = self.sim.now + int(self.settings.quarantine * SECOND)
 
     def guard(self, longest_ttl: float) -> float:
-        """Greet a connection as `wire.guard` does; return the seconds of a quarantine."""
+        """Run the guard script as `wire.guard` does; return the seconds of the quarantine."""
         mark = f"{self.name}:{self.starts}:{self.promotions}".replace(" ", "_")
         arguments = (
             mark,
             str(int(longest_ttl * 1000)),
             str(int(OVERLAP * 1000)),
-            str(LONG_UP + self.world.now // 1000),
+            str(LONG_UP + self.sim.now // 1000),
             "1",  # a restart loses nothing
             str(int(self.promotions > 0)),
             "000",
         )
-        answer = _SCRIPTS.run(GUARD.text, [HOME, QUARANTINE], arguments, self.data)
+        reply = _SCRIPTS.run(GUARD.text, [RESTART_MARKER, QUARANTINE], arguments, self.data)
         self._replicate()
-        assert isinstance(answer, bytes)  # noqa: S101 - it is what the script answers
-        return int(answer[:-3]) / 1000
+        assert isinstance(reply, bytes)  # noqa: S101 - what the script returns
+        return int(reply[:-3]) / 1000
 
     @property
     def quarantined(self) -> bool:
-        """Whether it grants no lock, because it may not know of locks that are held."""
+        """Whether it grants no lock because locks that are held may be unknown to it."""
         left = self.data.run("PTTL", QUARANTINE)
         return isinstance(left, int) and left > 0
 
     def end(self) -> None:
-        """Be gone for good."""
+        """Shut down permanently."""
         self.down, self._gone, self.replica = True, True, None
         self.followers.clear()
         self._inbox.clear()
-        self.hang_up()
+        self.disconnect()
 
     @property
-    def silent_until(self) -> int:
-        """Until when it is not to be asked, because it knows nothing of what it gave."""
+    def grants_nothing_until(self) -> int:
+        """The end of the quarantine of a node that lost its data."""
         if self._wiped:
-            return self.world.now + int(self.settings.quarantine * SECOND)
-        return self.young_until
+            return self.sim.now + int(self.settings.quarantine * SECOND)
+        return self.quarantine_ends_at
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Reset all connections."""
         for connection in list(self.connections):
             connection.reset()
 
     def heal(self) -> None:
-        """Have nothing go wrong any more."""
+        """End all faults."""
         self._frozen_until = 0
         self._thaw()
         self.rejoin(set(self.cut_off))
@@ -229,48 +233,51 @@ class Server:
             connection.healed()
 
     def follow(self, primary: Server, lag: int) -> None:
-        """Be the replica of another one, `lag` microseconds behind."""
+        """Become the asynchronous replica of a primary, `lag` microseconds behind it."""
         primary.replica, primary.lag = self, lag
 
-    def lead(self, follower: Server) -> None:
-        """Have a replica that is waited for; it begins with all the data."""
+    def add_follower(self, follower: Server) -> None:
+        """Add a synchronous replica, and copy all data to it."""
         for key in sorted({*follower.data.keys(), *self.data.keys()}):
             follower.data.put(key, self.data.entry(key))
         self.followers[follower] = self.offset
 
     def wait(self, offset: int, replicas: int, microseconds: int) -> Future[int]:
-        """Wait until so many replicas have so many writes, or for so long: how many have."""
-        answer: Future[int] = Future()
-        self._waiting.append((offset, replicas, answer))
-        self._look_who_has()
-        self.world.after(microseconds, lambda: answer.set(self._have(offset)))
-        return answer
+        """Execute WAIT: return how many replicas have all writes up to `offset`.
 
-    def _have(self, offset: int) -> int:
+        The future is done when `replicas` of them have, or after `microseconds`.
+        """
+        reply: Future[int] = Future()
+        self._waiting.append((offset, replicas, reply))
+        self._resolve_waits()
+        self.sim.after(microseconds, lambda: reply.set(self._acknowledged(offset)))
+        return reply
+
+    def _acknowledged(self, offset: int) -> int:
         return sum(has >= offset for has in self.followers.values())
 
-    def _look_who_has(self) -> None:
-        for offset, replicas, answer in list(self._waiting):
-            if self._have(offset) >= replicas:
-                answer.set(self._have(offset))
+    def _resolve_waits(self) -> None:
+        for offset, replicas, reply in list(self._waiting):
+            if self._acknowledged(offset) >= replicas:
+                reply.set(self._acknowledged(offset))
         self._waiting = [each for each in self._waiting if not each[2].done]
 
-    def _send_on(self, entries: dict[bytes, Any]) -> None:
+    def _send_to_followers(self, entries: dict[bytes, Any]) -> None:
         self.offset += 1
         offset = self.offset
         for follower in self.followers:
-            lag = LAG[self.world.choices.pick("lag", LAG_WEIGHTS)]
-            at = max(self.world.now + lag, self._underway.get(follower, 0) + 1)
-            self._underway[follower] = at
-            self.world.at(at, partial(self._copied, follower, entries, offset))
+            lag = LAG[self.sim.choices.pick("lag", LAG_WEIGHTS)]
+            at = max(self.sim.now + lag, self._copies_arrive.get(follower, 0) + 1)
+            self._copies_arrive[follower] = at
+            self.sim.at(at, partial(self._copy, follower, entries, offset))
 
-    def _copied(self, follower: Server, entries: dict[bytes, Any], offset: int) -> None:
+    def _copy(self, follower: Server, entries: dict[bytes, Any], offset: int) -> None:
         if self.down or follower not in self.followers:
             return
         for key, entry in entries.items():
             follower.data.put(key, entry)
         self.followers[follower] = offset
-        self._look_who_has()
+        self._resolve_waits()
 
     def _replicate(self) -> None:
         touched, self.data.touched = self.data.touched, set()
@@ -279,7 +286,7 @@ class Server:
             return
         entries = {key: self.data.entry(key) for key in sorted(touched)}
         if replica is None:
-            self._send_on(entries)
+            self._send_to_followers(entries)
             return
 
         def apply() -> None:
@@ -287,87 +294,87 @@ class Server:
                 for key, entry in entries.items():
                     replica.data.put(key, entry)
 
-        self.world.after(self.lag, apply)
+        self.sim.after(self.lag, apply)
 
     # Requests
 
-    def script(self, script: Script, keys: Keys, args: Sequence[Any]) -> Any:  # noqa: ANN401 - any answer
-        """Run a script; its answer without the serial, if it has one."""
+    def script(self, script: Script, keys: Keys, args: Sequence[Any]) -> Any:  # noqa: ANN401 - any reply
+        """Run a script; return its reply without the serial."""
         watcher = self.watcher
         before = None if watcher is None else watcher.look(self, keys.names)
         self._published = []
         serial = ("000",) if script.serial else ()
-        answer = _SCRIPTS.run(script.text, keys.names, (*args, *serial), self.data)
+        raw = _SCRIPTS.run(script.text, keys.names, (*args, *serial), self.data)
         self._replicate()
         if not script.serial:
-            reply: Any = answer
-        elif isinstance(answer, list):
-            assert answer[-1:] == [b"000"]  # noqa: S101 - else the wire would not take it
-            reply = answer[:-1]
+            reply: Any = raw
+        elif isinstance(raw, list):
+            assert raw[-1:] == [b"000"]  # noqa: S101 - else the wire would reject it
+            reply = raw[:-1]
         else:
-            assert isinstance(answer, bytes)  # noqa: S101 - what all scripts answer otherwise
-            assert answer.endswith(b"000")  # noqa: S101 - as above
-            reply = int(answer[:-3])
+            assert isinstance(raw, bytes)  # noqa: S101 - all other scripts return a string
+            assert raw.endswith(b"000")  # noqa: S101 - as above
+            reply = int(raw[:-3])
         if watcher is not None and before is not None:
             after, messages = watcher.look(self, keys.names), self._published
             run = ScriptRun(self, script.name, keys, args, reply, messages, before, after)
             watcher.ran(run)
         return reply
 
-    def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any answer
+    def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - any reply
         """Run one command."""
-        answer = self.data.run(*words)
+        reply = self.data.run(*words)
         self._replicate()
-        return answer
+        return reply
 
-    def hears(self, channel: bytes) -> bool:
-        """Whether anybody is subscribed to it."""
+    def has_subscriber(self, channel: bytes) -> bool:
+        """Whether a client is subscribed to a channel."""
         return any(channel in each.channels for each in self.connections)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
         self._published.append(message)
-        hearing = [each for each in self.connections if channel in each.channels]
-        for connection in hearing:
+        subscribed = [each for each in self.connections if channel in each.channels]
+        for connection in subscribed:
             connection.push([b"message", channel, message])
-        return 0 if self.settings.uncounted else len(hearing)
+        return 0 if self.settings.uncounted else len(subscribed)
 
 
 def more_often(chance: float) -> float:
-    """Raise the chance of a fault at a moment that is rare, and after which much can go wrong.
+    """Raise the probability of a fault at a rare and critical point.
 
-    A lease ends with one release, and a run has hundreds of messages: with the same chance for all
-    of them, hardly any run would lose the reply that grants the lock to another waiter, or deliver
-    a pushed grant after its lease has ended.
+    A lease ends with one release, and a run has hundreds of messages. With the same probability for
+    all messages, hardly any run would lose the reply that grants the lock to another waiter, or
+    deliver a pushed grant after its lease has ended.
     """
     return max(chance, min(MORE_OFTEN * chance, MOST_OFTEN))
 
 
 class Connection:
-    """One stream each way between a process and a server."""
+    """A connection between a process and a server, with one ordered stream in each direction."""
 
     def __init__(self, process: Process, server: Server) -> None:
         self.process = process
         self.server = server
-        self.world = process.world
+        self.sim = process.sim
         self.channels: set[bytes] = set()
         self.on_push: Callable[[Any], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.open = True
-        self._deaf: set[str] = set()  # directions in which nothing arrives any more
-        self._held_up: list[tuple[str, int, Callable[[], object]]] = []
+        self._dead_directions: set[str] = set()  # directions in which all messages are lost
+        self._delayed: list[tuple[str, int, Callable[[], object]]] = []
         self._arrives = {"to": 0, "from": 0}
-        self._unanswered: list[Future[Any]] = []
-        self._starts = server.starts  # a server that is started again knows no earlier connection
+        self._without_reply: list[Future[Any]] = []
+        self._starts = server.starts  # a restarted server has lost its earlier connections
         self.offset = 0
-        """How many writes its server had sent on, when the last of this connection was."""
+        """The replication offset of the last write on this connection."""
         server.connections.append(self)
 
     def _travel(self, direction: str, what: str) -> int | None:
-        """Decide when a message arrives; None if never."""
-        world, settings, choices = self.world, self.server.settings, self.world.choices
+        """Choose when a message arrives; None if it is lost."""
+        sim, settings, choices = self.sim, self.server.settings, self.sim.choices
         latency = LATENCY[choices.pick("delay", LATENCY_WEIGHTS)]
         if settings.slow or settings.reset or settings.half_open:
-            releases = what.startswith("answer to release")
+            releases = what.startswith("reply to release")
             reset = more_often(settings.reset) if releases else settings.reset
             pushes = what in {"push", "pong"}
             slow = more_often(settings.slow) if pushes else settings.slow
@@ -375,17 +382,17 @@ class Connection:
             fate = choices.pick("fault:message", (usual, slow, reset, settings.half_open))
             if fate == 1:
                 latency = SLOW[choices.pick("slow", (1, 1, 3, 2) if pushes else (4, 3, 2, 1))]
-                world.note("slow", self.process.name, direction, latency)
+                sim.note("slow", self.process.name, direction, latency)
             elif fate == 2:  # noqa: PLR2004 - as listed above
-                world.note("reset", self.process.name, direction)
-                world.after(latency, self.reset)
-                self._deaf.add(direction)
+                sim.note("reset", self.process.name, direction)
+                sim.after(latency, self.reset)
+                self._dead_directions.add(direction)
             elif fate == 3:  # noqa: PLR2004 - as listed above
-                world.note("half open", self.process.name, direction)
-                self._deaf |= {"to", "from"}
-        if direction in self._deaf:
+                sim.note("half open", self.process.name, direction)
+                self._dead_directions |= {"to", "from"}
+        if direction in self._dead_directions:
             return None
-        at = max(world.now + latency, self._arrives[direction] + 1)
+        at = max(sim.now + latency, self._arrives[direction] + 1)
         self._arrives[direction] = at
         return at
 
@@ -393,43 +400,43 @@ class Connection:
         at = self._travel(direction, what)
         process, server = self.process.name, self.server.name
         ends = (process, server) if direction == "to" else (server, process)
-        number = len(self.world.trace)
-        self.world.note("message", *ends, what, at)
+        number = len(self.sim.trace)
+        self.sim.note("message", *ends, what, at)
         if at is not None:
-            self.world.at(at, lambda: self._arrive(direction, number, callback))
+            self.sim.at(at, lambda: self._arrive(direction, number, callback))
 
     def _arrive(self, direction: str, number: int, callback: Callable[[], object]) -> None:
-        """What meets a partition is held up until it heals, and whatever comes after it."""
+        """Deliver a message, or delay it and all later ones until the partition ends."""
         cut = (self.process.name, direction) in self.server.cut_off
         gone = self.server.down or self.server.starts != self._starts
-        if direction in self._deaf or gone:
-            self.world.trace[number] = (*self.world.trace[number][:-1], None)
-        elif cut or any(way == direction for way, *_ in self._held_up):
-            self._held_up.append((direction, number, callback))
+        if direction in self._dead_directions or gone:
+            self.sim.trace[number] = (*self.sim.trace[number][:-1], None)
+        elif cut or any(way == direction for way, *_ in self._delayed):
+            self._delayed.append((direction, number, callback))
         elif direction == "from":
             self.process.call(callback)
         else:
             self.server.receive(callback)
 
     def healed(self) -> None:
-        """Let what was held up by a partition arrive, in order."""
-        held_up, self._held_up = self._held_up, []
-        for direction, number, callback in held_up:
+        """Deliver the messages that a partition delayed, in order."""
+        delayed, self._delayed = self._delayed, []
+        for direction, number, callback in delayed:
             self._arrive(direction, number, callback)
 
-    def ask(
+    def request(
         self, what: str, run: Callable[[], Any], args: Sequence[str] = (), *, once: bool = False
     ) -> Future[Any]:
-        """Send a request; the future is its answer, an error reply, or ConnectionResetError.
+        """Send a request; the future is its reply, an error reply, or ConnectionResetError.
 
-        What `run` returns is the answer; a future is, when it is known. A request that may be
-        carried out only `once` is never doubled: no connection does that by itself.
+        `run` executes the request on the server and returns the reply, or a future of it. A request
+        with `once` is never delivered twice.
         """
-        answer: Future[Any] = Future()
+        future: Future[Any] = Future()
         if not self.open:
-            answer.fail(ConnectionResetError())
-            return answer
-        self._unanswered.append(answer)
+            future.fail(ConnectionResetError())
+            return future
+        self._without_reply.append(future)
 
         def execute() -> None:
             try:
@@ -445,34 +452,34 @@ class Connection:
             else:
                 reply(result, error)
 
-        def reply(result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any answer
+        def reply(result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any reply
             if self in self.server.connections:
-                settle = partial(self._settle, answer, result, error)
-                self._deliver("from", f"answer to {what}", settle)
+                resolve = partial(self._resolve, future, result, error)
+                self._deliver("from", f"reply to {what}", resolve)
 
         self._deliver("to", what, execute)
         doubled = 0.0 if once else self.server.settings.doubled
-        if self.world.choices.chance("fault:doubled", doubled):
-            self.world.note("doubled", self.process.name, what)
-            self.world.doubled.update(args)
-            late = SLOW[self.world.choices.pick("slow", (4, 3, 2, 1))]
-            self.world.after(late, lambda: self._again(run))
-        return answer
+        if self.sim.choices.chance("fault:doubled", doubled):
+            self.sim.note("doubled", self.process.name, what)
+            self.sim.doubled.update(args)
+            late = SLOW[self.sim.choices.pick("slow", (4, 3, 2, 1))]
+            self.sim.after(late, lambda: self._deliver_again(run))
+        return future
 
     def _server_crashes(self) -> bool:
-        """Decide whether the server crashes after it carried out a request, before it replies."""
-        server, choices = self.server, self.world.choices
+        """Choose whether the server crashes between executing a request and replying."""
+        server, choices = self.server, self.sim.choices
         if not choices.chance("fault:server_crash", server.settings.server_crash):
             return False
         server.restart(DOWN[choices.pick("down", (1, 1))])
         return True
 
-    def tell(self, what: str, run: Callable[[], object]) -> None:
-        """Send something that has no answer of its own."""
+    def send(self, what: str, run: Callable[[], object]) -> None:
+        """Send a request that has no reply."""
         if self.open:
             self._deliver("to", what, run)
 
-    def _again(self, run: Callable[[], Any]) -> None:
+    def _deliver_again(self, run: Callable[[], Any]) -> None:
         def late() -> None:
             with suppress(ServerError):
                 run()
@@ -480,31 +487,31 @@ class Connection:
         if not self.server.down:
             self.server.receive(late)
 
-    def _settle(self, answer: Future[Any], result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any answer
-        if answer in self._unanswered:
-            self._unanswered.remove(answer)
+    def _resolve(self, reply: Future[Any], result: Any, error: ServerError | None) -> None:  # noqa: ANN401 - any reply
+        if reply in self._without_reply:
+            self._without_reply.remove(reply)
         if not self.open:
             return
         if error is None:
-            answer.set(result)
+            reply.set(result)
         else:
-            answer.fail(error)
+            reply.fail(error)
 
     def push(self, message: list[bytes]) -> None:
-        """Send the client something that is not an answer to a request."""
+        """Send a push message to the client."""
 
-        def hear() -> None:
+        def receive() -> None:
             if self.open and self.on_push is not None:
                 self.on_push(message)
 
-        self._deliver("from", "pong" if message[0] == b"pong" else "push", hear)
+        self._deliver("from", "pong" if message[0] == b"pong" else "push", receive)
 
     def reset(self) -> None:
-        """End, with both sides told."""
-        self._forgotten()
+        """Reset the connection: both sides are notified."""
+        self._removed()
         self.process.call(self._lost)
 
-    def _forgotten(self) -> None:
+    def _removed(self) -> None:
         if self in self.server.connections:
             self.server.connections.remove(self)
 
@@ -512,21 +519,24 @@ class Connection:
         if not self.open:
             return
         self.open = False
-        unanswered, self._unanswered = self._unanswered, []
-        for answer in unanswered:
-            answer.fail(ConnectionResetError())
+        without_reply, self._without_reply = self._without_reply, []
+        for reply in without_reply:
+            reply.fail(ConnectionResetError())
         if self.on_lost is not None:
             self.on_lost()
 
-    def hang_up(self) -> None:
-        """Hang up, and have those who wait for an answer know."""
+    def disconnect(self) -> None:
+        """Close the connection, and fail all requests without a reply."""
         if not self.process.crashed:
             self.close()
             self.open = True
             self.process.call(self._lost)
 
     def close(self) -> None:
-        """Hang up; what was sent before still arrives. A process that crashed does not do it."""
+        """Close the connection. Messages sent before still arrive.
+
+        A crashed process does not close its connections.
+        """
         if self.open and not self.process.crashed:
             self.open = False
-            self._deliver("to", "hang up", self._forgotten)
+            self._deliver("to", "disconnect", self._removed)

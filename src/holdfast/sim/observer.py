@@ -1,4 +1,4 @@
-"""What a simulated client reports to the checks: the methods that they have for that."""
+"""The interface through which a simulated client reports its events to the checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.events import Event
-    from holdfast.core.hold import Hold
+    from holdfast.core.lease_state import LeaseState
     from holdfast.keys import Keys
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Who is told what becomes of a client."""
+    """Receives the events of simulated clients."""
 
-    def told(self, client: SimClient, event: Event) -> None:
-        """An event was reported."""
+    def event_reported(self, client: SimClient, event: Event) -> None:
+        """A client reported an event to its user."""
 
     def sent(self, client: SimClient, request: Request, server: str) -> None:
-        """A request is sent to a server."""
+        """A client sends a request to a server."""
 
     def arrived(self, request: Request, server: str) -> None:
         """A request arrives at a server."""
@@ -32,63 +32,67 @@ class Observer(Protocol):
         """A script ended with an error."""
 
     def forked(self, client: SimClient, parent: str, *, waiting: bool) -> None:
-        """The client goes on in a child; `parent` is the client's name in the tokens until now.
+        """A client continues in a forked child.
 
-        `waiting`: the parent had a waiter in the queue.
+        `parent` is the client name in the tokens of the parent. `waiting`: whether the parent had a
+        waiter in the queue.
         """
 
     def closed(self, client: SimClient) -> None:
         """The client was closed."""
 
     def renews(self, client: SimClient, request: Request) -> None:
-        """A renewal is tried, whether the server can be reached or not."""
+        """A client tries to renew a lease, whether the server can be reached or not."""
 
     def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
-        """A server's answer has reached the client."""
+        """A client received the reply of a server."""
 
     def unanswered(self, client: SimClient, request: Request) -> None:
-        """A caller goes on without the answer to its request."""
+        """A caller gave up a request before its reply arrived."""
 
-    def took(self, client: SimClient, hold: Hold) -> None:
-        """A hold begins."""
+    def lease_started(self, client: SimClient, lease: LeaseState) -> None:
+        """A lease begins."""
 
-    def lost(self, client: SimClient, hold: Hold) -> None:
-        """A hold is lost."""
+    def lease_ended(self, client: SimClient, lease: LeaseState) -> None:
+        """A client forgets a lease, before its release is sent or after it was lost."""
 
-    def handed_back(self, client: SimClient, token: str) -> None:
-        """A grant was for nobody."""
+    def lease_lost(self, client: SimClient, lease: LeaseState) -> None:
+        """A lease is lost."""
+
+    def grant_returned(self, client: SimClient, token: str) -> None:
+        """A client returned a grant for which it has no waiter."""
 
     def crashed(self, client: SimClient) -> None:
-        """The client's process is about to end."""
+        """The process of a client is about to crash."""
 
-    def pushed(self, client: SimClient, message: bytes) -> None:
-        """The server spoke to the client."""
+    def message_received(self, client: SimClient, message: bytes) -> None:
+        """A client received a pub/sub message."""
 
-    def deaf(self, client: SimClient) -> None:
-        """The push connection was lost while somebody waited."""
+    def push_connection_lost(self, client: SimClient) -> None:
+        """A client lost its push connection while a task waited."""
 
-    def too_young(self, client: SimClient) -> None:
-        """A node that lost its data was not asked."""
+    def node_in_quarantine(self, client: SimClient) -> None:
+        """A client did not use a node because the node is in quarantine."""
 
-    def busy(self, client: SimClient) -> None:
-        """The background job sends requests without end, and no time passes."""
+    def background_busy(self, client: SimClient) -> None:
+        """The background job sends requests in an endless loop, and no time passes."""
 
 
 class Attempt(Protocol):
     """One request of an atomic operation."""
 
     once: bool
-    """It may be carried out only once: it has no id by which the server would know it again."""
+    """Whether it must not be executed twice: it has no id by which the server detects a repeat."""
 
-    def carry_out(self, server: Server, run: Callable[[], Reply]) -> Reply:
-        """Have the server carry it out, and look what it did."""
+    def execute(self, server: Server, run: Callable[[], Reply]) -> Reply:
+        """Execute the request on a server, and check what it did."""
 
 
 class Operation(Protocol):
-    """An atomic operation that a task is at."""
+    """An atomic operation that a task executes."""
 
     tries: int
-    """How often it was tried to send a request of it."""
+    """The number of attempts to send a request for it."""
 
     def attempt(self, script: Script, keys: Keys) -> Attempt:
-        """Begin a request."""
+        """Start a request."""

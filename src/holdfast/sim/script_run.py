@@ -1,30 +1,32 @@
-"""What a server ran: one script, with the state of the lock before and after it."""
+"""One script that a server ran, with the state of the lock before and after it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.keys import Keys
     from holdfast.sim.node import Server
 
 
 class LockState(NamedTuple):
-    """What a server has in the keys of a lock, at one moment."""
+    """The keys of a lock on one server, at one moment."""
 
     holder: bytes | None = None
-    """The token that has the lock."""
+    """The token in the lock's key."""
     fence: bytes | None = None
     left_ms: int = -2
-    """How long the lock's key stays, as PTTL says it."""
+    """The remaining time of the lock's key, as PTTL returns it."""
     queue: Sequence[bytes] = ()
     """The tokens of waiters, in order."""
     queue_left_ms: int = -2
     holds: Sequence[bytes] = ()
-    """The holds of an owner, and the marks among them."""
+    """The holds of an owner, and the markers among them."""
     holds_left_ms: int = -2
+    permits: Mapping[bytes, int] = {}
+    """The holders of a semaphore or an rwlock, and how many ms their leases have left."""
 
 
 class ScriptRun(NamedTuple):
@@ -37,16 +39,16 @@ class ScriptRun(NamedTuple):
     args: Sequence[str]
     reply: Any
     messages: Sequence[bytes]
-    """What it published."""
+    """The messages that it published."""
     before: LockState
     after: LockState
 
     @property
     def by_holder(self) -> bool:
-        """Whether the token of the request had the lock before."""
+        """Whether the token of the request held the lock before."""
         return self.before.holder == self.args[0].encode()
 
     @property
     def changed_holder(self) -> bool:
-        """Whether the lock went to another token, or was freed."""
+        """Whether the lock was granted to another token, or became free."""
         return self.before.holder != self.after.holder

@@ -1,4 +1,4 @@
-"""The settings of a simulation run: its servers and clients, what they do, and the faults."""
+"""The settings of a simulation run: servers, clients, features of the lock, and faults."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ LONGEST = 3600.0
 """Seconds: the upper limit of every duration."""
 
 DRIFT_MOST = 0.005
-"""Half of what a lease allows for: two clocks may be off in opposite ways."""
+"""Half of the drift that a lease allows for: two clocks may drift in opposite directions."""
 
 LONGER = 3.0
 """A lease is extended to at most this many ttls."""
 
 HAND_OFF_MOST = 0.5
-"""The upper limit of `hand_off` and `drop`: an adopter may hand the lease off again, and the chain
-has to end."""
+"""The upper limit of `hand_off` and `drop`. An adopter may hand the lease off again, and that chain
+must end."""
 
 OVERLAP = 2.0
-"""Seconds for which a replaced primary may still accept writes, behind Sentinels."""
+"""Seconds for which a replaced primary behind Sentinels may still accept writes."""
 
 SLACK = 1.0  # as in the scripts
 """Seconds by which a fence may be ahead of a node's clock."""
@@ -35,57 +35,66 @@ TOGETHER = (
         *("wipe", "evict", "clock_jump", "failover", "evict_holder", "close"),
     ),
 )
-"""Groups of faults. At each occasion at most one fault of a group happens, so the probabilities of
-a group add up to at most 1."""
+"""Groups of faults. At most one fault of a group happens at a time, so the probabilities of a group
+add up to at most 1."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Durations are in seconds. A probability applies to each occasion for the fault."""
+    """The settings of one run. Durations are in seconds.
 
-    nodes: int = 1  # servers that keep the lock together: 1, or an odd number
+    A probability applies every time the fault could happen.
+    """
+
+    nodes: int = 1  # one server, or an odd number of nodes that form a quorum
     clients: int = 3
-    tasks: int = 1  # of each client, which share its connection for pushes
-    turns: int = 3  # of each task
+    tasks: int = 1  # per client; they share its push connection
+    turns: int = 3  # per task
     ttl: float = 2.0
     timeout: float | None = None
-    min_validity: float = 0.0  # seconds that a lease has left at least when it is granted
+    min_validity: float = 0.0  # the shortest validity with which a lease is granted
     renew: bool = True
-    max_hold: float = 0.0  # seconds after which a lease is renewed no more; 0: no limit
+    max_hold: float = 0.0  # a lease is not renewed after this time; 0 means no limit
     fair: bool = True
     lock_delay: float = 0.0
     owner: bool = False  # each client acts for one of two owners, or for none
     reentrant: bool = False
     polls: bool = False
-    uncounted: bool = False  # PUBLISH reaches the listeners and counts none, as behind some proxies
-    hold: float = 0.3  # how long a turn takes, about
-    drift: float = 0.005  # by which a clock may run fast or slow
-    skew: float = 0.0  # of several nodes and their clients: the largest error of a wall clock
-    sentinel: bool = False  # of one node: a promoted replica is in quarantine, as behind Sentinels
-    replicas: int = 0  # of one node: a grant waits until all of them have it
-    loop: bool = False  # of several nodes: tasks share connections, as on an event loop
-    drop: float = 0.0  # a lease is dropped in the end, not released; its client is closed later
-    hand_off: float = 0.0  # a lease is exported in the end, and not released
-    atomic: float = 0.0  # of one node: a turn begins with atomic operations
-    cached: float = 0.0  # of one node: a turn begins with calls of a cached function
+    uncounted: bool = False  # PUBLISH reaches subscribers but returns 0, as behind some proxies
+    hold: float = 0.3  # the approximate duration of a turn
+    drift: float = 0.005  # the largest relative error of a clock rate
+    skew: float = 0.0  # quorum only: the largest error of a wall clock
+    sentinel: bool = False  # one server only: a promoted replica is in quarantine
+    replicas: int = 0  # one server only: a grant waits until all replicas have it
+    loop: bool = False  # quorum only: tasks share connections, as on an event loop
+    drop: float = 0.0  # a lease is dropped instead of released; its client is closed later
+    hand_off: float = 0.0  # a lease is exported instead of released
+    atomic: float = 0.0  # one server only: a turn begins with atomic operations
+    cached: float = 0.0  # one server only: a turn begins with calls of a cached function
+    rate: float = 0.0  # one server only: a turn begins with requests to a rate
+    several: float = 0.0  # a turn acquires two or three locks together
+    once: float = 0.0  # one server only: a turn begins with work that is done once
+    periodic: float = 0.0  # one server only: a turn begins with calls of a periodic job
     extend: float = 0.0  # a lease is extended when it is granted; even with 0, some are later
-    faults_end: float = 15.0  # seconds after the start when the faults stop, and all have to finish
+    semaphore: int = 0  # the lock is a semaphore with this limit; some clients have a greater one
+    rwlock: bool = False  # the lock is an rwlock
+    faults_end: float = 15.0  # when the faults stop; then all clients must finish
 
-    # What may happen to a message
+    # Faults of messages
     slow: float = 0.0
     reset: float = 0.0
     half_open: float = 0.0
     doubled: float = 0.0
     server_crash: float = 0.0  # a server restarts between a request and its reply
 
-    # What may happen to a client, at each of its waits
+    # Faults of a client, possible whenever it waits
     pause: float = 0.0
     crash: float = 0.0
     cancel: float = 0.0
-    stall: float = 0.0  # paused before it acquires, re-enters, or uses the answer to a renewal
-    fork: float = 0.0  # the process forks and dies; the child goes on with the copy it has
+    stall: float = 0.0  # paused before it acquires, re-enters, or uses the reply to a renewal
+    fork: float = 0.0  # the process forks and dies; the child continues with the copied state
 
-    # What may happen to a client or a server, each time that half a second has passed
+    # Faults of a client or a server, possible every half second
     stop: float = 0.0  # a client is paused, whatever it is doing
     partition: float = 0.0
     freeze: float = 0.0
@@ -93,19 +102,19 @@ class Settings:
     script_flush: float = 0.0
     full: float = 0.0
     close: float = 0.0  # a client is closed, whatever it is doing
-    evict_holder: float = 0.0  # an operator looks at the lock, and evicts the holder it was shown
+    evict_holder: float = 0.0  # an operator inspects the lock, and evicts the holder that it saw
 
-    # What breaks the assumptions: fences are checked, exclusion is not (see `trusts`)
-    wipe: float = 0.0  # a restart without its data; of several nodes, it then grants nothing
+    # Faults that break the assumptions: only fences are checked (see `assumptions_hold`)
+    wipe: float = 0.0  # a restart without its data; in a quorum, a quarantine follows
     evict: float = 0.0
     clock_jump: float = 0.0
-    failover: float = 0.0  # to a replica that lags behind, to any if there are several
+    failover: float = 0.0  # to a lagging replica, or to any of several replicas
 
     def __post_init__(self) -> None:
-        """Refuse settings that are out of range or cannot be combined.
+        """Reject settings that are out of range or cannot be combined.
 
         Raises:
-            ValueError: names them.
+            ValueError: names these settings.
         """
         if min(self.clients, self.tasks, self.turns) < 1:
             raise ValueError("clients, tasks and turns: at least 1 of each")
@@ -120,15 +129,19 @@ class Settings:
                 raise ValueError(f"must be at least 0 and add up to at most 1: {given}")
         if not 0 <= self.faults_end <= LONGEST:
             raise ValueError(f"faults_end: up to {LONGEST:.0f} seconds")
-        if not 0 <= self.atomic <= 1 or not 0 <= self.cached <= 1:
-            raise ValueError("atomic and cached: 0 to 1")
+        beside = self.atomic, self.cached, self.once, self.periodic
+        if not all(0 <= each <= 1 for each in beside):
+            raise ValueError("atomic, cached, once and periodic: 0 to 1")
+        if not 0 <= self.several <= 1 or (self.several and self.owner):
+            raise ValueError("several: 0 to 1, and without owner")
         if not 0 <= self.hand_off <= HAND_OFF_MOST:
             raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}")
         self._check_lock()
+        self._check_shared()
         self._check_nodes()
 
     def _check_lock(self) -> None:
-        if not 0 <= self.min_validity < 0.99 * self.ttl - 0.001:  # what a lease of the ttl is worth
+        if not 0 <= self.min_validity < 0.99 * self.ttl - 0.001:  # the validity of a full ttl
             raise ValueError("min_validity: less than 99 % of the ttl")
         if not 0 <= self.max_hold <= LONGEST or (self.max_hold and not self.renew):
             raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
@@ -139,20 +152,40 @@ class Settings:
                 "drop cannot be combined with reentrant: a task would re-enter its lease"
             )
         if self.hand_off and (self.owner or self.nodes > 1):
-            raise ValueError("hand_off needs one node and no owner: else nothing is exported")
+            raise ValueError("hand_off needs one node and no owner: others cannot export a lease")
         if self.owner and self.reentrant:
-            raise ValueError("reentrant cannot be combined with owner, which may re-enter anyway")
+            raise ValueError("reentrant cannot be combined with owner, which re-enters anyway")
+
+    def _check_shared(self) -> None:
+        if self.semaphore < 0:
+            raise ValueError("semaphore: its limit, 0 for a lock")
+        if self.semaphore and self.rwlock:
+            raise ValueError("the lock is a semaphore or an rwlock, not both")
+        others = self.owner or self.reentrant or self.lock_delay or self.hand_off or not self.fair
+        others = others or self.atomic or self.cached or self.several
+        if self.shared and (others or self.nodes > 1):
+            raise ValueError(
+                "semaphore and rwlock need one node, and cannot be combined with owner, reentrant, "
+                "lock_delay, hand_off, no fairness, atomic, cached and several"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Whether the lock is a semaphore or an rwlock."""
+        return self.semaphore > 0 or self.rwlock
 
     def _check_nodes(self) -> None:
         if self.nodes < 1 or self.nodes % 2 == 0:
-            raise ValueError("nodes: 1, or an odd number of them")
+            raise ValueError("nodes: give an odd number")
         if not 0 <= self.skew <= LONGEST:
             raise ValueError(f"skew: up to {LONGEST:.0f} seconds")
         if self.nodes == 1 and (self.skew or self.loop):
             raise ValueError("skew and loop are for several nodes")
-        beside = self.atomic or self.cached
+        beside = self.atomic or self.cached or self.rate or self.once or self.periodic
         if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
-            raise ValueError("owner, failover, replicas, atomic and cached are for one node")
+            raise ValueError(
+                "owner, failover, replicas, atomic, cached, rate, once, periodic are for one node"
+            )
         if self.sentinel and self.nodes > 1:
             raise ValueError("sentinel is for one node")
         if self.replicas < 0:
@@ -164,7 +197,7 @@ class Settings:
                 "a node that lost its fence counter derives fences from its clock"
             )
 
-    def unusual(self) -> dict[str, Any]:
+    def non_default(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults."""
         mine = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
@@ -185,21 +218,21 @@ class Settings:
         return not any(getattr(self, fault) for fault in delays)
 
     @property
-    def brisk(self) -> bool:
+    def faults_detected_at_once(self) -> bool:
         """Whether clients detect every fault at once, so that liveness is checked from the start.
 
-        Not if one of several nodes resets connections: a client connects to it once per second, so
-        that a clean-up there may fail for many seconds.
+        False if one of several nodes resets connections: a client connects to it once per second,
+        so a clean-up there may fail for many seconds.
         """
-        noticed = {"cancel", "doubled", "script_flush"}
+        detected = {"cancel", "doubled", "script_flush"}
         if self.nodes == 1:
-            noticed.add("reset")
-        faults = {fault for faults in TOGETHER for fault in faults} - noticed
+            detected.add("reset")
+        faults = {fault for faults in TOGETHER for fault in faults} - detected
         return not any(getattr(self, fault) for fault in faults)
 
     @property
-    def trusts(self) -> bool:
-        """Whether the assumptions hold under which exclusion is promised."""
+    def assumptions_hold(self) -> bool:
+        """Whether mutual exclusion is promised under these faults."""
         loses = self.failover and not self.replicas and not self.sentinel
         forgets = (self.wipe and self.nodes == 1) or loses
         return not (forgets or self.evict or self.clock_jump)
@@ -208,8 +241,9 @@ class Settings:
     def quarantine(self) -> float:
         """Seconds for which a server grants no lock; 0 for a single server.
 
-        It is a promoted replica behind Sentinels, or a node of a quorum that lost its data. Its
-        leases must have expired by then, and its clock must have passed every fence it granted.
+        A promoted replica behind Sentinels is in quarantine, and a node of a quorum that lost its
+        data. At its end, all leases that the server granted must have expired, and its clock must
+        have passed all fences that it granted.
         """
         if self.sentinel:
             return LONGER * self.ttl + OVERLAP

@@ -1,10 +1,9 @@
-"""Shrinking: a smaller run that breaks the same promise, found within a limit of time.
+"""Shrinking: finds a smaller run in which the same check fails, within a time limit.
 
-First the settings: fewer servers, clients, tasks and turns, faults and features switched off, usual
-durations. A change of settings shifts the choices of a run. So each simplification is tried with
-the same choices, then with some fresh seeds, and is accepted if the same check reports the same
-kind of failure. Then the choices: as many of them as possible become 0, which means that nothing
-special happens.
+The settings are shrunk first: fewer servers, clients, tasks and turns, faults and features switched
+off, default durations. A changed setting shifts the choices of a run. So each simplification is
+tried with the same choices, then with some new seeds. It is accepted if the same check fails in the
+same way. Then as many choices as possible are set to 0, which means that nothing special happens.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.choices import PossibleChoices, RandomChoices, shrink
-from holdfast.sim.play import play
+from holdfast.sim.run import simulate
 from holdfast.sim.settings import CALM
-from holdfast.sim.swarm import FAULTS, FEATURES
+from holdfast.sim.swarm import FAULTS, FEATURES, LATER_FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from holdfast.sim.sweep import Found
 
 SECONDS = 60.0
-"""How long shrinking takes at most."""
+"""The time limit for shrinking."""
 
 SETTINGS_SHARE = 0.6
-"""How much of that time the settings may take."""
+"""The part of that time for shrinking the settings."""
 
 SEEDS = 25
-"""Fresh seeds for which a simplification of the settings is tried."""
+"""New seeds with which a simplification of the settings is tried."""
 
 
 def smallest(
@@ -43,7 +42,7 @@ def smallest(
     progress: Callable[[Found], object] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Return a smaller run that fails in the same way; `progress` receives each one."""
+    """Return a smaller run that fails in the same way; `progress` is called with each one found."""
     shrinking = _Shrinking(found, progress, clock)
     shrinking.settings(clock() + SETTINGS_SHARE * seconds)
     shrinking.choices(clock() + (1 - SETTINGS_SHARE) * seconds)
@@ -51,7 +50,7 @@ def smallest(
 
 
 def _kind(detail: str) -> str:
-    """Return what a check reported, without tokens, numbers and values: one check has several."""
+    """Return the message of a check without tokens, numbers and values, to tell failures apart."""
     return re.sub(r"hf1:\S+|b?'[^']*'|[\d.]+", "", detail)
 
 
@@ -66,7 +65,7 @@ class _Shrinking:
         self._clock = clock
 
     def _fails(self, settings: Settings, choices: Choices) -> Found | None:
-        outcome = play(settings, choices)
+        outcome = simulate(settings, choices)
         if outcome.check != self.best.check or _kind(outcome.detail) != _kind(self.best.detail):
             return None
         return replace(
@@ -78,7 +77,7 @@ class _Shrinking:
         self._progress(found)
 
     def settings(self, end: float) -> None:
-        """Make the settings simpler, until nothing more can be left out or the time is up."""
+        """Simplify the settings until no simplification works or the time is up."""
         simpler = True
         while simpler:
             simpler = False
@@ -102,7 +101,7 @@ class _Shrinking:
         return found
 
     def _shortest_of_fresh(self, end: float) -> None:
-        """Of some fresh runs with the settings that are left, take the shortest."""
+        """Try some new seeds with the simplified settings, and keep the shortest failing run."""
         for seed in range(SEEDS, 3 * SEEDS):
             if self._clock() >= end:
                 return
@@ -111,7 +110,7 @@ class _Shrinking:
                 self._accept(found)
 
     def choices(self, end: float) -> None:
-        """Make as many choices as possible 0, until the time is up."""
+        """Set as many choices as possible to 0, until the time is up."""
         settings = self.best.settings
 
         def run(choices: Sequence[int]) -> list[int] | None:
@@ -128,7 +127,7 @@ class _Shrinking:
 
 
 def simplifications(settings: Settings) -> Iterator[Settings]:
-    """Yield simpler settings, those that leave out most first."""
+    """Yield simpler settings, the largest simplifications first."""
     for change in _changes(settings):
         if all(getattr(settings, name) == value for name, value in change.items()):
             continue
@@ -139,9 +138,10 @@ def simplifications(settings: Settings) -> Iterator[Settings]:
 
 
 def _changes(settings: Settings) -> Iterator[dict[str, Any]]:
-    usual = {name: getattr(CALM, name) for name in (*FEATURES, *FAULTS)}
+    features = *FEATURES, *LATER_FEATURES
+    usual = {name: getattr(CALM, name) for name in (*features, *FAULTS)}
     yield {name: usual[name] for name in FAULTS}
-    yield {name: usual[name] for name in FEATURES}
+    yield {name: usual[name] for name in features}
     yield {"nodes": 1, "skew": 0.0, "loop": False}
     yield {"nodes": min(3, settings.nodes)}
     yield {"replicas": 0, "failover": 0.0}

@@ -1,7 +1,7 @@
-"""The states that a sweep has to reach. A check proves nothing about a state that no run reached.
+"""The states that a sweep must reach. A check proves nothing about a state that no run reached.
 
-The checks count them by these names. To add one, add a line here and count it in `checks`.
-A sweep of 3,000 runs has to reach all of STATES, one of 30,000 runs those of RARE_STATES too.
+The checks count how often each state is reached, by these names. A sweep of 3,000 runs must reach
+all of STATES. A sweep of 30,000 runs must also reach all of RARE_STATES.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ STATES = (
     "paused beyond the deadline",
     "a late write, refused by its fence",
     "a level released after the loss",
-    # Its end
+    # Ending a lease
     "a release without a reply",
     "a release while a renewal is under way",
     "a lock delay begun by a loss",
     "granted after a holder that never released",
-    # Another primary
+    # Failover
     "a server replaced by a replica that was waited for",
     "a server replaced by one in quarantine",
     "a lock refused in quarantine",
     "a renewal refused in quarantine",
     "granted after a quarantine",
-    # Several servers
+    # Quorum
     "votes released",
     "a majority of votes released",
     "a vote repeated",
@@ -87,14 +87,28 @@ STATES = (
     "exported and never adopted",
     "an adoption that found its own token",
     "an adoption released",
+    # Several locks together
+    "several locks granted in one request",
+    "several locks not free",
+    "several locks granted one after the other",
+    "a lease lost while another lock was awaited",
     # Atomic operations
     "an atomic operation that found its earlier result",
     "an atomic operation without a reply",
-    "an atomic operation that was not carried out",
+    "an atomic operation that was not executed",
     "an atomic operation that a full server refused",
     "an id that was used for something else",
     "an update that found another's value",
     "an update that lost every comparison",
+    # Semaphores and rwlocks
+    "a holder beside others",
+    "several waiters granted together",
+    "behind a waiter, although it fits",
+    "one grant in the reply, and another published",
+    "another limit",
+    "a second lease of the same task",
+    "a writer that became a reader",
+    "a downgrade repeated",
     # Cached values
     "a value stored",
     "a value that came too late to be stored",
@@ -106,10 +120,33 @@ STATES = (
     "a wait for a cached value that timed out",
     "a cached function that called itself",
     "an invalidation or a refresh without the server",
+    # Rates
+    "a rate refused a request",
+    "a reservation",
+    "a reservation returned",
+    "a wait for a rate beyond the timeout",
+    "a request to a rate without a reply",
+    "a request allowed without the server",
+    # Work that is done once
+    "a result stored",
+    "a result stored by a retry that found it",
+    "a result returned to a later caller",
+    "a result of a lost lease, refused",
+    "a result whose outcome is unknown",
+    "a run after one that failed",
+    "a wait for a result that timed out",
+    # Periodic jobs
+    "a run of a periodic job",
+    "a periodic job that was skipped: running",
+    "a periodic job that was skipped: done",
+    "a periodic job that was skipped: too_soon",
 )
 
-# About one run in 3,000 reaches each: only longer sweeps have to.
+# About one run in 1,000 to 3,000 reaches each of these.
 RARE_STATES = (
     "a grant pushed after its lease was lost",
     "a grant pushed after its lease was exported",
+    "a reservation that was not the last one",
+    "a result stored in the background",
+    "a downgrade without a reply",
 )

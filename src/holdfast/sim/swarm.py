@@ -1,11 +1,11 @@
-"""Swarm testing: the settings of a simulation run, drawn from its seed.
+"""Swarm testing: draws the settings of a simulation run from its seed.
 
-A run has a few features and a few kinds of faults switched on, at rates over wide ranges. Runs that
-all have everything reach fewer states: a crash hides what would have happened after it.
+Each run has a few features and a few kinds of faults, at rates over wide ranges. Runs with all
+faults at once would reach fewer states: a crash hides what would have happened after it.
 
-To have one more setting drawn, add a line to `SIZES`, `FEATURES` or `FAULTS`. Combinations that
-`Settings` refuses are never drawn. A fault under which exclusion is not promised is switched on in
-few runs, because exclusion is not checked in these.
+To draw one more setting, add it to `SIZES`, `LATER_FEATURES` or `FAULTS`. Combinations that
+`Settings` rejects are never drawn. Few runs have faults under which mutual exclusion is not
+promised, because these runs do not check it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Draw(NamedTuple):
-    """How a setting is drawn: it is switched on with this probability, and then has this value."""
+    """How a setting is drawn: the probability that it is switched on, and its value then."""
 
     chance: float
     value: Callable[[Random, Settings], Any]
@@ -43,13 +43,13 @@ def _one_of(*values: object) -> Callable[[Random, Settings], Any]:
 
 
 def _from(least: float, most: float) -> Callable[[Random, Settings], float]:
-    """Draw so that each order of magnitude is as probable as any other; two digits are kept."""
+    """Draw from a log-uniform distribution, rounded to two digits."""
     low, high = math.log(least), math.log(most)
     return lambda random, _: float(f"{math.exp(random.uniform(low, high)):.2g}")
 
 
-def _hold(random: Random, settings: Settings) -> float:
-    """Draw how long a turn takes: up to 1.5 ttl, but at most `HOLD_MOST`, to keep runs short."""
+def _lease(random: Random, settings: Settings) -> float:
+    """Draw the duration of a turn: up to 1.5 ttl, but at most `HOLD_MOST` to keep runs short."""
     ratio = _from(0.01, 1.5)(random, settings)
     return float(f"{min(ratio * settings.ttl, HOLD_MOST):.2g}")
 
@@ -70,23 +70,23 @@ def _turns(random: Random, settings: Settings) -> int:
 
 
 def _min_validity(random: Random, settings: Settings) -> float:
-    """Draw the time that a lease must have left; near the ttl, one slow message is too slow.
+    """Draw `min_validity`. With a value near the ttl, one slow message makes a grant too late.
 
-    Two rounds of votes with the usual delays are not, so a short lease has more time.
+    Two rounds of votes without faults must be fast enough, so a short ttl gets a lower value.
     """
     part = random.choice((0.3, 0.8, 0.985, 0.985))
     return float(f"{(part if settings.ttl > 1 else min(part, 0.8)) * settings.ttl:.3g}")
 
 
 HOLD_MOST = 6.0
-"""Seconds that a turn takes at most, about."""
+"""Seconds: the approximate upper limit for a turn."""
 
 TASKS_MOST, TASKS_MOST_OF_MANY = 10, 6
-"""Limits for the total number of tasks; lower on several servers, where contention costs many
+"""Limits for the total number of tasks. The limit is lower in a quorum, where contention costs many
 rounds of votes."""
 
 TURNS_MOST = 12
-"""Turns of all tasks of all clients: with more of them a run is slow and reaches little more."""
+"""Limit for the total number of turns: longer runs are slow and reach few additional states."""
 
 DEPLOYMENTS: Mapping[str, tuple[float, Mapping[str, int]]] = {
     "one server": (11, {"nodes": 1, "replicas": 0}),
@@ -95,19 +95,19 @@ DEPLOYMENTS: Mapping[str, tuple[float, Mapping[str, int]]] = {
     "three servers": (5, {"nodes": 3, "replicas": 0}),
     "five servers": (1, {"nodes": 5, "replicas": 0}),
 }
-"""Weights: a run of one server takes a fifth of the time of one of three."""
+"""Weights and settings. A run with one server takes a fifth of the time of one with three."""
 
 SIZES: Mapping[str, Draw] = {
     "clients": Draw(1.0, _one_of(2, 2, 3, 3, 3, 4, 5)),
     "tasks": Draw(0.4, _tasks),
     "turns": Draw(1.0, _turns),
     "ttl": Draw(1.0, _from(0.3, 30.0)),
-    "hold": Draw(1.0, _hold),
+    "hold": Draw(1.0, _lease),
     "drift": Draw(0.8, _from(0.0005, 0.005)),
     "skew": Draw(0.7, _from(0.1, 5.0)),
     "faults_end": Draw(0.7, _from(0.5, 15.0)),
 }
-"""Drawn in this order: some depend on those before them."""
+"""Drawn in this order: some settings depend on earlier ones."""
 
 FEATURES: Mapping[str, Draw] = {
     "timeout": Draw(0.25, _timeout),
@@ -129,6 +129,17 @@ FEATURES: Mapping[str, Draw] = {
     "cached": Draw(0.22, _from(0.2, 1.0)),
 }
 """Features of locks, clients and deployments, each switched on independently."""
+
+LATER_FEATURES: Mapping[str, Draw] = {
+    "rate": Draw(0.22, _from(0.2, 1.0)),
+    "several": Draw(0.15, _from(0.2, 1.0)),
+    "once": Draw(0.15, _from(0.2, 1.0)),
+    "periodic": Draw(0.15, _from(0.2, 1.0)),
+    # Few runs can have one of these: `Settings` accepts them with few other features.
+    "semaphore": Draw(0.5, _one_of(1, 2, 2, 3, 5)),
+    "rwlock": Draw(0.8, _on),
+}
+"""Features that are drawn after the faults, so that the settings of earlier seeds stay the same."""
 
 FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
     "slow": _from(0.03, 0.3),
@@ -156,6 +167,8 @@ FAULTS: Mapping[str, Callable[[Random, Settings], float]] = {
 }
 """Faults, and the probability of each."""
 
+_FEATURES = {**FEATURES, **LATER_FEATURES}
+
 DENSITIES = (0.0, 0.1, 0.1, 0.2, 0.2, 0.35, 0.35, 0.6, 1.0)
 """The probability that a fault is switched on. One value is drawn per run; 0 means no faults."""
 
@@ -164,12 +177,12 @@ UNSAFE_RUNS = 0.15
 
 
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Settings:
-    """Draw the settings of the run with this seed; `fixed` ones are as given.
+    """Draw the settings of the run with this seed, except the `fixed` ones.
 
     Raises:
-        ValueError: the fixed ones cannot be combined.
+        ValueError: the fixed settings cannot be combined.
     """
-    random, fixed = Random(f"settings {seed}"), fixed or {}  # noqa: S311 - a seed is wanted
+    random, fixed = Random(f"settings {seed}"), fixed or {}  # noqa: S311 - it must be reproducible
     settings = _deployed(random, fixed)
     for name, (chance, value) in SIZES.items():
         if random.random() < chance:
@@ -178,7 +191,11 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Settings:
         chance, value = FEATURES[name]
         if random.random() < chance:
             settings = _changed(settings, name, value(random, settings), fixed)
-    return _with_faults(random, settings, fixed)
+    settings = _with_faults(random, settings, fixed)
+    for name, (chance, value) in LATER_FEATURES.items():
+        if random.random() < chance:
+            settings = _changed(settings, name, value(random, settings), fixed)
+    return settings
 
 
 def _deployed(random: Random, fixed: Mapping[str, Any]) -> Settings:
@@ -218,7 +235,7 @@ def _accepts(given: Mapping[str, Any]) -> bool:
 
 
 def _changed(settings: Settings, name: str, value: object, fixed: Mapping[str, Any]) -> Settings:
-    """Change one setting, unless it is fixed or cannot be combined with the others."""
+    """Change one setting, unless it is fixed or conflicts with the others."""
     if name in fixed:
         return settings
     try:
@@ -230,19 +247,19 @@ def _changed(settings: Settings, name: str, value: object, fixed: Mapping[str, A
 def _with_faults(random: Random, settings: Settings, fixed: Mapping[str, Any]) -> Settings:
     density, breaks = random.choice(DENSITIES), random.random() < UNSAFE_RUNS
     faults = random.sample(tuple(FAULTS), len(FAULTS))
-    if breaks:  # at least one fault under which exclusion is not promised: it comes first
+    if breaks:  # at least one fault under which exclusion is not promised, and it comes first
         faults.sort(key=lambda name: _is_trusted(settings, name, fixed))
     for number, name in enumerate(faults):
         forced = breaks and not number
         if forced or random.random() < density:
             changed = _changed(settings, name, FAULTS[name](random, settings), fixed)
-            if breaks or changed.trusts or not settings.trusts:
+            if breaks or changed.assumptions_hold or not settings.assumptions_hold:
                 settings = changed
     return settings
 
 
 def _is_trusted(settings: Settings, name: str, fixed: Mapping[str, Any]) -> bool:
-    return _changed(settings, name, 0.01, fixed).trusts
+    return _changed(settings, name, 0.01, fixed).assumptions_hold
 
 
 # Pairs
@@ -260,16 +277,16 @@ def pairs_of(settings: Settings) -> set[tuple[str, str]]:
 
 @cache
 def _switches() -> dict[str, Any]:
-    """Return everything that is on or off, and its value when it is off."""
+    """Return all features and faults with their values when they are switched off."""
     usual = {each.name: each.default for each in fields(Settings)}
-    return {name: usual[name] for name in ("nodes", "replicas", "tasks", *FEATURES, *FAULTS)}
+    return {name: usual[name] for name in ("nodes", "replicas", "tasks", *_FEATURES, *FAULTS)}
 
 
 @cache
 def possible_pairs() -> frozenset[tuple[str, str]]:
-    """Return all pairs that `Settings` does not refuse, in some deployment."""
+    """Return all pairs that `Settings` accepts in some deployment."""
     some: dict[str, Any] = dict.fromkeys(FAULTS, 0.01)
-    some |= {name: value(Random(0), CALM) for name, (_, value) in FEATURES.items()}  # noqa: S311
+    some |= {name: value(Random(0), CALM) for name, (_, value) in _FEATURES.items()}  # noqa: S311
     some["tasks"] = 2
 
     def is_possible(pair: tuple[str, str]) -> bool:

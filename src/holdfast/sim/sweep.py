@@ -1,4 +1,4 @@
-"""Many simulation runs: by seeds, or all of a small one; and what was found, kept and replayed."""
+"""Many simulation runs, by seed or exhaustively, and saving and replaying failed runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.sim.choices import Choices, RandomChoices, every
-from holdfast.sim.play import play
+from holdfast.sim.run import simulate
 from holdfast.sim.settings import CALM, Settings
 from holdfast.sim.states import RARE_STATES, STATES
 from holdfast.sim.swarm import draw, pairs_of
@@ -17,7 +17,7 @@ from holdfast.sim.swarm import draw, pairs_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from holdfast.sim.play import RunResult
+    from holdfast.sim.run import RunResult
 
 SMALL = replace(
     CALM,
@@ -32,14 +32,14 @@ SMALL = replace(
     crash=0.1,
     cancel=0.1,
 )
-"""The run of which all variants within BUDGETS are tried: one client holds, the other waits."""
+"""The small run of which all variants within BUDGETS are tried: one client holds, one waits."""
 
 RUNS_FOR_RARE_STATES = 30_000
 
-_LONGEST = 1_000_000  # choices that a world may make
+_LONGEST = 1_000_000  # choices of one run
 
 BUDGETS = {"delay": 1, "fault": 1, "slow": 1, "pause": 1, "crash": 1}
-"""At most one delayed message and one fault, whose kind and duration are free."""
+"""At most one delayed message and one fault, of any kind and duration."""
 
 OUTAGES = replace(
     CALM,
@@ -67,7 +67,7 @@ QUORUM_OUTAGE_BUDGETS = {"fault": 1, "length": 1, "way": 1, "who": 1, "node": 1}
 
 @dataclass(frozen=True)
 class Found:
-    """A world in which something that must hold did not."""
+    """A run in which a check failed."""
 
     settings: Settings
     choices: Sequence[int]
@@ -76,74 +76,76 @@ class Found:
     seed: int | None = None
 
     def dump(self) -> str:
-        """As text that can be kept, and read back."""
-        given = self.settings.unusual()
+        """Return the run as JSON, which `load` reads."""
+        given = self.settings.non_default()
         chosen = {str(index): value for index, value in enumerate(self.choices) if value}
-        kept = {"check": self.check, "detail": self.detail, "settings": given, "choices": chosen}
-        return json.dumps(kept, indent=2) + "\n"
+        saved = {"check": self.check, "detail": self.detail, "settings": given, "choices": chosen}
+        return json.dumps(saved, indent=2) + "\n"
 
     @classmethod
     def load(cls, text: str) -> Found:
-        """Read what `dump` wrote.
+        """Read a run that `dump` wrote.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is not a saved run.
         """
         try:
-            kept = json.loads(text)
-            settings = _settings(kept["settings"])
-            chosen = {int(index): int(value) for index, value in kept["choices"].items()}
+            saved = json.loads(text)
+            settings = _settings(saved["settings"])
+            chosen = {int(index): int(value) for index, value in saved["choices"].items()}
             if not all(0 <= index < _LONGEST for index in chosen):
-                raise ValueError("not a saved world: no world has that many choices")
+                raise ValueError("not a saved run: too many choices")
             choices = [chosen.get(index, 0) for index in range(max(chosen, default=-1) + 1)]
-            return cls(settings, choices, str(kept["check"]), str(kept["detail"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a saved world: {error!r}") from error
+            return cls(settings, choices, str(saved["check"]), str(saved["detail"]))
+        except KeyError as error:
+            raise ValueError(f'not a saved run: it has no "{error.args[0]}"') from error
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a saved run: {error!r}") from error
 
     def run(self) -> RunResult:
-        """Let it happen again."""
-        return play(self.settings, Choices(self.choices))
+        """Replay the run."""
+        return simulate(self.settings, Choices(self.choices))
 
 
 def _settings(given: dict[str, Any]) -> Settings:
     usual = asdict(Settings())
     for name, value in given.items():
         if name not in usual:
-            raise ValueError(f"not a saved world: unknown setting {name!r}")
+            raise ValueError(f"not a saved run: unknown setting {name!r}")
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not (isinstance(value, bool) if isinstance(usual[name], bool) else number):
-            raise ValueError(f"not a saved world: {name} is {value!r}")
+            raise ValueError(f"not a saved run: {name} is {value!r}")
     return Settings(**given)
 
 
 @dataclass
 class Report:
-    """What a sweep has seen so far."""
+    """The results of a sweep so far."""
 
-    worlds: int = 0
+    runs: int = 0
     seconds: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
-    """In how many runs each state was reached."""
+    """The number of runs that reached each state."""
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """The features and faults that were switched on together."""
     found: list[Found] = field(default_factory=list)
 
     @property
     def missing(self) -> list[str]:
-        """The states that no run reached; of the rare ones only if there were many runs."""
-        expected = STATES + RARE_STATES if self.worlds >= RUNS_FOR_RARE_STATES else STATES
+        """The states that no run reached, with the rare ones only if there were many runs."""
+        expected = STATES + RARE_STATES if self.runs >= RUNS_FOR_RARE_STATES else STATES
         return [name for name in expected if not self.reached[name]]
 
     def add(self, other: Report) -> None:
-        """Take in what another part of the sweep has seen."""
-        self.worlds += other.worlds
+        """Add the results of another part of the sweep."""
+        self.runs += other.runs
         self.reached.update(other.reached)
         self.pairs |= other.pairs
         self.found += other.found
 
     def note(self, settings: Settings, outcome: RunResult, seed: int | None = None) -> None:
-        """Take in one run."""
-        self.worlds += 1
+        """Add one run."""
+        self.runs += 1
         self.reached.update(name for name, times in outcome.reached.items() if times)
         self.pairs |= pairs_of(settings)
         if outcome.check:
@@ -156,24 +158,24 @@ def sweep(
     fixed: Mapping[str, Any] | None = None,
     *,
     twice: bool = False,
-    go_on: Callable[[Report], bool] = lambda _: True,
+    may_continue: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
-    """Run each seed with settings drawn for it, until `go_on` returns False.
+    """Run each seed with settings drawn for it, until `may_continue` returns False.
 
-    Settings that are `fixed` are as given. With `twice`, each run is repeated and compared.
+    The `fixed` settings are not drawn. With `twice`, each run is repeated and compared.
 
     Raises:
-        AssertionError: a run was different the second time.
+        AssertionError: two runs of the same seed differ.
     """
     report, began = Report(), time.perf_counter()
     for seed in seeds:
         settings = draw(seed, fixed)
-        outcome = play(settings, RandomChoices(seed))
-        if twice and repr(play(settings, RandomChoices(seed))) != repr(outcome):
+        outcome = simulate(settings, RandomChoices(seed))
+        if twice and repr(simulate(settings, RandomChoices(seed))) != repr(outcome):
             raise AssertionError(f"seed {seed} gave two different runs")
         report.note(settings, outcome, seed)
         report.seconds = time.perf_counter() - began
-        if not go_on(report):
+        if not may_continue(report):
             break
     return report
 
@@ -181,11 +183,11 @@ def sweep(
 def exhaust(
     settings: Settings = SMALL, budgets: Mapping[str, int] | None = None
 ) -> Iterator[RunResult]:
-    """Run every world that differs from the calm one by as much as the budgets allow."""
+    """Run every variant of a run that the budgets allow."""
     outcomes: list[RunResult] = []
 
-    def run(choices: Choices) -> Any:  # noqa: ANN401 - nobody looks at it
-        outcomes.append(play(settings, choices))
+    def run(choices: Choices) -> Any:  # noqa: ANN401 - unused
+        outcomes.append(simulate(settings, choices))
 
     for _ in every(run, BUDGETS if budgets is None else budgets):
         yield outcomes.pop()

@@ -1,7 +1,6 @@
-"""What happened in a simulated world, as data to be drawn: lanes, arrows, bars and marks.
+"""The events of a run as data for drawing: lanes, arrows, bars and marks.
 
-Times are true time in microseconds since the world began. Nothing here knows how it came about, or
-how it will look.
+All times are true time, in microseconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ MarkKind = Literal["note", "fault", "accepted", "refused", "violation"]
 
 @dataclass(frozen=True)
 class Lane:
-    """Somebody who takes part, from top to bottom of the picture."""
+    """One client, server or resource; lanes are drawn from top to bottom."""
 
     name: str
     kind: LaneKind
@@ -24,7 +23,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A message; `arrived` is None if it was lost on the way."""
+    """A message; `arrived` is None if it was lost."""
 
     source: str
     target: str
@@ -35,7 +34,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that lasted: believing to hold the lock, waiting, being paused or down."""
+    """A state that lasts: a client considers itself the holder, waits, is paused or is down."""
 
     lane: str
     began: int
@@ -46,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at one moment."""
+    """An event at one moment."""
 
     lane: str
     at: int
@@ -56,7 +55,7 @@ class Mark:
 
 @dataclass
 class Timeline:
-    """One story: its title, who took part, what happened, and what is to be learnt from it."""
+    """All that is drawn of one run, with a title and a verdict."""
 
     title: str
     lanes: list[Lane] = field(default_factory=list)
@@ -64,4 +63,4 @@ class Timeline:
     bars: list[Bar] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     verdict: str = ""
-    """One sentence; empty if there is nothing to be said."""
+    """The result in one sentence, or an empty string."""

@@ -1,4 +1,4 @@
-"""Connections to a node: redis-py opens them, authenticates and selects; hiredis does the rest.
+"""Connections to servers. redis-py opens and authenticates them; hiredis parses the replies.
 
-Nothing here retries: a request is sent once, and what is not known about it is said.
+Nothing here retries. A request is sent once. If its outcome is unknown, `OutcomeUnknown` is raised.
 """

@@ -1,7 +1,7 @@
-"""The clock that deadlines are kept on: it never steps, and runs on while the machine sleeps.
+"""The clock for deadlines: it never steps, and it keeps running while the machine is suspended.
 
-Linux calls it CLOCK_BOOTTIME, macOS CLOCK_MONOTONIC. `time.monotonic` stops during sleep on both,
-so that a laptop would wake up believing in a lock that expired hours ago.
+It is CLOCK_BOOTTIME on Linux and CLOCK_MONOTONIC on macOS. On both, `time.monotonic` stops during
+suspend: a resumed laptop would consider itself the holder of a lock that expired hours ago.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", -1))
 
 now: Callable[[], float] = time.monotonic if _CLOCK == -1 else partial(time.clock_gettime, _CLOCK)
-"""Seconds since some moment before this process began."""
+"""Return seconds since an arbitrary time before this process started."""
 
 
 def wall_clock() -> int:
-    """Microseconds since the epoch, as far as this machine knows: never trusted, only a hint."""
+    """Return microseconds since the epoch by this machine's clock. It is only a hint."""
     return time.time_ns() // 1000

@@ -1,9 +1,9 @@
-"""A cluster: how to connect to its nodes, and which of them serves which slot.
+"""A cluster: how to connect to its nodes, and which node serves which slot.
 
-Everything of a lock is in one slot, and a slot is served by one node, its owner. The map of owners
-is what some node said last, amended by every node that says MOVED since. It may be wrong at any
-time, and costs a detour then: a node carries out nothing for a slot that it does not own. It is
-shared by all threads and loops of a client; its single operations need no lock.
+All keys of a lock are in one slot, and one node, the owner, serves a slot. The slot map is the last
+reply to CLUSTER SLOTS, updated by every MOVED since. It may be outdated at any time. That only
+costs a redirect: a node executes nothing for a slot that it does not own. All threads and event
+loops of a client share the map. Each access to it is atomic, so it needs no mutex.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ import redis
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.keys import slot_of
-from holdfast.wire.addresses import CLUSTER_FORM, addresses_in
+from holdfast.wire.addresses import CLUSTER_FORM, parse_addresses
 from holdfast.wire.clock import now
-from holdfast.wire.given import from_pool, from_url
+from holdfast.wire.server_argument import from_pool, from_url
 from holdfast.wire.target import ServerTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.keys import Keys
-    from holdfast.wire.target import Follower, Greeting
+    from holdfast.wire.target import FailoverObserver, Handshake
 
 Address: TypeAlias = tuple[str, int]
 
 SLOTS = 16_384
 
-ASK_AGAIN = 0.05
-"""Seconds between two askings for the map."""
+MAP_REFRESH_INTERVAL = 0.05
+"""Seconds between two queries for the slot map, at least."""
 
 _LIBRARIES = "redis", "valkey"
-_MODES_ALONE = b"standalone", b"sentinel"
-_ALONE = "write redis://host:port for a server that stands alone"
+_STANDALONE_MODES = b"standalone", b"sentinel"
+_STANDALONE_HINT = "write redis://host:port for a standalone server"
 
 
-def shared_slot(keys: Keys) -> int:
-    """The slot of these keys, which have to have one slot.
+def common_slot(keys: Keys) -> int:
+    """Return the slot of these keys.
 
     Raises:
-        ConfigurationError: they have several, or there is none to go by.
+        ConfigurationError: they have different slots, or there is no key.
     """
     if not keys:
-        raise ConfigurationError("a cluster finds a script's node by its keys: name those it uses")
+        raise ConfigurationError(
+            "a cluster routes a script by its keys: give the keys that it uses"
+        )
     if len(keys) > 1 and len(set(map(slot_of, keys))) > 1:
         named = ", ".join(repr(key.decode(errors="backslashreplace")) for key in keys)
         raise ConfigurationError(
-            f"{named}: kept by several nodes of the cluster, so no one script can have them all. "
-            "Give their names a part in braces that is the same, e.g. {cart:42}:items"
+            f"{named}: these keys are in different slots of the cluster, so one script cannot use "
+            "all of them. Give their names the same hash tag in braces, e.g. {cart:42}:items"
         )
     return keys.slot
 
 
-class Redirected(HoldfastError):  # noqa: N818 - it is no error
-    """A node did not carry out a request, because its slot is, or is about to be, another's.
+class Redirected(HoldfastError):  # noqa: N818 - not an error
+    """A node did not execute a request, because its slot has moved or is moving.
 
-    `kind` is MOVED (the slot is `address`'s), ASK (`address` has these keys already) or TRYAGAIN
-    (some keys are here and some are there).
+    `kind` is MOVED (`address` owns the slot), ASK (the keys have already moved to `address`) or
+    TRYAGAIN (some keys have moved, and some have not).
     """
 
     def __init__(self, kind: str, address: Address | None, text: str, node: str) -> None:
@@ -71,45 +73,45 @@ class Redirected(HoldfastError):  # noqa: N818 - it is no error
         self.node = node
 
     def unavailable(self) -> NodeUnavailable:
-        """Say it to those who do not know of slots, when there is no time left to follow."""
+        """Return the error for the caller if there is no time left to follow the redirect."""
         return NodeUnavailable(f"{self.node} refused: the slot is moving ({self})", node=self.node)
 
 
 @dataclass(frozen=True)
 class ClusterNode(ServerTarget):
-    """One node of a cluster. Which part it plays there may change at any time."""
+    """One node of a cluster. Its role may change at any time."""
 
-    def misplaced(self, hello: object) -> ConfigurationError | None:
-        """Refuse a server that is no node of a cluster."""
-        if isinstance(hello, list) and any(mode in hello for mode in _MODES_ALONE):
-            return ConfigurationError(f"{self.node} is not a node of a cluster: {_ALONE}")
+    def wrong_role(self, hello: object) -> ConfigurationError | None:
+        """Return the error for a server that is not a node of a cluster."""
+        if isinstance(hello, list) and any(mode in hello for mode in _STANDALONE_MODES):
+            return ConfigurationError(f"{self.node} is not a node of a cluster: {_STANDALONE_HINT}")
         return None
 
     @property
     def address(self) -> Address:
-        """Where it is."""
+        """Host and port of the node."""
         return self.settings["host"], self.settings["port"]
 
-    def refusal(self, text: str) -> HoldfastError:
-        """Know the redirections of a cluster from other refusals."""
+    def error_for_reply(self, text: str) -> HoldfastError:
+        """Convert an error reply to the exception to raise: `Redirected` for redirects."""
         kind, _, rest = text.partition(" ")
         if kind == "TRYAGAIN":
             return Redirected(kind, None, text, self.node)
         if kind in {"MOVED", "ASK"}:
             host, _, port = rest.partition(" ")[2].strip().rpartition(":")
-            return Redirected(kind, (self.meant(host), int(port)), text, self.node)
-        if kind == "READONLY":  # a replica just now: for how long is not known
+            return Redirected(kind, (self.host_or_own(host), int(port)), text, self.node)
+        if kind == "READONLY":  # a replica, which may be promoted at any time
             return NodeUnavailable(f"{self.node} refused: {text}", node=self.node)
-        return super().refusal(text)
+        return super().error_for_reply(text)
 
-    def meant(self, host: str | bytes | None) -> str:
-        """Say which host a node means: without a name, the one that was asked."""
+    def host_or_own(self, host: str | bytes | None) -> str:
+        """Return the host in a reply of this node. An empty one means the node's own host."""
         name = host.decode() if isinstance(host, bytes) else host
         return name if name and name != "?" else self.address[0]
 
 
 class Cluster:
-    """One cluster, as its user named it, and what is known of it."""
+    """One cluster: how to connect to its nodes, and its slot map."""
 
     longest_ttl = math.inf
 
@@ -120,7 +122,7 @@ class Cluster:
         remap: Callable[[Address], Address] | None = None,
     ) -> None:
         if template.settings.get("db"):
-            message = f"a cluster has the database 0 only: leave out db, write {CLUSTER_FORM}"
+            message = f"a cluster has only database 0: leave out db, and write {CLUSTER_FORM}"
             raise ConfigurationError(message)
         self._template = template
         self._remap = remap
@@ -128,110 +130,117 @@ class Cluster:
         self.name = "the cluster at " + ", ".join(f"{host}:{port}" for host, port in self.seeds)
         self._owners: list[Address | None] = [None] * SLOTS
         self._suspects: set[Address] = set()
-        self._asked_at = -ASK_AGAIN
+        self._queried_at = -MAP_REFRESH_INTERVAL
         self.nodes: frozenset[Address] = frozenset()
-        """The owners of slots, when the map was last asked for."""
-        self._heirs: dict[Address, list[Address]] = {}
-        """Their replicas, one of which takes over when they are gone."""
+        """All owners of slots, from the last reply to CLUSTER SLOTS."""
+        self._replicas: dict[Address, list[Address]] = {}
+        """The replicas of each owner. One of them takes over when the owner fails."""
 
     def node(self, address: Address) -> ClusterNode:
-        """How to connect to the node there."""
+        """Return the target of the node at this address."""
         host, port = address
         settings = {**self._template.settings, "host": host, "port": port}
         scheme = "rediss" if self._template.kind == "SSLConnection" else "redis"
         return ClusterNode(self._template.kind, settings, f"{scheme}://{host}:{port}")
 
-    def followed_by(self, follower: Follower) -> None:
-        """Who moves with a slot is told so by the nodes."""
+    def observe_failover(self, observer: FailoverObserver) -> None:
+        """Do nothing: nodes report moved slots by redirects."""
 
-    # The map
+    # The slot map
 
     def owner(self, slot: int) -> Address | None:
-        """Who serves the slot, as far as is known."""
+        """Return the owner of the slot by the current map, or None."""
         return self._owners[slot]
 
-    def moved(self, slot: int, address: Address) -> None:
-        """Take in a node's word that the slot is another's."""
+    def set_owner(self, slot: int, address: Address) -> None:
+        """Update the map after a MOVED reply."""
         self._owners[slot] = self.address(*address)
 
     def suspect(self, address: Address) -> None:
-        """Doubt what is known of this node: it does not answer, or has lost a slot."""
+        """Mark a node as suspect: it does not reply, or has lost a slot."""
         self._suspects.add(address)
 
-    def doubtful(self, slot: int) -> bool:
-        """Whether it is time to ask again who serves the slot."""
+    def needs_refresh(self, slot: int) -> bool:
+        """Whether the owner of the slot is unknown, or suspect and not queried recently."""
         owner = self._owners[slot]
         if owner is None:
             return True
-        return owner in self._suspects and now() >= self._asked_at + ASK_AGAIN
+        return owner in self._suspects and now() >= self._queried_at + MAP_REFRESH_INTERVAL
 
-    def to_ask(self) -> list[ClusterNode]:
-        """Whom to ask for the map, first those who know best. Asking begins now."""
-        self._asked_at = now()
+    def nodes_to_query(self) -> list[ClusterNode]:
+        """Return the nodes to query for the map, suspect nodes last. The query starts now."""
+        self._queried_at = now()
         suspects = self._suspects
-        # A copy: other threads add to them.
-        heirs = [heir for address in list(suspects) for heir in self._heirs.get(address, ())]
-        everybody = dict.fromkeys([*heirs, *self.nodes, *self.seeds])
-        return [self.node(address) for address in sorted(everybody, key=suspects.__contains__)]
+        # A copy: other threads add suspects.
+        replicas = [
+            replica for address in list(suspects) for replica in self._replicas.get(address, ())
+        ]
+        candidates = dict.fromkeys([*replicas, *self.nodes, *self.seeds])
+        return [self.node(address) for address in sorted(candidates, key=suspects.__contains__)]
 
-    def learn(self, answer: Any, told_by: ClusterNode) -> None:  # noqa: ANN401 - a server's
-        """Take in an answer to CLUSTER SLOTS."""
+    def update_map(self, reply: Any, source: ClusterNode) -> None:  # noqa: ANN401 - a raw reply
+        """Replace the map by a reply to CLUSTER SLOTS."""
         owners: list[Address | None] = [None] * SLOTS
-        heirs: dict[Address, list[Address]] = {}
-        for first, last, *nodes in answer:
-            owner, *others = [self.address(told_by.meant(host), port) for host, port, *_ in nodes]
+        replicas: dict[Address, list[Address]] = {}
+        for first, last, *nodes in reply:
+            owner, *others = [
+                self.address(source.host_or_own(host), port) for host, port, *_ in nodes
+            ]
             owners[first : last + 1] = [owner] * (last + 1 - first)
-            heirs[owner] = others
-        self._heirs = heirs
+            replicas[owner] = others
+        self._replicas = replicas
         self.nodes = frozenset(address for address in owners if address is not None)
         self._owners = owners
         self._suspects = set()
 
     def address(self, host: str, port: int) -> Address:
-        """Where to reach a node that the cluster knows by this address."""
+        """Return the address to connect to, for an address that the cluster announces."""
         return (host, port) if self._remap is None else self._remap((host, port))
 
-    def ask_for_map(self, node: ClusterNode) -> Greeting[object]:
-        """Ask a node for the map.
+    def query_map(self, node: ClusterNode) -> Handshake[object]:
+        """Query a node for the slot map.
 
         Raises:
-            NodeUnavailable: it does not serve now.
+            NodeUnavailable: it cannot serve the request now.
             ConfigurationError: it is no node of a cluster, or denies the command.
         """
         yield from node.hello()
-        answer = yield "CLUSTER", "SLOTS"
-        if isinstance(answer, redis.exceptions.NoPermissionError):
+        reply = yield "CLUSTER", "SLOTS"
+        if isinstance(reply, redis.exceptions.NoPermissionError):
             rule = f"run ACL SETUSER {node.user} +cluster|slots"
-            raise ConfigurationError(f"{node.node} denies what a lock needs: {rule} ({answer})")
-        if "cluster support disabled" in str(answer):
-            raise ConfigurationError(f"{node.node} is not a node of a cluster: {_ALONE}")
-        if isinstance(answer, Exception):
-            raise node.refusal(str(answer))
-        return answer
+            raise ConfigurationError(
+                f"{node.node} denies a command that holdfast needs: {rule} ({reply})"
+            )
+        if "cluster support disabled" in str(reply):
+            raise ConfigurationError(f"{node.node} is not a node of a cluster: {_STANDALONE_HINT}")
+        if isinstance(reply, Exception):
+            raise node.error_for_reply(str(reply))
+        return reply
 
     def unreachable(self, failures: Sequence[NodeUnavailable]) -> NodeUnavailable:
-        """Make the error that no node gives the map, with the reason of each that was asked."""
-        said = "; ".join(map(str, failures))
-        message = f"no node of the cluster serves: {said}"
+        """Return the error for a failed query of the map, with the failure of each node."""
+        reasons = "; ".join(map(str, failures))
+        message = f"no node of the cluster returned the slot map: {reasons}"
         if not failures:
             message = f"no node of {self.name} replied in time"
         return NodeUnavailable(message, node=self.name)
 
-    def unserved(self, slot: int) -> NodeUnavailable:
-        """Say that nobody serves the slot."""
-        return NodeUnavailable(f"slot {slot} of {self.name} is served by nobody", node=self.name)
+    def slot_unassigned(self, slot: int) -> NodeUnavailable:
+        """Return the error for a slot without an owner."""
+        return NodeUnavailable(f"no node serves slot {slot} of {self.name}", node=self.name)
 
 
-def cluster_of(given: object) -> Cluster | None:
-    """The cluster that the user named, by URL or by client; None if it is not one.
+def parse_cluster(given: object) -> Cluster | None:
+    """Return the cluster that a URL or client names. Return None if it names no cluster.
 
     Raises:
-        ConfigurationError: it is one that cannot be used as it is named.
+        ConfigurationError: the URL or the settings are invalid.
     """
     if given is None:
-        given = os.environ.get("HOLDFAST_URL")
+        urls = os.environ.get("HOLDFAST_URL", "").split()
+        given = urls[0] if len(urls) == 1 else None  # several are the nodes of a quorum
     if isinstance(given, str):
-        found = addresses_in(given)
+        found = parse_addresses(given)
         if found is None or found.kind != "cluster":
             return None
         return Cluster(from_url(found.url_of(*found.seeds[0])), found.seeds)
@@ -244,9 +253,9 @@ def cluster_of(given: object) -> Cluster | None:
     return Cluster(template, seeds, getattr(manager, "address_remap", None))
 
 
-def _pool_of(client: Any, node: Any) -> object:  # noqa: ANN401 - of either library
-    """What has the settings of the connections to a node."""
-    if hasattr(node, "connection_kwargs"):  # asyncio's
+def _pool_of(client: Any, node: Any) -> object:  # noqa: ANN401 - redis-py or valkey-py
+    """Return the object with the connection settings of a node."""
+    if hasattr(node, "connection_kwargs"):  # an asyncio client
         return node
     get = getattr(client, "get_redis_connection", None) or client.get_valkey_connection
     pool: object = get(node).connection_pool

@@ -1,4 +1,4 @@
-"""The connections of a client's threads to one node of a cluster, and requests to many at once."""
+"""Connections of threads to one cluster node, and batches of requests to several nodes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ import hiredis
 
 from holdfast.errors import HoldfastError, NodeUnavailable
 from holdfast.wire.blocking import BlockingWire
+from holdfast.wire.blocking_connection import BlockingConnection, ConnectThread
 from holdfast.wire.clock import now
-from holdfast.wire.copies import confirmed, most_needed, needed, wait_for
-from holdfast.wire.link import Link, Opening
-from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
+from holdfast.wire.echo_framing import pack_echo
+from holdfast.wire.packing import UnexpectedReply, decode_reply, pack, pack_eval, pack_evalsha
+from holdfast.wire.replication import (
+    check_replication,
+    max_replicas_needed,
+    pack_wait,
+    replicas_needed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.port import Reply, Request
     from holdfast.wire.cluster import ClusterNode
-    from holdfast.wire.sealed import Step
+    from holdfast.wire.echo_framing import Step
 
-SHORT = 0.02
-"""Seconds to wait for the connection to a node that did not answer before."""
+UNRESPONSIVE_WAIT = 0.02
+"""Seconds that a batch waits for a connection to a node that did not reply the last time."""
 
-LOOK_EVERY = 0.002
-"""Seconds between two looks at connections that are being opened."""
+CONNECT_POLL_INTERVAL = 0.002
+"""Seconds between two checks of connections that are being opened."""
 
-BY_SHA, BY_TEXT, ASKING = "by its sha", "by its text", "by its text, after ASKING"
+EVALSHA, EVAL, ASKING = "EVALSHA", "EVAL", "ASKING, EVAL"
+"""How a request of a batch is sent."""
 
-ASKS = pack(("ASKING",))
+PACKED_ASKING = pack(("ASKING",))
 
 
 class NodeWire(BlockingWire):
@@ -39,20 +46,20 @@ class NodeWire(BlockingWire):
 
     def __init__(self, target: ClusterNode, timeout: float) -> None:
         super().__init__(target, timeout)
-        self.silent = False
-        """It did not answer what it was sent last in the background."""
+        self.unresponsive = False
+        """The node did not reply to the last batch."""
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._opening: Opening | None = None
+    def _reset(self) -> None:
+        super()._reset()
+        self._opening: ConnectThread | None = None
 
     def drop(self) -> None:
-        """Throw away the calling thread's connection, and one that is being opened."""
+        """Close the calling thread's connection, and one that is being opened."""
         super().drop()
         self._abandon_opening()
 
     def close(self) -> None:
-        """Close every thread's connection; a request under way ends with an error."""
+        """Close the connections of all threads. A pending request fails."""
         super().close()
         self._abandon_opening()
 
@@ -62,48 +69,54 @@ class NodeWire(BlockingWire):
             opening.abandon()
 
     def call_asking(self, request: Request, timeout: float) -> Reply:
-        """Run a script whose keys have moved here ahead of their slot; otherwise as `call`."""
-        link, end = self.borrow(), now() + timeout
-        if link is None:
-            link, end = self._fresh(timeout, None)
-        replicas = needed(request)
+        """Run a script after ASKING: its slot is still moving to this node. Otherwise as `call`."""
+        connection, end = self.take_connection(), now() + timeout
+        if connection is None:
+            connection, end = self._connect_now(timeout, None)
+        replicas = replicas_needed(request)
         try:
-            link.exchange(ASKS, max(0.0, end - now()))
-            serial = next(link.serials)
-            reply = link.exchange(by_text(*request, serial), max(0.0, end - now()))
+            connection.round_trip(PACKED_ASKING, max(0.0, end - now()))
+            serial = next(connection.serials)
+            reply = connection.round_trip(pack_eval(*request, serial), max(0.0, end - now()))
             refused = isinstance(reply, hiredis.ReplyError)
-            reply = self._target.refusal(str(reply)) if refused else opened(reply, serial)
+            if refused:
+                connection.confirm_error(end)
+                reply = self._target.error_for_reply(str(reply))
+            else:
+                reply = decode_reply(reply, serial)
             if replicas and not refused:
                 left = max(0.0, end - now())
-                reply = self.confirmed(
-                    request, reply, link.exchange(wait_for(replicas, left), left)
+                reply = self.check_replication(
+                    request, reply, connection.round_trip(pack_wait(replicas, left), left)
                 )
-        except (OSError, hiredis.HiredisError, StrayAnswer) as error:
-            link.close()
+        except (OSError, hiredis.HiredisError, UnexpectedReply) as error:
+            connection.close()
             raise self._unknown(error) from None
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        self.give_back(link)
+        self.return_connection(connection)
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
 
     def step_asking(self, step: Step, timeout: float) -> Reply:
-        """Do what `step` does with keys that have moved here ahead of their slot."""
+        """Run an atomic operation after ASKING. Otherwise as `step`."""
         if not step[0].serial:
-            return self._sealed(step, timeout, before=ASKS)
+            return self._run_framed(step, timeout, before=PACKED_ASKING)
         return self.call_asking(cast("Request", step), timeout)
 
-    def confirmed(self, request: Request, reply: Reply, copies: object) -> Reply | HoldfastError:
-        """Return the answer to a request, or why it does not count: too few replicas have it."""
+    def check_replication(
+        self, request: Request, reply: Reply, acked: object
+    ) -> Reply | HoldfastError:
+        """Return the reply, or an error if too few replicas have the writes of the request."""
         target = self._target
-        return confirmed(reply, copies, needed(request), target.node, target.user)
+        return check_replication(reply, acked, replicas_needed(request), target.node, target.user)
 
-    def look_for_link(self, timeout: float) -> Link | None:
-        """The connection that is being opened in the background, once it is; None until then.
+    def poll_connection(self, timeout: float) -> BlockingConnection | None:
+        """Return the connection that a separate thread opens, or None if it is not ready yet.
 
-        For the one thread that may not wait for it. It is opened also if nobody asks for a while.
+        It is for the renewer, which must not wait for a connect.
 
         Raises:
             NodeUnavailable: it could not be opened.
@@ -111,150 +124,174 @@ class NodeWire(BlockingWire):
         if self.closed:
             raise NodeUnavailable("this client is closed", node=self._target.node)
         if self._opening is None:
-            self._opening = Opening(self._target, timeout)
+            self._opening = ConnectThread(self._target, timeout)
         if not self._opening.done.is_set():
             return None
         opening, self._opening = self._opening, None
-        return self._keep(opening.link())
+        return self._register(opening.connection())
 
-    def unanswered(self, why: object) -> HoldfastError:
-        """Say that a request was sent and not answered."""
+    def no_reply_error(self, why: object) -> HoldfastError:
+        """Return the error for a request that was sent and has no reply."""
         return self._unknown(why if isinstance(why, Exception) else str(why))
 
-    def unreached(self) -> HoldfastError:
-        """Say that there is no connection."""
-        return self._target.too_slow()
+    def connect_timeout_error(self) -> HoldfastError:
+        """Return the error for a connection that was not ready in time."""
+        return self._target.timeout_error()
 
-    def refused(self, text: str) -> HoldfastError:
-        """Say what an error reply means."""
-        return self._target.refusal(text)
+    def error_for_reply(self, text: str) -> HoldfastError:
+        """Convert an error reply to the exception to raise."""
+        return self._target.error_for_reply(text)
 
 
 class Batch:
-    """Requests on their way to one node, and the answers that came."""
+    """A batch of requests to one node, and the replies that have arrived."""
 
     def __init__(self, wire: NodeWire, timeout: float) -> None:
         self.wire = wire
         self.error: HoldfastError | None = None
-        self.answers: list[Any] = []
+        self.replies: list[Any] = []
         self._timeout = timeout
         self._requests: list[tuple[Request, str]] = []
-        self._due: list[bytes] = []  # the serials of answers that have not come; of others, none
+        self._expected: list[bytes] = []
+        """The serials of the expected replies, last first; empty for a reply without a serial."""
+        self._confirmed = 0
+        """The number of replies that are known to belong to their requests."""
+        self._echo = b""
+        """The serial of the PING that confirms the error replies at the end, once it is sent."""
         self._replicas = 0
-        self._bare: object = None
-        """The last answer without a serial: in the end, of WAIT."""
+        self._plain_reply: object = None
+        """The last reply without a serial. At the end it is the reply of WAIT, if there is one."""
         self._unsent = memoryview(b"")
         self._sent = False
-        self.link = wire.borrow()
+        self.connection = wire.take_connection()
 
-    def add(self, request: Request, how: str) -> None:
-        """Have one more request sent."""
-        self._requests.append((request, how))
+    def add(self, request: Request, mode: str) -> None:
+        """Add a request."""
+        self._requests.append((request, mode))
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to wait for."""
-        return self.error is not None or (self._sent and not self._due)
+        """Whether all replies have arrived, or the batch has failed."""
+        return self.error is not None or (self._sent and not self._expected)
 
-    def step(self) -> None:
-        """Do what can be done without waiting."""
+    def advance(self) -> None:
+        """Connect, send and receive as far as possible without waiting."""
         try:
-            if self.link is None:
-                self.link = self.wire.look_for_link(self._timeout)
-                if self.link is None:
+            if self.connection is None:
+                self.connection = self.wire.poll_connection(self._timeout)
+                if self.connection is None:
                     return
             if not self._sent:
-                self._pack(self.link)
-            self._unsent = self.link.send_some(self._unsent)
-            for answer in self.link.received():
-                self._take_in(answer)
+                self._pack(self.connection)
+            self._unsent = self.connection.send_available(self._unsent)
+            for raw in self.connection.received():
+                self._handle_reply(self.connection, raw)
         except HoldfastError as error:
             self.error = error
-        except (OSError, hiredis.HiredisError, StrayAnswer) as error:
-            self.error = self.wire.unanswered(error)
+        except (OSError, hiredis.HiredisError, UnexpectedReply) as error:
+            self.error = self.wire.no_reply_error(error)
 
-    def _pack(self, link: Link) -> None:
+    def _pack(self, connection: BlockingConnection) -> None:
         packed, self._sent = [], True
-        for request, how in self._requests:
-            serial = next(link.serials)
-            if how is ASKING:
-                packed.append(ASKS)
-                self._due.append(b"")
-            pack_ = by_sha if how is BY_SHA else by_text
+        for request, mode in self._requests:
+            serial = next(connection.serials)
+            if mode is ASKING:
+                packed.append(PACKED_ASKING)
+                self._expected.append(b"")
+            pack_ = pack_evalsha if mode is EVALSHA else pack_eval
             packed.append(pack_(*request, serial))
-            self._due.append(serial)
-        self._replicas = most_needed(request for request, _ in self._requests)
+            self._expected.append(serial)
+        self._replicas = max_replicas_needed(request for request, _ in self._requests)
         if self._replicas:
-            packed.append(wait_for(self._replicas, self._timeout))
-            self._due.append(b"")
-        self._due.reverse()
+            packed.append(pack_wait(self._replicas, self._timeout))
+            self._expected.append(b"")
+        self._expected.reverse()
         self._unsent = memoryview(b"".join(packed))
 
-    def _take_in(self, answer: object) -> None:
-        if not self._due:
-            raise StrayAnswer
-        serial = self._due.pop()
-        if not serial:
-            self._bare = answer
+    def _handle_reply(self, connection: BlockingConnection, raw: object) -> None:
+        if not self._expected:
+            raise UnexpectedReply
+        serial = self._expected.pop()
+        refused = isinstance(raw, hiredis.ReplyError)
+        if self._echo:
+            connection.handle_echo(raw, serial)
+            self._confirmed = len(self.replies)
             return
-        refused = isinstance(answer, hiredis.ReplyError)
-        self.answers.append(answer if refused else opened(answer, serial))
+        if not serial:
+            self._plain_reply = raw
+        else:
+            self.replies.append(raw if refused else decode_reply(raw, serial))
+            if not refused:
+                self._confirmed = len(self.replies)
+        if not self._expected and (refused or self._confirmed < len(self.replies)):
+            self._echo = next(connection.serials)
+            self._expected.append(self._echo)
+            self._unsent = memoryview(pack_echo(self._echo))
 
     def finish(self) -> list[Any]:
-        """Return an answer, or an error, for each request; give the connection back."""
-        self.wire.silent = not self.done or self.error is not None
+        """Return a reply or an error for each request. Return or close the connection."""
+        self.wire.unresponsive = not self.done or self.error is not None
         if self.error is None and not self.done:
-            self.error = self.wire.unreached()
-            if self.link is not None:
-                self.error = self.wire.unanswered(f"no answer within {self._timeout} s")
-        if self.link is not None and self.error is None:
-            self.wire.give_back(self.link)
-        elif self.link is not None:
-            self.link.close()
-        replies = self.answers + [self.error] * (len(self._requests) - len(self.answers))
+            self.error = self.wire.connect_timeout_error()
+            if self.connection is not None:
+                self.error = self.wire.no_reply_error(f"no reply within {self._timeout} s")
+        if self.connection is not None and self.error is None:
+            self.wire.return_connection(self.connection)
+        elif self.connection is not None:
+            self.connection.close()
+        known = self.replies if self.error is None else self.replies[: self._confirmed]
+        replies = known + [self.error] * (len(self._requests) - len(known))
         if not self._replicas:
             return replies
-        copies = self._bare if self.error is None else self.error
+        acked = self._plain_reply if self.error is None else self.error
         return [
-            self.wire.confirmed(request, reply, copies)
+            self.wire.check_replication(request, reply, acked)
             for (request, _), reply in zip(self._requests, replies, strict=True)
         ]
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something is not sent yet."""
+        """Whether a part of the requests is not sent yet."""
         return bool(self._unsent)
 
 
-def run(batches: Sequence[Batch], end: float, meanwhile: Callable[[], float]) -> None:
-    """Carry all of them out at once, for as long as there is time."""
-    short = now() + SHORT
+def run_batches(batches: Sequence[Batch], end: float, on_tick: Callable[[], float]) -> None:
+    """Run all batches in parallel until they are done, or until `end`."""
+    short_end = now() + UNRESPONSIVE_WAIT
     while True:
-        due = meanwhile()
+        due = on_tick()
         for batch in batches:
             if not batch.done:
-                batch.step()
-        left = [batch for batch in batches if not batch.done]
-        # Others must not be kept waiting again and again for a node that has hung.
-        worth_it = [batch for batch in left if batch.link is not None or not batch.wire.silent]
-        until = end if worth_it else min(end, short)
-        if not left or now() >= until:
+                batch.advance()
+        unfinished = [batch for batch in batches if not batch.done]
+        # A node that hangs must not delay the requests to other nodes every time.
+        responsive = [
+            batch
+            for batch in unfinished
+            if batch.connection is not None or not batch.wire.unresponsive
+        ]
+        until = end if responsive else min(end, short_end)
+        if not unfinished or now() >= until:
             return
-        _wait(left, min(until, due) - now())
+        _wait(unfinished, min(until, due) - now())
 
 
 def _wait(batches: Sequence[Batch], seconds: float) -> None:
-    links = [(batch.link, batch.wants_to_write) for batch in batches if batch.link is not None]
-    if len(links) < len(batches):
-        seconds = min(seconds, LOOK_EVERY)  # nothing tells when a connection is open
-    if not links:
+    connections = [
+        (batch.connection, batch.wants_to_write)
+        for batch in batches
+        if batch.connection is not None
+    ]
+    if len(connections) < len(batches):
+        seconds = min(seconds, CONNECT_POLL_INTERVAL)  # there is no event for a new connection
+    if not connections:
         time.sleep(max(0.0, seconds))
         return
     if not hasattr(select, "poll"):
-        writing = [link for link, writes in links if writes]
-        select.select([link for link, _ in links], writing, [], max(0.0, seconds))
+        writing = [connection for connection, writes in connections if writes]
+        select.select([connection for connection, _ in connections], writing, [], max(0.0, seconds))
         return
     poll = select.poll()
-    for link, writes in links:
-        poll.register(link, select.POLLIN | (select.POLLOUT if writes else 0))
+    for connection, writes in connections:
+        poll.register(connection, select.POLLIN | (select.POLLOUT if writes else 0))
     poll.poll(max(0, math.ceil(seconds * 1000)))

@@ -1,12 +1,18 @@
-"""Whether the server that a connection leads to still knows what was granted before.
+"""Detection of servers that may have lost granted locks, and their quarantine.
 
-A server that was promoted, or that started anew, may have lost locks whose holders still believe in
-them. So each has a mark that is another one after each promotion and each start, and the mark of
-the last one is kept with its data. Where the two differ, nobody gets a lock for as long as anybody
-may believe in one that was lost (`scripts/guard.lua`, and `_quarantine.lua` in the others).
+A server that restarted or was promoted may have lost locks whose holders still consider them valid.
+So each server has a mark that changes with each start and each promotion. Its last mark is stored
+with its data, in the key `holdfast:restart-marker`. If the two differ, a quarantine begins: the
+server grants no lock until every lost lock would have expired (`scripts/guard.lua`, and
+`_quarantine.lua` in the other scripts).
 
-`watch` is the conversation that sees to this, on each new connection, for either kind of it.
-`inspect` only looks, and `declare_fit` ends a quarantine, for operators of new servers.
+`check_restart` does this on each new connection. `read_status` only reads. `end_quarantine` is for
+operators who know that a new server has lost nothing.
+
+All three are handshakes: generators of commands that run on blocking and asyncio connections.
+
+Not covered: a promotion by hand, without Sentinels, if no CLIENT KILL closes the connections to the
+replaced server.
 """
 
 from __future__ import annotations
@@ -14,179 +20,188 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import NodeUnavailable
-from holdfast.scripts import DECLARE_FIT, GUARD
-from holdfast.wire.packing import opened
-from holdfast.wire.refusals import denial, is_denial, misplaced, refusal
+from holdfast.scripts import END_QUARANTINE, GUARD
+from holdfast.wire.error_replies import acl_error, error_for_reply, is_acl_denial, wrong_role
+from holdfast.wire.packing import decode_reply
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
-    from holdfast.wire.target import Greeting
+    from holdfast.wire.target import Handshake
 
 OVERLAP = 11.0
-"""Seconds for which a server that was replaced may still take writes: its `min-replicas-max-lag`,
-which is 10 unless it was told otherwise, and one. It counts on its `min-replicas-to-write` being
-the number of its replicas."""
+"""Seconds for which a replaced primary may still accept writes: `min-replicas-max-lag`, 10 by
+default, plus one. This requires that its `min-replicas-to-write` is the number of its replicas."""
 
-HOME, QUARANTINE = "holdfast:home", "holdfast:quarantine"
+RESTART_MARKER, QUARANTINE = "holdfast:restart-marker", "holdfast:quarantine"
 _NEVER = "0" * 40
 _SERIAL = b"000"
 
 
-class Watched(NamedTuple):
-    """What was found out about a server."""
+class GuardResult(NamedTuple):
+    """The result of `check_restart`."""
 
-    left: float
-    """Seconds of a quarantine; 0.0 if there is none."""
-    process: str
-    """Another one for each server, and after each of its starts."""
+    quarantine_left: float
+    """Seconds until the quarantine ends; 0.0 if there is none."""
+    run_id: str
+    """The `run_id` from INFO: unique per server and start."""
 
 
-def watch(
-    node: str, user: str, longest_ttl: float, *, of_several: bool = False
-) -> Greeting[Watched]:
-    """Find out whether the server has replaced another one; if so, begin a quarantine.
+def check_restart(
+    node: str, user: str, longest_ttl: float, *, in_quorum: bool = False
+) -> Handshake[GuardResult]:
+    """Begin a quarantine if the server has restarted, was promoted, or replaced another server.
 
-    It lasts for `longest_ttl`. Behind Sentinels it lasts for `OVERLAP` more, in which another
-    server may still take writes. There a server without a mark that was never a replica, and has
-    run for longer than that, is new and has lost nothing. One `of_several` may have replaced
-    another server at the same address, however long it has run.
+    The quarantine lasts for `longest_ttl`. Behind Sentinels it lasts for `OVERLAP` more, because
+    the replaced primary may still accept writes. A server behind Sentinels that has no restart
+    marker, was never a replica, and has run for longer than the quarantine, has lost nothing. A
+    server of a quorum (`in_quorum`) may have replaced another server at the same address, so its
+    uptime does not count.
 
     Raises:
-        NodeUnavailable: it is not, or not yet, a primary; or does not answer as it should.
-        ConfigurationError: it does not let us find out.
+        NodeUnavailable: it is not, or not yet, a primary, or sends an invalid reply.
+        ConfigurationError: it denies a command.
     """
-    facts = yield from _ask_facts(node, user)
-    durable = _says((yield ("CONFIG", "GET", "appendonly")), b"yes")
-    durable = durable and _says((yield ("CONFIG", "GET", "appendfsync")), b"always")
-    overlap = 0.0 if of_several else OVERLAP
-    uptime = 0 if of_several else max(0, int(facts["uptime_in_seconds"]) - 1)  # whole seconds begun
+    info = yield from _read_info(node, user)
+    durable = _has_value((yield ("CONFIG", "GET", "appendonly")), b"yes")
+    durable = durable and _has_value((yield ("CONFIG", "GET", "appendfsync")), b"always")
+    overlap = 0.0 if in_quorum else OVERLAP
+    uptime = 0 if in_quorum else max(0, int(info["uptime_in_seconds"]) - 1)  # may be 1 s too high
     arguments = (
-        _mark(facts),
+        _mark(info),
         str(round(longest_ttl * 1000)),
         str(round(overlap * 1000)),
         str(uptime * 1000),
         str(int(durable)),
-        str(int(facts.get("master_replid2", _NEVER) != _NEVER)),
+        str(int(info.get("master_replid2", _NEVER) != _NEVER)),
         _SERIAL,
     )
-    answer = yield ("EVAL", GUARD.text, "2", HOME, QUARANTINE, *arguments)
-    if isinstance(answer, Exception):
-        raise _refused(str(answer), node, user)
-    return Watched(int(opened(answer, _SERIAL)) / 1000, facts["run_id"])
+    reply = yield ("EVAL", GUARD.text, "2", RESTART_MARKER, QUARANTINE, *arguments)
+    if isinstance(reply, Exception):
+        raise _error_for(str(reply), node, user)
+    return GuardResult(int(decode_reply(reply, _SERIAL)) / 1000, info["run_id"])
 
 
-class Inspected(NamedTuple):
-    """What a server reports about itself to an operator."""
+class ServerStatus(NamedTuple):
+    """The result of `read_status`, for operators."""
 
-    process: str
-    """Different for each server, and after each of its starts."""
+    run_id: str
+    """The `run_id` from INFO: unique per server and start."""
     mark: str
     """Identifies the server since its last start or promotion; see `_mark`."""
-    home: str
-    """The mark in its key `holdfast:home`: another one if it restarted since; "" if it is new."""
+    restart_marker: str
+    """The mark in the key `holdfast:restart-marker`; "" if the server is new. It differs from
+    `mark` if the server has restarted or was promoted since."""
     longest_ttl: float
-    """The greatest `longest_ttl` of the clients that used it, in seconds."""
-    left: float
-    """Seconds that are left of a quarantine that has begun."""
+    """The greatest `longest_ttl` of the clients that used the server, in seconds."""
+    quarantine_left: float
+    """Seconds until the current quarantine ends; 0.0 if there is none."""
     keys: int
-    """How many keys of locks it has, counting those that outlive their lock by an hour."""
+    """The number of keys of locks, including counters, which outlive their lock by an hour."""
     settings: dict[str, str]
-    """Those of `SETTINGS` that it reports."""
+    """The values of `SETTINGS`, without those that the server does not report."""
 
 
 SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy")
-"""What the servers of one deployment are expected to have in common."""
+"""Settings that are expected to be equal on all servers of a deployment."""
 
 _PAGE = "1000"
 
 
-def inspect(node: str, user: str) -> Greeting[Inspected]:
-    """Find out what a server knows of its locks and of itself; change nothing.
+def read_status(node: str, user: str) -> Handshake[ServerStatus]:
+    """Read what a server reports about itself and its locks. Changes nothing.
 
     Raises:
-        NodeUnavailable: it is not a primary; or does not answer as it should.
-        ConfigurationError: no lock can be kept there, or it denies a command.
+        NodeUnavailable: it is not a primary, or sends an invalid reply.
+        ConfigurationError: it cannot keep locks, or denies a command.
     """
-    judge = misplaced((yield ("HELLO",)), node)
+    judge = wrong_role((yield ("HELLO",)), node)
     if judge is not None:
         raise judge
-    facts = yield from _ask_facts(node, user)
-    home = yield ("GET", HOME)
+    info = yield from _read_info(node, user)
+    marker = yield ("GET", RESTART_MARKER)
     left = yield ("PTTL", QUARANTINE)
-    if isinstance(home, Exception) or isinstance(left, Exception):
-        raise _refused(str(home if isinstance(home, Exception) else left), node, user)
+    if isinstance(marker, Exception) or isinstance(left, Exception):
+        raise _error_for(str(marker if isinstance(marker, Exception) else left), node, user)
     keys, cursor = 0, b"0"
     while True:
         page = yield ("SCAN", cursor, "MATCH", "holdfast:*", "COUNT", _PAGE)
         if isinstance(page, Exception):
-            raise _refused(str(page), node, user)
+            raise _error_for(str(page), node, user)
         cursor, found = page
-        keys += sum(key.decode(errors="replace") not in {HOME, QUARANTINE} for key in found)
+        keys += sum(
+            key.decode(errors="replace") not in {RESTART_MARKER, QUARANTINE} for key in found
+        )
         if cursor == b"0":
             break
     settings = {}
     for name in SETTINGS:
-        answer = yield ("CONFIG", "GET", name)
-        if isinstance(answer, list) and answer[1:]:
-            settings[name] = answer[1].decode(errors="replace")
-    mark, _, longest = (home or b"").decode(errors="replace").partition(" ")
-    return Inspected(
-        process=facts["run_id"],
-        mark=_mark(facts),
-        home=mark,
+        reply = yield ("CONFIG", "GET", name)
+        if isinstance(reply, list) and reply[1:]:
+            settings[name] = reply[1].decode(errors="replace")
+    mark, _, longest = (marker or b"").decode(errors="replace").partition(" ")
+    return ServerStatus(
+        run_id=info["run_id"],
+        mark=_mark(info),
+        restart_marker=mark,
         longest_ttl=int(longest or 0) / 1000,
-        left=max(0, left) / 1000,
+        quarantine_left=max(0, left) / 1000,
         keys=keys,
         settings=settings,
     )
 
 
-def declare_fit(node: str, user: str, mark: str, longest_ttl: float) -> Greeting[None]:
-    """End the quarantine of the server that has this `mark`, and have none begin now.
+def end_quarantine(node: str, user: str, mark: str, longest_ttl: float) -> Handshake[None]:
+    """End the quarantine of the server that has this `mark`, and store the mark on it.
 
     Raises:
-        NodeUnavailable, ConfigurationError: the server refuses.
+        NodeUnavailable: the server has another mark, or refuses.
+        ConfigurationError: it denies a command.
     """
-    if _mark((yield from _ask_facts(node, user))) != mark:
-        raise NodeUnavailable(f"{node} was restarted or replaced meanwhile: try again", node=node)
+    if _mark((yield from _read_info(node, user))) != mark:
+        raise NodeUnavailable(
+            f"{node} was restarted or replaced during the check: try again", node=node
+        )
     arguments = mark, str(round(longest_ttl * 1000)), _SERIAL
-    answer = yield ("EVAL", DECLARE_FIT.text, "2", HOME, QUARANTINE, *arguments)
-    if isinstance(answer, Exception):
-        raise _refused(str(answer), node, user)
-    opened(answer, _SERIAL)
+    reply = yield ("EVAL", END_QUARANTINE.text, "2", RESTART_MARKER, QUARANTINE, *arguments)
+    if isinstance(reply, Exception):
+        raise _error_for(str(reply), node, user)
+    decode_reply(reply, _SERIAL)
 
 
-def _ask_facts(node: str, user: str) -> Greeting[dict[str, str]]:
-    facts = _facts((yield ("INFO", "server")), node, user)
-    facts |= _facts((yield ("INFO", "replication")), node, user)
-    if facts.get("role") != "master":
+def _read_info(node: str, user: str) -> Handshake[dict[str, str]]:
+    info = _parse_info((yield ("INFO", "server")), node, user)
+    info |= _parse_info((yield ("INFO", "replication")), node, user)
+    if info.get("role") != "master":
         raise NodeUnavailable(f"{node} is not a primary: the failover is under way", node=node)
-    return facts
+    return info
 
 
-def _mark(facts: dict[str, str]) -> str:
-    """Make the mark of a server.
+def _mark(info: dict[str, str]) -> str:
+    """Return the mark of a server: its `run_id` and its `master_replid2`.
 
-    The first part changes with each start; the second part, if it was a replica, with each
-    promotion. The replication id alone would do, but it also changes without need.
+    The first changes with each start, the second with each promotion of a replica: a server that is
+    replaced and promoted again is still the same process. `master_replid` alone would be enough,
+    but it also changes at other times.
     """
-    return f"{facts['run_id']}:{facts.get('master_replid2', _NEVER)}"
+    return f"{info['run_id']}:{info.get('master_replid2', _NEVER)}"
 
 
-def _facts(answer: object, node: str, user: str) -> dict[str, str]:
-    if not isinstance(answer, bytes):
-        raise _refused(str(answer), node, user)
-    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
+def _parse_info(reply: object, node: str, user: str) -> dict[str, str]:
+    if not isinstance(reply, bytes):
+        raise _error_for(str(reply), node, user)
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value for name, _, value in lines if value}
 
 
-def _refused(text: str, node: str, user: str) -> HoldfastError:
-    keys = [HOME.encode(), QUARANTINE.encode()]
+def _error_for(text: str, node: str, user: str) -> HoldfastError:
+    keys = [RESTART_MARKER.encode(), QUARANTINE.encode()]
     return (
-        denial(text, (), keys, node, user) if is_denial(text) else refusal(text, node, moves=True)
+        acl_error(text, (), keys, node, user)
+        if is_acl_denial(text)
+        else error_for_reply(text, node, can_fail_over=True)
     )
 
 
-def _says(answer: object, value: bytes) -> bool:
-    """Whether a setting has this value; not, if that is not to be had."""
-    return isinstance(answer, list) and answer[1:] == [value]
+def _has_value(reply: object, value: bytes) -> bool:
+    """Whether CONFIG GET returned this value. False if the server denies CONFIG."""
+    return isinstance(reply, list) and reply[1:] == [value]

@@ -1,10 +1,11 @@
 """The connection to one of several nodes, and the requests that wait for its replies.
 
-Replies come in the order of the requests, and each carries the serial of its request. A reply that
-no caller waits for any more is read with the next request.
+Replies arrive in the order of the requests, and each carries the serial of its request. A late
+reply is read together with the replies to the next request. An error reply is held until an echo
+confirms to which request it belongs (`wire.error_echo`).
 
-A thread opens the connection, and opens it again while the node cannot be reached. So no caller
-waits for a connection while there are others.
+A separate thread opens the connection, and retries while the node is unreachable. So no caller
+waits for a connect while a majority is connected.
 """
 
 from __future__ import annotations
@@ -22,91 +23,95 @@ import hiredis
 from holdfast.errors import HoldfastError, NodeUnavailable, OutcomeUnknown
 from holdfast.port import Interrupted, Quarantined, Unconnected
 from holdfast.wire.clock import now
-from holdfast.wire.diagnosis import unanswered
-from holdfast.wire.packing import StrayAnswer, by_text, opened
+from holdfast.wire.diagnosis import no_reply_error
+from holdfast.wire.error_echo import ErrorEcho, HeldRequest
+from holdfast.wire.error_replies import acl_error, error_for_reply, is_acl_denial, quarantined
+from holdfast.wire.packing import UnexpectedReply, decode_reply, pack_eval
 from holdfast.wire.process import Worker
-from holdfast.wire.refusals import denial, is_denial, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Heard, Post, Request
+    from holdfast.port import OnReply, Post, Request
     from holdfast.wire.node_pool import NodePool
     from holdfast.wire.target import Target
 
 RECONNECT_AFTER = 1.0
-"""Seconds after which a node that could not be reached is tried again."""
+"""Seconds between two attempts to connect to an unreachable node."""
 
 LATE_REPLIES, LATE_AFTER = 8, 0.1
-"""If the oldest reply is late by this time (seconds), and this many replies of one thread are
-missing that it does not wait for any more, that thread sends the node no further request."""
+"""A thread sends no further request to a node if the oldest reply is late by `LATE_AFTER` seconds
+and `LATE_REPLIES` replies are missing that this thread no longer waits for."""
 
 _BUFFER = 16_384
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def retry_after(failure: HoldfastError | None) -> float:
-    """Return the seconds after which to connect again: sooner, if a quarantine ends before."""
+    """Return the seconds until the next attempt to connect, or until a quarantine ends."""
     if isinstance(failure, Quarantined):
         return min(RECONNECT_AFTER, failure.seconds)
     return RECONNECT_AFTER
 
 
-def aged(failure: HoldfastError, seconds: float) -> HoldfastError:
-    """Return the failure as it is `seconds` later: less is left of a quarantine."""
+def age_failure(failure: HoldfastError, seconds: float) -> HoldfastError:
+    """Return the failure as of `seconds` later: the rest of a quarantine is shorter."""
     if isinstance(failure, Quarantined):
         return quarantined(failure.node, max(0.0, failure.seconds - seconds))
     return failure
 
 
 class PendingPosts:
-    """What one caller sends to several nodes, until enough replies have arrived."""
+    """The requests of one caller to several nodes, until enough replies have arrived."""
 
-    __slots__ = ("_missing", "_on_reply", "given_up", "over")
+    __slots__ = ("_missing", "_on_reply", "over")
 
     thread = 0
-    """The id of the caller's thread, where several share a connection."""
+    """The id of the caller's thread, if several threads share the connections."""
 
-    def __init__(self, posts: Sequence[Post], on_reply: Heard) -> None:
+    def __init__(self, posts: Sequence[Post], on_reply: OnReply) -> None:
         self._on_reply = on_reply
-        self._missing = sum(len(nodes) for nodes, _ in posts)
-        self.given_up: set[tuple[int, int]] = set()
-        """The posts and nodes whose replies are ignored: the caller has been told an error."""
+        self._missing = {(post, node) for post, (nodes, _) in enumerate(posts) for node in nodes}
+        """The posts and nodes for which no reply or error was reported yet."""
         self.over = not self._missing
 
-    def tell(self, post: int, node: int, reply: Any) -> None:  # noqa: ANN401 - any reply, or an error
-        """Tell the caller what came of a post at a node."""
-        if self.given_up and (post, node) in self.given_up:
-            return
-        self._missing -= 1
-        if (self._on_reply(post, node, reply) or not self._missing) and not self.over:
-            self.end()
+    def notify(self, post: int, node: int, reply: Any) -> None:  # noqa: ANN401 - any reply, or an error
+        """Report the reply of a node to a post, or an error, to the caller.
+
+        A reply that arrives after an error was reported is ignored.
+        """
+        one = post, node
+        if one in self._missing:
+            self._missing.discard(one)
+            if (self._on_reply(post, node, reply) or not self._missing) and not self.over:
+                self.end()
+
+    def is_missing(self, post: int, node: int) -> bool:
+        """Whether neither a reply nor an error was reported yet."""
+        return (post, node) in self._missing
 
     def end(self) -> None:
-        """Enough replies have arrived."""
+        """End the wait: enough replies have arrived."""
         self.over = True
 
-    def give_up(self, post: int, node: int, error: HoldfastError) -> None:
-        """Tell the caller that there is no reply, and ignore one that comes later."""
-        self.tell(post, node, error)
-        self.given_up.add((post, node))
 
+_Expected: TypeAlias = "tuple[PendingPosts, int, Request | HeldRequest, bytes, float]"
+"""An expected reply: its posts, the index of the post, the request, its serial, and when sent.
 
-_Expected: TypeAlias = "tuple[PendingPosts, int, Request, bytes, float]"
-"""A reply that is to come: to whose post, which one, the request, its serial, and when sent."""
+The serial is empty for the reply to an echo."""
 
 
 class Readable(Protocol):
-    """What a pool polls."""
+    """An object with a socket that a pool polls."""
 
     def serve(self, event: int) -> None:
-        """Do what the socket is ready for."""
+        """Handle an event of `poll`."""
 
 
 class NodeConnection:
     """The connection to one node.
 
-    Only the thread that reads from the pool uses it, except for `close`.
+    Only the thread that reads from the pool uses it. Any thread may call `close`.
     """
 
     def __init__(self, pool: NodePool, node: int, target: Target) -> None:
@@ -121,32 +126,32 @@ class NodeConnection:
         self._reconnect_at = -math.inf
         self._failure: HoldfastError | None = None
         self._failed_at = -math.inf
-        self.number = -1
-        """Of the socket."""
+        self.fd = -1
+        """The file descriptor of the socket."""
         self._opener: Worker | None = None
         self._abandoned = False
         self.expected: deque[_Expected] = deque()
         self.out: list[bytes] = []
-        """What is to be sent."""
+        """Packed requests that are not sent yet."""
         self.known: set[str] = set()
-        """The scripts that were sent in full on this connection."""
+        """The scripts that were sent with EVAL on this connection."""
 
     # Opening and closing
 
     @property
     def opening(self) -> bool:
-        """Whether it is being opened. A thread whose start was interrupted never ran."""
+        """Whether a thread is opening it. If the start of the thread was interrupted, it is not."""
         opener = self._opener
-        return opener is not None and opener.lives
+        return opener is not None and opener.is_running
 
     def open(self) -> None:
-        """Have a thread open it, unless it is open, or was tried just now."""
+        """Start a thread that opens it, unless it is open or the last attempt is too recent."""
         if self.sock is None and not self.opening and now() >= self._reconnect_at:
             self._abandoned = False
             self._opener = Worker(self._connect, name="holdfast-connect")
             try:
                 self._opener.start()
-            except RuntimeError:  # no thread can be started, as in an atexit handler
+            except RuntimeError:  # no thread can be started, e.g. in an atexit handler
                 self._connect()
 
     def _connect(self) -> None:
@@ -157,7 +162,9 @@ class NodeConnection:
         except HoldfastError as error:
             failure = error
         with self._mutex:
-            abandoned = self._abandoned
+            # A thread whose start was interrupted may connect, too, and end after the next one. Its
+            # connection must not replace one that is in use.
+            abandoned = self._abandoned or self._connection is not None
             if not abandoned:
                 self._connection, self._failure = connection, failure
                 self._failed_at = now()
@@ -169,17 +176,19 @@ class NodeConnection:
             connection.disconnect()
 
     def ready(self) -> bool:
-        """Whether it can be used. Begins to use one that has just been opened."""
+        """Whether it can be used. Starts to use a connection that has just been opened."""
         connection = self._connection
         if self.sock is None and connection is not None:
-            # redis-py has no public name for it; the oldest and newest supported have this one.
+            # A private name of redis-py, tested with the oldest and newest supported versions.
             sock = connection._sock  # noqa: SLF001
             try:
                 self._use(sock)
             except (AttributeError, OSError, ValueError):
                 self._discard()  # another thread has closed it
-        # First remove, then look. Another thread that closes it: first takes the socket away, then
-        # adds. In another order an unready connection could be missing there.
+        # Every unready connection must be in `_unready`.
+        # This thread: remove it, then read `sock`.
+        # A thread that discards it: clear `sock`, then add it.
+        # In any other order, an unready connection could be missing in `_unready`.
         self._unready.discard(self)
         if self.sock is None:
             self._unready.add(self)
@@ -188,71 +197,73 @@ class NodeConnection:
 
     def _use(self, sock: Any) -> None:  # noqa: ANN401 - any socket
         sock.settimeout(0)
-        self.number = sock.fileno()
+        self.fd = sock.fileno()
         self._is_plain = type(sock) is socket.socket
         self._parser = hiredis.Reader()
         self.out, self.known = [], set()
-        self._readable[self.number] = self
-        self._poll.register(self.number, select.POLLIN)
-        if self.number not in self._readable:
-            # Another thread has closed it since it was added there, when there was nothing to
-            # unregister yet. A closed number stays registered, and another socket may get it.
+        self._readable[self.fd] = self
+        self._poll.register(self.fd, select.POLLIN)
+        if self.fd not in self._readable:
+            # Another thread closed it between the two lines above, when it was not registered yet.
+            # A closed descriptor would stay registered, and a new socket may reuse its number.
             with contextlib.suppress(KeyError):
-                self._poll.unregister(self.number)
+                self._poll.unregister(self.fd)
             raise ConnectionAbortedError("closed while it was opened")
-        self.sock = sock  # last: another thread may be looking
+        self.sock = sock  # last: other threads read it to see whether the connection is ready
 
     def unavailable(self) -> HoldfastError:
-        """Return why it cannot be used."""
+        """Return the error for a request that cannot be sent."""
         node = self.target.node
         if self.expected:
-            return NodeUnavailable(f"{node} owes {len(self.expected)} answers", node=node)
+            message = f"{node} has not replied to {len(self.expected)} earlier requests"
+            return NodeUnavailable(message, node=node)
         if self._failure is not None:
-            return aged(self._failure, now() - self._failed_at)
+            return age_failure(self._failure, now() - self._failed_at)
         return Unconnected(f"{node} is not connected yet", node=node)
 
     def drop(self, error: BaseException | str) -> None:
-        """Close it because of an error; expected replies will not come."""
+        """Close it because of an error. All expected replies become `OutcomeUnknown`."""
         unknown = self.unknown(error)
         self._discard()
         self._failure = NodeUnavailable(str(unknown), node=self.target.node)
-        self._tell_all(unknown)
+        self._notify_all(unknown)
 
     def interrupt(self) -> None:
-        """Close it because the thread that reads was interrupted; the node is not to blame."""
+        """Close it because the reading thread was interrupted. The node has not failed."""
         node = self.target.node
         self._discard()
         self._failure = None
-        self._tell_all(Interrupted(f"what {node} answered was not read", node=node))
+        message = f"the reply of {node} was not read: the reading thread was interrupted"
+        self._notify_all(Interrupted(message, node=node))
 
     def _discard(self) -> None:
-        if self._readable.get(self.number) is self:
-            del self._readable[self.number]
-            with contextlib.suppress(KeyError, ValueError):  # it was being opened
-                self._poll.unregister(self.number)
+        if self._readable.get(self.fd) is self:
+            del self._readable[self.fd]
+            with contextlib.suppress(KeyError, ValueError):  # not registered yet
+                self._poll.unregister(self.fd)
         self.close()
         self._connection = self.sock = None
         self._reconnect_at = now()
         self._unready.add(self)
 
-    def _tell_all(self, error: HoldfastError) -> None:
+    def _notify_all(self, error: HoldfastError) -> None:
         expected, self.expected = self.expected, deque()
         for pending, post, *_ in expected:
-            pending.tell(post, self._node, error)
+            pending.notify(post, self._node, error)
 
     def close(self) -> None:
-        """Close the connection, from any thread: the thread that reads will notice."""
+        """Close the connection. Any thread may call it; the reading thread detects it."""
         self._abandoned = self.opening
-        connection = self._connection  # which the thread that reads may discard
+        connection = self._connection  # the reading thread may clear the attribute
         if connection is not None:
             connection.disconnect()
 
     # Requests and replies
 
     def accepts(self, at: float, thread: int) -> bool:
-        """Whether a thread may send a request although replies are missing.
+        """Whether a thread may send a request while earlier replies are missing.
 
-        A node that has not replied for a whole timeout is disconnected.
+        A node that has not replied for the command timeout is disconnected.
         """
         late = at - self.expected[0][4]
         if late <= LATE_AFTER:
@@ -263,22 +274,22 @@ class NodeConnection:
         return len(late_ones) < LATE_REPLIES
 
     def pack_in_full(self, request: Request, serial: bytes) -> bytes:
-        """Pack a request with its script: later no caller may wait for a reply of NOSCRIPT."""
+        """Pack a request as EVAL, so that no NOSCRIPT reply arrives after its caller has left."""
         self.known.add(request[0].sha)
-        return by_text(*request, serial)
+        return pack_eval(*request, serial)
 
     def give_up(self, pending: PendingPosts) -> None:
-        """Expect no further reply to these posts; one may still come."""
+        """Report the missing replies to these posts as `OutcomeUnknown`."""
         for each, post, *_ in list(self.expected):
             if each is pending:
-                pending.give_up(post, self._node, self.unknown(TimeoutError()))
+                pending.notify(post, self._node, self.unknown(TimeoutError()))
 
     def unknown(self, error: object) -> OutcomeUnknown:
-        """Make the error that a request may have been carried out, or not."""
-        return unanswered(self.target.node, error)
+        """Return the error for a request that may have been executed or not."""
+        return no_reply_error(self.target.node, error)
 
     def flush(self) -> None:
-        """Send what can be sent now, and the rest when there is room."""
+        """Send what fits into the send buffer now, and the rest when the socket is writable."""
         out = self.out
         if self.sock is None:
             return
@@ -294,12 +305,12 @@ class NodeConnection:
         except OSError as error:
             self.drop(error)
             return
-        self._poll.modify(self.number, select.POLLIN | select.POLLOUT)
+        self._poll.modify(self.fd, select.POLLIN | select.POLLOUT)
 
     def serve(self, event: int) -> None:
-        """Send what is left, or read replies."""
+        """Send the rest of `out`, or read replies."""
         if event & select.POLLOUT:
-            self._poll.modify(self.number, select.POLLIN)
+            self._poll.modify(self.fd, select.POLLIN)
             self.flush()
         if event & ~select.POLLOUT and self.sock is not None:
             self._receive()
@@ -318,39 +329,56 @@ class NodeConnection:
                 if self._is_plain and len(received) < _BUFFER:
                     break
             self._handle_replies(sock, parser.gets)
-        except (OSError, hiredis.HiredisError, StrayAnswer, IndexError, ValueError) as error:
+        except (OSError, hiredis.HiredisError, UnexpectedReply, IndexError, ValueError) as error:
             self.drop(error)
 
     def _handle_replies(self, sock: Any, gets: Callable[[], Any]) -> None:  # noqa: ANN401 - any socket
         expected = self.expected
-        while self.sock is sock and (answer := gets()) is not False:
+        while self.sock is sock and (raw := gets()) is not False:
             pending, post, _, serial, _ = expected[0]
-            # As `opened`, but quicker for most replies.
-            if type(answer) is bytes and answer[-3:] == serial:
-                reply: Any = int(answer[:-3])
-            elif isinstance(answer, hiredis.ReplyError):
-                self._handle_error(str(answer))
+            # `decode_reply`, inlined for the most common replies.
+            if type(raw) is bytes and raw[-3:] == serial:
+                reply: Any = int(raw[:-3])
+            elif isinstance(raw, hiredis.ReplyError) or not serial:
+                self._handle_special_reply(raw)
                 continue
             else:
-                reply = opened(answer, serial)
+                reply = decode_reply(raw, serial)
             expected.popleft()
-            pending.tell(post, self._node, reply)
+            pending.notify(post, self._node, reply)
 
-    def _handle_error(self, text: str) -> None:
-        pending, post, request, _, at = self.expected.popleft()
+    def _handle_special_reply(self, raw: object) -> None:
+        """Handle a reply without a serial of a script: an error reply, or an echo."""
+        # Removed only after the check. If the reply does not match, this caller fails too.
+        pending, post, request, _, at = self.expected[0]
+        if isinstance(request, HeldRequest):
+            request.echo.check(raw)
+            self.expected.popleft()
+            self._handle_error(request.echo.text, pending, post, request.request, at)
+            return
+        echo = ErrorEcho(str(raw), next(self._serials))
+        self.out.append(echo.pack())
+        self.expected.append((pending, post, HeldRequest(request, echo), b"", at))
+        self.expected.popleft()
+        self.flush()
+
+    def _handle_error(
+        self, text: str, pending: PendingPosts, post: int, request: Request, at: float
+    ) -> None:
+        """Handle the error reply to this request."""
         node = self.target.node
         if text.startswith("NOSCRIPT") and pending.over:
-            # If it were sent again, it would arrive after later requests, and with no caller.
+            # Not sent again: it would arrive after later requests, and no caller waits for it.
             self.known.discard(request[0].sha)
-            unknown = Unconnected(f"{node} did not know {request[0].name}", node=node)
-            pending.tell(post, self._node, unknown)
+            unknown = Unconnected(f"{node} has not cached {request[0].name}", node=node)
+            pending.notify(post, self._node, unknown)
         elif text.startswith("NOSCRIPT"):
             serial = next(self._serials)
             self.expected.append((pending, post, request, serial, at))
             self.out.append(self.pack_in_full(request, serial))
             self.flush()
-        elif is_denial(text):
-            error = denial(text, [], request[1], node, self.target.user)
-            pending.tell(post, self._node, error)
+        elif is_acl_denial(text):
+            error = acl_error(text, [], request[1], node, self.target.user)
+            pending.notify(post, self._node, error)
         else:
-            pending.tell(post, self._node, refusal(text, node))
+            pending.notify(post, self._node, error_for_reply(text, node))

@@ -1,7 +1,7 @@
-"""Connections to several nodes, which are sent a request at the same time.
+"""Connections to several nodes that receive a request at the same time.
 
-The request is written to all of them; then replies are read from whichever has some, until enough
-have arrived. So a round takes as long as the quicker half of the nodes needs.
+A thread writes the request to all nodes. Then it reads replies from any of them until enough have
+arrived. So a round takes as long as a majority of the nodes needs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from holdfast.wire.blocking_connection import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.clock import now
-from holdfast.wire.link import CAN_SPIN, QUICK, SPIN
 from holdfast.wire.node_connection import LATE_AFTER, NodeConnection, PendingPosts
-from holdfast.wire.packing import by_sha, serials
+from holdfast.wire.packing import pack_evalsha, serials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.port import Heard, Post
+    from holdfast.port import OnReply, Post
     from holdfast.wire.node_connection import Readable
     from holdfast.wire.target import Target
 
 GRACE = 0.2
-"""Seconds to wait for the slower nodes once a majority is connected, at the beginning; and for
-replies before the pool is closed."""
+"""Seconds to wait for slower nodes: at the first connect, once a majority is connected; and for
+late replies before the pool is closed."""
 
 
 class NodePool:
@@ -40,13 +40,13 @@ class NodePool:
     def __init__(self, targets: Sequence[Target], timeout: float) -> None:
         self.timeout = timeout
         self.mutex = threading.RLock()
-        """For opening connections. `Condition` would not do: an interrupt may strike inside it."""
+        """Guards the opening of connections. An interrupt inside a `Condition` could break it."""
         self.on_opened: list[SimpleQueue[None]] = []
-        """What wakes each thread that waits for connections."""
+        """One queue per thread that waits for connections, to wake it."""
         self.serials = serials()
         self.poll = select.poll()
         self.readable: dict[int, Readable] = {}
-        """By the number of the socket."""
+        """By file descriptor."""
         self.unready: set[NodeConnection] = set()
         self.connections = [NodeConnection(self, *each) for each in enumerate(targets)]
         self.unready.update(self.connections)
@@ -54,59 +54,59 @@ class NodePool:
         self._quick = False
         self._spin_until = 0.0
         self._waited = False
-        """A majority was waited for once."""
+        """Whether the first wait for a majority is over."""
 
     def __del__(self) -> None:
-        # The connections refer to each other, and would otherwise wait for the garbage collector.
+        # Reference cycles would otherwise keep the connections open until a garbage collection.
         self.close()
 
     def close(self) -> None:
-        """Close all connections, from any thread."""
+        """Close all connections. Any thread may call it."""
         for each in self.connections:
             each.close()
 
     def interrupt(self) -> None:
-        """Close all connections, and tell that to every caller that expects a reply."""
+        """Close all connections, and report `Interrupted` to every waiting caller."""
         for each in self.connections:
             each.interrupt()
 
-    def ask(
+    def send_all(
         self,
         posts: Sequence[Post],
         timeout: float,
-        on_reply: Heard,
-        meanwhile: Callable[[], float] | None = None,
+        on_reply: OnReply,
+        on_tick: Callable[[], float] | None = None,
     ) -> None:
-        """As `Nodes.ask`, blocking."""
+        """As `Nodes.send_all`, blocking."""
         at = now()
         end = at + timeout
         pending = PendingPosts(posts, on_reply)
         try:
             if self.unready:
-                self._connect(end, meanwhile)
+                self._connect(end, on_tick)
             self._post(pending, posts, at)
             self._flush()
             if timeout:
-                self._read(pending, end, meanwhile, spin=meanwhile is None)
+                self._read(pending, end, on_tick, spin=on_tick is None)
         except BaseException:
             self.interrupt()
             raise
 
     def _post(self, pending: PendingPosts, posts: Sequence[Post], at: float) -> None:
-        """Give each connection what it has to send."""
+        """Queue the requests on their connections, and expect the replies."""
         connections = self.connections
         for each in connections:
             if each.expected and at - each.expected[0][4] > LATE_AFTER:
-                self._serve(0)  # a reply may have arrived that was not read yet
+                self._serve(0)  # the late reply may have arrived, unread
                 break
         for number, (nodes, request) in enumerate(posts):
             serial, sha = next(self.serials), request[0].sha
-            packed = by_sha(*request, serial)
+            packed = pack_evalsha(*request, serial)
             expected = pending, number, request, serial, at
             for node in nodes:
                 each = connections[node]
                 if (each.expected and not each.accepts(at, pending.thread)) or each.sock is None:
-                    pending.tell(number, node, each.unavailable())
+                    pending.notify(number, node, each.unavailable())
                     continue
                 each.expected.append(expected)
                 known = sha in each.known
@@ -118,19 +118,23 @@ class NodePool:
                 each.flush()
 
     def _serve(self, milliseconds: int) -> None:
-        """Wait for that long, at most, until something can be read or sent, and do it."""
+        """Wait at most `milliseconds` for sockets that are ready, and serve them."""
         for number, event in self.poll.poll(milliseconds):
             self.readable[number].serve(event)
 
     def drain(self) -> None:
-        """Read the replies that arrive within a moment."""
+        """Read late replies for at most `GRACE` seconds."""
         end = now() + GRACE
         while any(each.expected for each in self.connections) and now() < end:
             self._serve(math.ceil(GRACE * 1000))
 
-    def _connect(self, end: float, meanwhile: Callable[[], float] | None) -> None:
-        """Wait for a majority of the connections; use as many as there are."""
-        grace = now() + GRACE
+    def _connect(self, end: float, on_tick: Callable[[], float] | None) -> None:
+        """Open missing connections. Wait for a majority only the first time or if it is missing.
+
+        Waits until shortly before `end`, so that the nodes that are connected can still reply.
+        """
+        at = now()
+        grace, end = at + GRACE, end - min(GRACE, max(0.0, end - at) / 2)
         opened: SimpleQueue[None] = SimpleQueue()
         self.on_opened.append(opened)
         try:
@@ -138,7 +142,7 @@ class NodePool:
                 return
             while any(each.opening for each in self.connections):
                 limit = min(end, grace) if self._ready() >= self._majority else end
-                due = meanwhile() if meanwhile is not None else math.inf
+                due = on_tick() if on_tick is not None else math.inf
                 if now() >= limit:
                     break
                 with contextlib.suppress(Empty):
@@ -146,13 +150,13 @@ class NodePool:
             self._waited = True
             self._ready()
         except BaseException:
-            self.unready.update(self.connections)  # one of them may just have been removed
+            self.unready.update(self.connections)  # `NodeConnection.ready` was interrupted
             raise
         finally:
             self.on_opened.remove(opened)
 
     def _ready(self, *, open_others: bool = False) -> int:
-        """Count the connections that can be used; begin to use those that were just opened."""
+        """Return the number of usable connections. Start to use those that were just opened."""
         ready = 0
         for each in self.connections:
             with self.mutex:
@@ -166,13 +170,13 @@ class NodePool:
         self,
         pending: PendingPosts,
         end: float,
-        meanwhile: Callable[[], float] | None = None,
+        on_tick: Callable[[], float] | None = None,
         *,
         spin: bool,
     ) -> None:
-        """Read replies until enough have arrived; at `end` give up those that are missing.
+        """Read replies until enough have arrived. Report missing ones as unknown at `end`.
 
-        Before it sleeps it calls `meanwhile`, which returns until when it may.
+        It calls `on_tick` before each sleep, which lasts at most until the time that it returns.
         """
         if pending.over:
             return
@@ -183,26 +187,26 @@ class NodePool:
             if clock() < self._spin_until:
                 found = poll(0)
                 if not found:
-                    os.sched_yield()  # the servers may be waiting for this very core
+                    os.sched_yield()  # a server may need this CPU
                     continue
             else:
-                due = meanwhile() if meanwhile is not None else end
-                if pending.over:  # `_post` may have read the replies to it
+                due = on_tick() if on_tick is not None else end
+                if pending.over:  # `on_tick` may have read the replies
                     return
                 left = end - now()
                 if left <= 0:
                     self._give_up(pending)
                     return
-                found = self._rest(max(0, math.ceil(min(left, due - now()) * 1000)))
+                found = self._poll_sockets(max(0, math.ceil(min(left, due - now()) * 1000)))
             for number, event in found:
                 readable[number].serve(event)
         self._quick = CAN_SPIN and clock() - sent_at < len(self.connections) * QUICK
 
-    def _rest(self, milliseconds: int) -> list[tuple[int, int]]:
-        """Sleep for that long, at most, until there is something to do."""
+    def _poll_sockets(self, milliseconds: int) -> list[tuple[int, int]]:
+        """Sleep for at most `milliseconds`, until a socket is ready."""
         return self.poll.poll(milliseconds)
 
     def _give_up(self, pending: PendingPosts) -> None:
-        """Expect no further reply."""
+        """Report all missing replies as `OutcomeUnknown`."""
         for each in self.connections:
             each.give_up(pending)

@@ -1,9 +1,9 @@
-"""Requests as bytes, and answers that say which request they are of.
+"""Requests as bytes, and the serial that matches a reply to its request.
 
-Answers come in the order of the requests, so counting is enough, unless something between here and
-the server loses an answer or sends one twice: then every later one would go to the wrong caller,
-and somebody would believe in another's lock. So each request carries a serial, and its answer ends
-with it. The numbers go round; what matters is that neighbours differ.
+Replies arrive in the order of the requests, so counting them would be enough. But a proxy may lose
+a reply or send it twice. Then every later reply would go to the wrong caller, and a caller would
+consider itself the holder of another's lock. So each request carries a serial, and its reply ends
+with it. Serials repeat after 1000 requests; it is enough that neighbours differ.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
 Command: TypeAlias = tuple["str | bytes", ...]
 
-pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub says one word
+pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is too narrow
 """Pack one command.
 
-Bytes and strings only: hiredis 3.5 converts a number with `str`, which runs signal handlers. If one
-of them raises, hiredis goes on with a null pointer, and the process dies of SIGSEGV.
+Its parts must be bytes or str. hiredis 3.5 converts a number with `str`, which runs signal
+handlers. If a handler raises, hiredis continues with a null pointer, and the process crashes.
 """
 
 
 class CommandPacker:
-    """Packs what redis-py sends by itself while it connects, such as SELECT with a number."""
+    """Packs the commands that redis-py sends while it connects, such as SELECT with a number."""
 
     def pack(self, *words: object) -> list[bytes]:
         """Pack one command; as redis-py's `command_packer`."""
         return [pack(tuple(w if isinstance(w, (str, bytes)) else str(w) for w in words))]
 
 
-class StrayAnswer(Exception):  # noqa: N818 - it is one
-    """An answer came that was not to the request whose turn it was."""
+class UnexpectedReply(Exception):  # noqa: N818 - the name is clear
+    """A reply does not belong to the request that is next in order."""
 
-    def __str__(self) -> str:
-        return "an answer to another request came"
+    def __init__(self, what: str = "received the reply to another request") -> None:
+        super().__init__(what)
 
 
 def serials() -> Iterator[bytes]:
-    """Count the requests of one connection, in three digits."""
+    """Return the serials of one connection: three digits, counting up."""
     return cycle([b"%03d" % number for number in range(1000)])
 
 
-def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:
-    """Pack the call of a script that the server should know."""
-    if len(args) == 2:  # noqa: PLR2004 - a plain lock's
-        # Most of it is the same each time: putting it together takes less than half of packing it.
+def pack_evalsha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:
+    """Pack an EVALSHA: the call of a script that the server should have cached."""
+    if len(args) == 2:  # noqa: PLR2004 - token and ttl of a plain lock
+        # Most parts are packed in advance. Joining them takes less than half the time of `pack`.
         token, ttl = args[0].encode(), args[1].encode()
         return b"*%d\r\n%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n$3\r\n%b\r\n" % (
-            len(keys) + 6,
+            len(keys.names) + 6,
             script.packed,
             keys.packed,
             len(token),
@@ -68,15 +68,19 @@ def by_sha(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> 
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, serial))
 
 
-def by_text(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:
-    """Pack the call of a script that the server did not know."""
+def pack_eval(script: Script, keys: Keys, args: tuple[str, ...], serial: bytes) -> bytes:
+    """Pack an EVAL: the call of a script that the server has not cached."""
     return pack(("EVAL", script.text, str(len(keys)), *keys, *args, serial))
 
 
-def opened(answer: object, serial: bytes) -> Reply:
-    """Take what a script answered out of the answer to the request with this serial."""
-    if type(answer) is bytes and answer[-3:] == serial and answer[:-3].isdigit():
-        return int(answer[:-3])
-    if type(answer) is list and answer and answer.pop() == serial:
-        return answer
-    raise StrayAnswer
+def decode_reply(raw: object, serial: bytes) -> Reply:
+    """Return what the script returned, without the serial of its request.
+
+    Raises:
+        UnexpectedReply: the reply does not end with this serial.
+    """
+    if type(raw) is bytes and raw[-3:] == serial and raw[:-3].isdigit():
+        return int(raw[:-3])
+    if type(raw) is list and raw and raw.pop() == serial:
+        return raw
+    raise UnexpectedReply

@@ -1,18 +1,23 @@
-"""Which process this is, what a forked child must not keep of its parent, and which threads live.
+"""Forks and threads: what a forked child replaces, and whether a thread is running.
 
-A process is known by a generation and not by its pid: a grandchild may have the same pid as a
-process that has ended, and would then consider itself the holder of its leases.
+A process is identified by its generation, not by its pid. A grandchild may have the pid of a
+process that has ended, and would consider itself the holder of that process's leases.
 
-All that belongs to one process (token factories, locks, threads, connections) is replaced in a
-forked child before the first line of the child's code runs. The child has one thread at that time,
-so no thread can draw a token from the parent's factory, or see anything half replaced.
+A forked child replaces everything that belongs to one process (token factories, mutexes, threads,
+connections) before the first line of user code runs. At that time the child has one thread. So
+no thread can use the parent's token factory, or see a state that is half replaced.
+
+`encodings.idna` is imported here because Python imports it when it first resolves a host name. A
+child that is forked while another thread imports it would wait for that import forever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - see below
 import os
 import socket
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,48 +31,48 @@ if TYPE_CHECKING:
 _forks: list[None] = []
 
 generation: Callable[[], int] = _forks.__len__
-"""How many forks lie between this process and the one that began Python."""
+"""Return the number of forks between this process and the one that started Python."""
 
 
 _resets: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
-"""Per object its method. A WeakMethod would print a traceback at the end of the interpreter."""
+"""The reset method of each object. A WeakMethod would print a traceback at interpreter exit."""
 _connections: weakref.WeakSet[socket.socket | StreamWriter] = weakref.WeakSet()
 
 
 def reset_after_fork(reset: Callable[[], None]) -> None:
-    """Have a method called in each forked child, for as long as its object lives.
+    """Call this bound method in each forked child while its object exists.
 
-    One method per object, which must be equal to no other object. The entry is made in one step: a
-    fork in another thread finds all of it or nothing.
+    An object can register one method, and must not equal another object. Registering is atomic: a
+    fork in another thread sees all of it or nothing.
     """
     _resets[reset.__self__] = reset.__func__  # type: ignore[attr-defined]  # a bound method
 
 
 def close_after_fork(connection: socket.socket | StreamWriter) -> None:
-    """Have a connection closed in each forked child; the parent's stays as it is.
+    """Close a connection in each forked child. The connection of the parent stays open.
 
-    Otherwise the server would count a dead process as a subscriber while a child of it lives.
+    Otherwise the server would count a dead process as a subscriber while one of its children runs.
     """
     _connections.add(connection)
 
 
 def _close_inherited() -> None:
-    """Close the parent's connections here, without sending anything to the server.
+    """Close the inherited connections in this child, without sending anything to the server.
 
-    Each descriptor is replaced by one of /dev/null, and stays in use: whatever still has it (a
-    socket, TLS, an event loop) may use and close it without touching the parent's connection, a
-    later file of this process, or what the parent's event loop watches.
+    Each descriptor is replaced by one of /dev/null, and stays open. A socket, TLS object or event
+    loop that still has it can use and close it. That affects neither the parent's connection, nor
+    a new file of this process, nor the epoll set of the parent's event loop.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for connection in list(_connections):
-        with contextlib.suppress(Exception):  # one that is half made or half closed
+        with contextlib.suppress(Exception):  # it may be half opened or half closed
             os.dup2(nowhere, _descriptor(connection), inheritable=False)
     os.close(nowhere)
     _connections.clear()
 
 
 def _descriptor(connection: socket.socket | StreamWriter) -> int:
-    """The descriptor of a connection; -1 if it is closed, even if it still sends what is left."""
+    """Return the descriptor of a connection; -1 if it is closed, even if it still sends data."""
     if isinstance(connection, socket.socket):
         return connection.fileno()
     number: int = connection.get_extra_info("socket").fileno()
@@ -76,16 +81,16 @@ def _descriptor(connection: socket.socket | StreamWriter) -> int:
 
 def _begin_in_child() -> None:
     _forks.append(None)
-    with contextlib.ExitStack() as everything:  # all of it, even if some of it fails
+    with contextlib.ExitStack() as everything:  # run all resets, even if one fails
         for owner, reset in list(_resets.items()):
             everything.callback(reset, owner)
-        # Pushed last, done first: a reset drops connections, and an asyncio transport that is
-        # dropped stops watching its descriptor, in the epoll instance that the parent uses too.
+        # Registered last, runs first. A reset drops connections. A dropped asyncio transport
+        # removes its descriptor from the epoll set, which the child shares with its parent.
         everything.callback(_close_inherited)
 
 
-def unnoticed_fork() -> ConfigurationError:
-    """Make the error for a process that was forked without Python's fork handlers."""
+def unhandled_fork_error() -> ConfigurationError:
+    """Return the error for a process that was forked without Python's fork handlers."""
     return ConfigurationError(
         "this process was forked without Python's fork handlers, so its locks would be those of "
         "its parent: with uWSGI, set py-call-osafterfork = true or lazy-apps = true; elsewhere, "
@@ -97,40 +102,60 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_in_child)
 
 
-class _Life:
-    """What ends with a thread."""
+class _ThreadLifetime:
+    """An object that is destroyed when its thread ends."""
 
 
 class _ThisThread(threading.local):
-    """The calling thread, whoever began it."""
+    """The lifetime of the calling thread."""
 
     def __init__(self) -> None:
-        self._life = _Life()
-        self.life = weakref.ref(self._life)
+        self._lifetime = _ThreadLifetime()
+        self.lifetime = weakref.ref(self._lifetime)
 
 
 THIS_THREAD = _ThisThread()
 
 
 class Worker(threading.Thread):
-    """A thread beside those of the user, of which is known whether it lives.
+    """A daemon thread with a reliable `is_running` and `start`.
 
-    `is_alive` will not do: up to Python 3.12 it says no for ever once Ctrl-C has struck whoever
-    joins the thread, although that goes on. Asking takes no lock: it is done in signal handlers,
-    and with the locks of others held.
+    Up to Python 3.12, `is_alive` returns False for a running thread, permanently, after Ctrl-C has
+    interrupted a thread that joins it. `is_running` takes no mutex, so signal handlers can read it,
+    and so can threads that hold any mutex.
     """
 
-    _life: weakref.ref[_Life] | None = None
+    _lifetime: weakref.ref[_ThreadLifetime] | None = None
 
     def __init__(self, work: Callable[..., object], *args: object, name: str) -> None:
         super().__init__(target=work, args=args, name=name, daemon=True)
 
+    def start(self) -> None:
+        """Start the thread; as `threading.Thread.start`, but an interrupt stays an interrupt.
+
+        `Thread.start` waits in a `Condition`. Ctrl-C there, while the mutex is released, becomes a
+        RuntimeError, as if no thread could be started.
+        """
+        handled = sys.exception()  # by the caller: it is no interrupt of this start
+        try:
+            super().start()
+        except RuntimeError as error:
+            cause = error.__context__
+            while cause is not None and cause is not handled:
+                if not isinstance(cause, Exception):
+                    raise cause from None
+                cause = cause.__context__
+            raise
+
     def run(self) -> None:
-        """Work."""
-        self._life = THIS_THREAD.life
+        """Run the target function."""
+        self._lifetime = THIS_THREAD.lifetime
         super().run()
 
     @property
-    def lives(self) -> bool:
-        """Whether it has begun and is not over; one whose start was interrupted may never begin."""
-        return self.ident is not None and (self._life is None or self._life() is not None)
+    def is_running(self) -> bool:
+        """Whether it has started and not ended.
+
+        If its start was interrupted, it may count as not running, and run later.
+        """
+        return self.ident is not None and (self._lifetime is None or self._lifetime() is not None)

@@ -1,8 +1,8 @@
-"""The primary of a service that Sentinels watch over: another server after each failover.
+"""The primary of a Sentinel service, which may be another server after each failover.
 
-Each connect asks the Sentinels, in turn, where the primary is, and goes there. When that is another
-server than the last time, whoever has connections to the old one is told: a server that was
-replaced may keep its connections open, take requests for a while, and never speak to us again.
+Each connect asks the Sentinels in turn for the address of the primary. If it has changed, all
+observers are notified. They disconnect from the old server: it may keep connections open and accept
+requests for a while, but it does not publish the grants of the new primary.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
-from holdfast.wire.addresses import SENTINEL_FORM, addresses_in
+from holdfast.wire.addresses import SENTINEL_FORM, parse_addresses
 from holdfast.wire.clock import now
 from holdfast.wire.diagnosis import NO_REPLY
-from holdfast.wire.given import from_settings
-from holdfast.wire.given import from_url as server_from_url
-from holdfast.wire.guard import watch
+from holdfast.wire.error_replies import error_for_reply
+from holdfast.wire.guard import check_restart
 from holdfast.wire.process import reset_after_fork
-from holdfast.wire.refusals import refusal
-from holdfast.wire.target import ServerTarget, nothing
+from holdfast.wire.server_argument import from_settings
+from holdfast.wire.server_argument import from_url as server_from_url
+from holdfast.wire.target import ServerTarget, no_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from holdfast.wire.target import Endpoint, Follower, Greeting
+    from holdfast.wire.target import Endpoint, FailoverObserver, Handshake
 
 Address: TypeAlias = tuple[str, int]
-_Step: TypeAlias = "tuple[ServerTarget, float, Greeting[Any]]"
+_ConnectStep: TypeAlias = "tuple[ServerTarget, float, Handshake[Any]]"
 
-LEAST = 0.05
-"""Seconds that the primary itself is given, however long the Sentinels took."""
+MIN_CONNECT_TIMEOUT = 0.05
+"""The shortest timeout for the connect to the primary, in seconds, after slow Sentinels."""
 
 
-class Primary:
-    """A target that is found anew at each connect, and never before its guard was asked."""
+class SentinelTarget:
+    """A target that looks up the primary at each connect, and checks it for a restart."""
 
     prepare = None
 
@@ -43,22 +43,22 @@ class Primary:
         self, sentinels: list[ServerTarget], service: str, server: ServerTarget, longest_ttl: float
     ) -> None:
         self._sentinels = sentinels
-        """The one that answered last comes first."""
+        """The Sentinel that replied last is the first."""
         self._service = service
         self._server = server
-        """What is known of all its servers: how to connect to one, but not where."""
+        """The settings for all servers of the service, with a placeholder address."""
         self.longest_ttl = longest_ttl
         self._endpoint: Endpoint | None = None
-        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
-        self._begin()
-        reset_after_fork(self._begin)
+        self._observers: weakref.WeakSet[FailoverObserver] = weakref.WeakSet()
+        self._reset()
+        reset_after_fork(self._reset)
 
-    def _begin(self) -> None:
-        self._mutex = threading.RLock()  # a signal handler may connect
+    def _reset(self) -> None:
+        self._mutex = threading.RLock()  # re-entrant: a signal handler may connect
 
     @property
     def node(self) -> str:
-        """The service, and where its primary was last found."""
+        """The service, and the last known address of its primary, for messages."""
         where = (
             "" if self._endpoint is None else f", last at {self._endpoint[0]}:{self._endpoint[1]}"
         )
@@ -66,45 +66,45 @@ class Primary:
 
     @property
     def user(self) -> str:
-        """The user that the servers know us as."""
+        """The user name for authentication and ACL rules."""
         return self._server.user
 
-    def refusal(self, text: str) -> HoldfastError:
-        """Turn an error reply into the error to raise: another may take its place."""
-        return refusal(text, self.node, moves=True)
+    def error_for_reply(self, text: str) -> HoldfastError:
+        """Convert an error reply to the exception to raise. READONLY is temporary here."""
+        return error_for_reply(text, self.node, can_fail_over=True)
 
-    def too_slow(self) -> NodeUnavailable:
-        """Say that a connection was not ready in time."""
+    def timeout_error(self) -> NodeUnavailable:
+        """Return the error for a connection that was not ready in time."""
         return NodeUnavailable(f"cannot reach {self.node}: {NO_REPLY}", node=self.node)
 
-    def followed_by(self, follower: Follower) -> None:
-        """Have it told when the primary is another one."""
+    def observe_failover(self, observer: FailoverObserver) -> None:
+        """Notify the observer when the primary has changed."""
         with self._mutex:
-            self._followers.add(follower)
+            self._observers.add(observer)
 
     def connect(
         self,
         timeout: float,
         *,
         prepare: bool = True,  # noqa: ARG002 - there is nothing to prepare
-        judged: bool = True,
+        verify: bool = True,
     ) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a blocking connection to the primary; as `Target.connect`.
 
-        Not `judged`, its guard is not asked, which would leave its mark there.
+        Without `verify`, nothing is written to the server: `guard.check_restart` stores its mark.
         """
-        search = self._search(timeout, guarded=judged)
+        search = self._search(timeout, guarded=verify)
         connection = None
         try:
-            server, limit, greeting = next(search)
+            server, limit, handshake = next(search)
             while True:
                 try:
-                    connection, found = server.open(limit, greeting)
+                    connection, found = server.open(limit, handshake)
                 except HoldfastError as error:
-                    server, limit, greeting = search.throw(error)
+                    server, limit, handshake = search.throw(error)
                 else:
-                    server, limit, greeting = search.send(found)
-                    connection.disconnect()  # it was a Sentinel's
+                    server, limit, handshake = search.send(found)
+                    connection.disconnect()  # from a Sentinel
         except StopIteration:
             return connection
 
@@ -113,39 +113,45 @@ class Primary:
         search = self._search(timeout)
         connection: Any = None
         try:
-            server, limit, greeting = next(search)
+            server, limit, handshake = next(search)
             while True:
                 try:
-                    connection, found = await server.open_async(limit, greeting)
+                    connection, found = await server.open_async(limit, handshake)
                 except HoldfastError as error:
-                    server, limit, greeting = search.throw(error)
+                    server, limit, handshake = search.throw(error)
                 else:
-                    server, limit, greeting = search.send(found)
+                    server, limit, handshake = search.send(found)
                     await connection.disconnect(nowait=True)
         except StopIteration:
             return connection
 
-    def _search(self, timeout: float, *, guarded: bool = True) -> Generator[_Step, Any, None]:
-        """Say whom to connect to next and what to say there; the last one is the primary.
+    def _search(
+        self, timeout: float, *, guarded: bool = True
+    ) -> Generator[_ConnectStep, Any, None]:
+        """Yield the servers to connect to, with timeout and handshake; the last is the primary.
 
-        Is sent what was found out, or has thrown into it why there is no connection.
+        The caller sends the result of the handshake, or throws the error of the connect.
         """
         end = now() + timeout
-        host, port = yield from self._ask(timeout / (len(self._sentinels) + 1))
+        host, port = yield from self._query_sentinels(timeout / (len(self._sentinels) + 1))
         server = self._server.at(host, port)
-        guard: Greeting[Any] = watch(server.node, server.user, self.longest_ttl)
-        yield server, max(LEAST, end - now()), guard if guarded else nothing()
-        self._found((host, port))
+        guard: Handshake[Any] = check_restart(server.node, server.user, self.longest_ttl)
+        yield server, max(MIN_CONNECT_TIMEOUT, end - now()), guard if guarded else no_handshake()
+        self._set_endpoint((host, port))
 
-    def _ask(self, share: float) -> Generator[_Step, Address, Address]:
+    def _query_sentinels(self, share: float) -> Generator[_ConnectStep, Address, Address]:
         failures: list[HoldfastError] = []
         for sentinel in list(self._sentinels):
             try:
-                address = yield sentinel, share, _whereabouts(self._service, sentinel.node)
+                address = yield (
+                    sentinel,
+                    share,
+                    _query_primary_address(self._service, sentinel.node),
+                )
             except HoldfastError as error:
                 failures.append(error)
                 continue
-            # Any order will do; so it does not matter if two do this at once.
+            # A race of two threads is harmless: any order is valid.
             others = [each for each in self._sentinels if each is not sentinel]
             self._sentinels = [sentinel, *others]
             return address
@@ -153,73 +159,73 @@ class Primary:
             raise failures[0]
         why = "; ".join(str(failure) for failure in failures)
         raise NodeUnavailable(
-            f"no Sentinel says where the primary of {self._service!r} is: {why}",
+            f"no Sentinel returned the address of the primary of {self._service!r}: {why}",
             node=self.node,
         )
 
-    def _found(self, endpoint: Endpoint) -> None:
+    def _set_endpoint(self, endpoint: Endpoint) -> None:
         with self._mutex:
             before, self._endpoint = self._endpoint, endpoint
-            followers = list(self._followers)
+            observers = list(self._observers)
         if before is not None and before != endpoint:
-            for follower in followers:
-                follower.moved(endpoint)
+            for observer in observers:
+                observer.endpoint_changed(endpoint)
 
 
-def _whereabouts(service: str, node: str) -> Greeting[Address]:
-    """Ask a Sentinel where the primary is.
+def _query_primary_address(service: str, node: str) -> Handshake[Address]:
+    """Ask a Sentinel for the address of the primary.
 
     Raises:
-        NodeUnavailable: it does not know now.
-        ConfigurationError: it is no Sentinel, or knows no such service.
+        NodeUnavailable: it refuses.
+        ConfigurationError: it is no Sentinel, or does not know the service.
     """
-    answer = yield "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service
-    if isinstance(answer, list):
-        return answer[0].decode(), int(answer[1])
-    if isinstance(answer, Exception):
-        if "unknown command" in str(answer):
+    reply = yield "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service
+    if isinstance(reply, list):
+        return reply[0].decode(), int(reply[1])
+    if isinstance(reply, Exception):
+        if "unknown command" in str(reply):
             raise ConfigurationError(
-                f"{node} is not a Sentinel: for a server that stands alone write redis://host:port"
+                f"{node} is not a Sentinel: for a standalone server write redis://host:port"
             )
-        raise NodeUnavailable(f"{node} refused: {answer}", node=node)
+        raise NodeUnavailable(f"{node} refused: {reply}", node=node)
     watched = yield "SENTINEL", "MASTERS"
     names = [dict(zip(each[::2], each[1::2], strict=False)).get(b"name") for each in watched]
     known = " or ".join(repr(name.decode()) for name in names if name) or "nothing yet"
-    raise ConfigurationError(
-        f"{node} watches over {known}, not over {service!r}: write {SENTINEL_FORM}"
-    )
+    raise ConfigurationError(f"{node} monitors {known}, not {service!r}: write {SENTINEL_FORM}")
 
 
-def from_url(url: str, longest_ttl: float) -> Primary | None:
-    """Read the URL of Sentinels; None if it is another one.
+def from_url(url: str, longest_ttl: float) -> SentinelTarget | None:
+    """Parse a Sentinel URL. Return None for any other URL.
 
     Raises:
-        ConfigurationError: it is one, and cannot be read.
+        ConfigurationError: it is an invalid Sentinel URL.
     """
-    addresses = addresses_in(url)
+    addresses = parse_addresses(url)
     if addresses is None or addresses.kind != "sentinel":
         return None
     sentinels = [server_from_url(addresses.sentinel_url_of(*seed)) for seed in addresses.seeds]
     server = server_from_url(addresses.url_of("localhost", 0))
-    return Primary(sentinels, addresses.service, server, longest_ttl)
+    return SentinelTarget(sentinels, addresses.service, server, longest_ttl)
 
 
-def from_pool(pool: Any, given: object, longest_ttl: float) -> Primary | None:  # noqa: ANN401 - redis-py's
-    """Take over the Sentinels of a redis-py or valkey-py client; None if it has none.
+def from_pool(pool: Any, given: object, longest_ttl: float) -> SentinelTarget | None:  # noqa: ANN401 - redis-py's
+    """Copy the Sentinel settings of a redis-py or valkey-py client. Return None if it has none.
 
     Raises:
-        ConfigurationError: it does not lead to a primary.
+        ConfigurationError: it connects to replicas, or names no service.
     """
     advice = 'give what Sentinel(...).master_for("service") returns'
     if hasattr(given, "discover_master"):
-        raise ConfigurationError(f"a Sentinel knows many services: {advice}")
+        raise ConfigurationError(f"a Sentinel object does not name a service: {advice}")
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
         return None
     if not pool.is_master:
-        raise ConfigurationError(f"this client reads from replicas, which keep no locks: {advice}")
+        raise ConfigurationError(
+            f"this client connects to replicas, which cannot keep locks: {advice}"
+        )
     pools = [sentinel.connection_pool for sentinel in manager.sentinels]
-    return Primary(
+    return SentinelTarget(
         [from_settings(each.connection_class, each.connection_kwargs) for each in pools],
         pool.service_name,
         from_settings(pool.connection_class, pool.connection_kwargs),

@@ -1,4 +1,4 @@
-"""The connection of an event loop to one server, with scripts of the user and with replicas."""
+"""The connection of an event loop to one server, with user scripts and replication."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import hiredis
 
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.wire.clock import now
-from holdfast.wire.copies import confirmed, wait_for
-from holdfast.wire.multiplexed import Future, Multiplexer
-from holdfast.wire.packing import StrayAnswer, by_sha, by_text, opened, pack
-from holdfast.wire.sealed import check_seal, run_script, seal
+from holdfast.wire.echo_framing import check_echo, pack_echo, run_user_script
+from holdfast.wire.error_echo import ErrorEcho
+from holdfast.wire.multiplexer import Future, Multiplexer
+from holdfast.wire.packing import UnexpectedReply, decode_reply, pack, pack_eval, pack_evalsha
+from holdfast.wire.replication import check_replication, pack_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -20,101 +21,114 @@ if TYPE_CHECKING:
     from holdfast.keys import Keys
     from holdfast.port import Reply, Request
     from holdfast.scripts import Script
+    from holdfast.wire.echo_framing import Step
     from holdfast.wire.packing import Command
-    from holdfast.wire.sealed import Step
 
-TURNS = 4
-"""Turns of the loop within which it notices that a connection has ended."""
+CLOSE_DETECTION_ITERATIONS = 4
+"""Iterations of the loop within which it detects that a connection has ended."""
 
 
 class ServerMultiplexer(Multiplexer):
-    """What only a single server is asked for."""
+    """A multiplexer with the requests that only a single server or cluster node receives."""
 
-    async def call_copied(
+    async def call_replicated(
         self, script: Script, keys: Keys, args: tuple[str, ...], timeout: float
     ) -> Reply:
-        """Run a script whose answer counts once enough replicas have what it wrote.
+        """Run a script, and wait until enough replicas have its writes.
 
-        Until then nothing else is answered on this connection: give such calls one of their own.
+        WAIT blocks the connection, so use a dedicated connection for such calls.
         """
         give_up = now() + timeout
         if self._transport is None:
             give_up = await self.open(timeout)
-        for pack_script in (by_sha, by_text):
-            serial, wait = next(self._serials), wait_for(keys.replicas, max(0.0, give_up - now()))
-            asked = self._ask(pack_script(script, keys, args, serial), give_up)
+        for pack_script in (pack_evalsha, pack_eval):
+            serial, wait = next(self._serials), pack_wait(keys.replicas, max(0.0, give_up - now()))
+            future = self._send_raw(pack_script(script, keys, args, serial), give_up)
             try:
-                answer, copies = await asyncio.gather(asked, self._ask(wait, give_up))
+                raw, acked = await asyncio.gather(future, self._send_raw(wait, give_up))
             except OutcomeUnknown as error:
-                self._give_up(error)  # all behind it would only wait for its WAIT
+                self._abort(error)  # its WAIT blocks all later requests
                 raise
-            if not str(answer).startswith("NOSCRIPT"):
+            if isinstance(raw, hiredis.ReplyError):
+                await self._confirm_error(str(raw), give_up)
+            if not str(raw).startswith("NOSCRIPT"):
                 break
-        if isinstance(answer, hiredis.ReplyError):
+        if isinstance(raw, hiredis.ReplyError):
             refused: Future[Reply] = Future(loop=self.loop)
-            self._refused(str(answer), refused, give_up, keys)
+            self._handle_error_reply(str(raw), refused, give_up, keys)
             return await refused
         node, user = self._target.node, self._target.user
         try:
-            reply = confirmed(opened(answer, serial), copies, keys.replicas, node, user)
-        except StrayAnswer as error:
-            self._give_up(error)
+            reply = check_replication(decode_reply(raw, serial), acked, keys.replicas, node, user)
+        except UnexpectedReply as error:
+            self._abort(error)
             raise self._unknown(error) from None
         if isinstance(reply, HoldfastError):
-            self._doubt(reply)
+            self._reconnect_if_failed_over(reply)
             raise reply
         return reply
+
+    async def _confirm_error(self, text: str, give_up: float) -> None:
+        """Raise `OutcomeUnknown` if this error reply may belong to another request."""
+        try:
+            echo = ErrorEcho(text, next(self._serials))
+            echo.check(await self._send_raw(echo.pack(), give_up))
+        except UnexpectedReply as error:
+            self._abort(error)
+            raise self._unknown(error) from None
 
     def step(
         self, script: Script, keys: Keys, args: tuple[str | bytes, ...], timeout: float
     ) -> Awaitable[Reply]:
-        """Run a script; as `StepPort.step`."""
-        if self._poll is not None and not self.unanswered and self._poll.poll(0):
-            return self._step_anew((script, keys, args), timeout)
+        """Run a script; as `AtomicPort.step`."""
+        if self._poll is not None and not self.pending and self._poll.poll(0):
+            return self._step_after_read((script, keys, args), timeout)
         if not script.serial:
-            return self._sealed((script, keys, args), timeout)
+            return self._run_framed((script, keys, args), timeout)
         return self.call(script, keys, cast("tuple[str, ...]", args), timeout)
 
-    async def _step_anew(self, step: Step, timeout: float) -> Reply:
-        """Let the loop first read what came although nothing was asked: mostly, it is the end."""
+    async def _step_after_read(self, step: Step, timeout: float) -> Reply:
+        """Let the loop read unexpected input first. Usually it is the end of the connection."""
         end, transport = now() + timeout, self._transport
-        for _ in range(TURNS):
+        for _ in range(CLOSE_DETECTION_ITERATIONS):
             if self._transport is not transport:
                 break
             await asyncio.sleep(0)
         if not step[0].serial:
-            return await self._sealed(step, max(0.0, end - now()))
+            return await self._run_framed(step, max(0.0, end - now()))
         return await self.call(*cast("Request", step), max(0.0, end - now()))
 
-    async def _sealed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
+    async def _run_framed(self, step: Step, timeout: float, before: bytes = b"") -> Reply:
         give_up, node = now() + timeout, self._target.node
-        said = run_script(step)
-        command = next(said)
+        dialogue = run_user_script(step)
+        command = next(dialogue)
         try:
             while True:
-                command = said.send(await self._ask_sealed(command, give_up, before))
+                command = dialogue.send(await self._send_framed(command, give_up, before))
         except StopIteration as done:
             reply = done.value
-        except (OutcomeUnknown, StrayAnswer) as error:
-            if isinstance(error, StrayAnswer):
-                self._give_up(error)
+        except (OutcomeUnknown, UnexpectedReply) as error:
+            if isinstance(error, UnexpectedReply):
+                self._abort(error)
             raise OutcomeUnknown(str(error), node=node) from None
         if isinstance(reply, hiredis.ReplyError):
             refused: Future[Reply] = Future(loop=self.loop)
-            self._refused(str(reply), refused, give_up, step[1])
+            self._handle_error_reply(str(reply), refused, give_up, step[1])
             return await refused
         if isinstance(reply, HoldfastError):
             raise reply
         return reply
 
-    async def _ask_sealed(self, command: Command, give_up: float, before: bytes) -> object:
-        # Again with each command: what went before it was refused, and changed nothing.
+    async def _send_framed(self, command: Command, give_up: float, before: bytes) -> object:
+        # Connect again if needed: an earlier command was rejected without any effect.
         if self._transport is None:
             await self.open(max(0.0, give_up - now()))
         serial = next(self._serials)
-        packed = [pack(command), seal(serial)]
-        # One after the other, with nothing in between.
-        asked = [self._ask(each, give_up) for each in ([before, *packed] if before else packed)]
-        *_, answer, sealed = await asyncio.gather(*asked)
-        check_seal(sealed, serial)
-        return answer
+        packed = [pack(command), pack_echo(serial)]
+        # The three must be adjacent.
+        futures = [
+            self._send_raw(each, give_up) for each in ([before, *packed] if before else packed)
+        ]
+        *_, raw, echo = await asyncio.gather(*futures)
+        check_echo(echo, serial)
+        return raw

@@ -1,8 +1,7 @@
-"""Where a node is and how to connect to it, from whatever the user gave.
+"""Targets: how to connect to a server, and what to check on a new connection.
 
-Connections are made by redis-py's own classes (TLS, passwords, unix sockets come with them), never
-borrowed from the user's client: from that only the settings of its connections are taken. Its
-timeouts, retries, decoding and protocol version do not matter here.
+The connection classes of redis-py open the connections, with TLS, passwords and unix sockets. A
+connection of the user's client is never used: `wire.server_argument` copies its settings.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from redis.retry import Retry
 from holdfast.errors import ConfigurationError, HoldfastError, NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.deadline import with_deadline
-from holdfast.wire.diagnosis import too_slow, why_unreachable
+from holdfast.wire.diagnosis import timeout_reason, unreachable_reason
+from holdfast.wire.error_replies import error_for_reply, quarantined, refuses_connection, wrong_role
 from holdfast.wire.packing import CommandPacker
-from holdfast.wire.refusals import is_turned_away, misplaced, quarantined, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -31,18 +30,21 @@ if TYPE_CHECKING:
     from holdfast.wire.packing import Command
 
 T = TypeVar("T")
-Greeting: TypeAlias = "Generator[Command, Any, T]"
-"""What is said on a new connection before it is used: yields commands, is sent their answers (an
-error reply as the exception that it is), and returns what was found out."""
+Handshake: TypeAlias = "Generator[Command, Any, T]"
+"""The commands that precede the first request on a new connection.
+
+A generator that yields commands, receives their replies, and returns a result. An error reply is
+sent into it as an exception object.
+"""
 
 Endpoint: TypeAlias = tuple[Any, Any]
-"""Where a connection leads: host and port, as far as it has them."""
+"""Host and port of the server; None for a unix socket."""
 
 PLAIN_REPLY = 0.05
-"""Seconds, of those for connecting, to find out whether a server that does not answer the TLS
-handshake answers without TLS."""
+"""Seconds of the connect timeout that are reserved to check whether a server that ignores the TLS
+handshake replies without TLS."""
 
-# redis-py announces itself with CLIENT SETINFO unless told not to; how to tell it has changed.
+# redis-py sends CLIENT SETINFO unless it is disabled. The argument for that differs by version.
 _QUIET: dict[str, None] = (
     {"driver_info": None}
     if "driver_info" in inspect.signature(threads.AbstractConnection.__init__).parameters
@@ -50,26 +52,26 @@ _QUIET: dict[str, None] = (
 )
 
 
-class Follower(Protocol):
-    """Whoever has connections that are worth nothing once the servers have changed their roles."""
+class FailoverObserver(Protocol):
+    """An object with connections that are useless after a failover."""
 
-    def moved(self, endpoint: Endpoint) -> None:
-        """Connections now lead to `endpoint`. Called from any thread; must not block."""
+    def endpoint_changed(self, endpoint: Endpoint) -> None:
+        """Handle a failover to `endpoint`. Called from any thread; must not block."""
 
 
 class Target(Protocol):
-    """What connections are made to."""
+    """A server, or the primary of a Sentinel service, that connections are opened to."""
 
     @property
     def longest_ttl(self) -> float:
-        """Seconds that a lock may have at most, for whoever takes this server's place counts on it.
+        """The longest ttl of a lock, in seconds. The quarantine after a failover relies on it.
 
-        Infinite: nobody takes its place.
+        It is infinite if no failover can happen.
         """
 
     @property
     def prepare(self) -> Callable[[], object] | None:
-        """Called before each connect; may block, and raises when there is nothing to connect to."""
+        """Called before each connect, e.g. to start the embedded server. It may block and raise."""
 
     @property
     def node(self) -> str:
@@ -77,111 +79,116 @@ class Target(Protocol):
 
     @property
     def user(self) -> str:
-        """The user that the server knows us as."""
+        """The user name for authentication and ACL rules."""
 
-    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
-        """Open a blocking connection, ready for use; not `judged`, to whatever is there.
+    def connect(self, timeout: float, *, prepare: bool = True, verify: bool = True) -> Any:  # noqa: ANN401 - untyped
+        """Open a blocking connection, ready for use.
 
-        All steps together take `timeout` seconds at most: reaching the host, TLS, and every command
-        that precedes the first request. Only looking up the host's name cannot be limited.
+        All steps together take at most `timeout` seconds: TCP, TLS, and every command before the
+        first request. Only the time to resolve the host name cannot be limited. With `verify`, the
+        server is checked for its role and for a restart.
 
         Raises:
             NodeUnavailable: the server cannot be reached.
-            ConfigurationError: it was reached, and can never serve as asked.
+            ConfigurationError: it can never serve with these settings.
         """
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop; otherwise as `connect`."""
 
-    def followed_by(self, follower: Follower) -> None:
-        """Have it told when connections lead to another server than before."""
+    def observe_failover(self, observer: FailoverObserver) -> None:
+        """Notify the observer after each failover."""
 
-    def refusal(self, text: str) -> HoldfastError:
-        """Turn an error reply into the error to raise."""
+    def error_for_reply(self, text: str) -> HoldfastError:
+        """Convert an error reply to the exception to raise."""
 
-    def too_slow(self) -> NodeUnavailable:
-        """Say that a connection was not ready in time."""
+    def timeout_error(self) -> NodeUnavailable:
+        """Return the error for a connection that was not ready in time."""
 
 
 def endpoint_of(connection: Any) -> Endpoint:  # noqa: ANN401 - of redis-py
-    """Say where a connection leads."""
+    """Return host and port of a connection."""
     return getattr(connection, "host", None), getattr(connection, "port", None)
 
 
 @dataclass(frozen=True)
 class ServerTarget:
-    """One node: the kind of its connections, their settings, and its name in messages."""
+    """One server: the class and settings of its connections, and its name in messages."""
 
-    kind: str  # a class of redis-py, by the name it has in both of its faces
+    kind: str  # the name of a connection class in redis.connection and redis.asyncio.connection
     settings: dict[str, Any]
     node: str
     prepare: Callable[[], object] | None = None
-    silence: float = 0.0
-    """Seconds for which it is not connected to when it may have lost what it knew."""
-    processes: dict[str, str] = field(default_factory=dict)
-    """Of several nodes, which server each was found to be."""
+    quarantine: float = 0.0
+    """Seconds of quarantine for a quorum node that may have lost its data; 0 if not in a quorum."""
+    run_ids: dict[str, str] = field(default_factory=dict)
+    """The `run_id` of each node of the quorum, to detect one server under two addresses."""
     longest_ttl = math.inf
 
     @property
     def user(self) -> str:
-        """The user that the server knows us as."""
+        """The user name for authentication and ACL rules."""
         return str(self.settings.get("username") or "default")
 
     def at(self, host: str, port: int) -> ServerTarget:
-        """Make the same with another address."""
+        """Return a copy with another address."""
         settings = {**self.settings, "host": host, "port": port}
         return replace(self, settings=settings, node=name_of(self.kind, settings))
 
-    def followed_by(self, follower: Follower) -> None:
-        """It never leads elsewhere."""
+    def observe_failover(self, observer: FailoverObserver) -> None:
+        """Do nothing: a single server has no failover."""
 
-    def connect(self, timeout: float, *, prepare: bool = True, judged: bool = True) -> Any:  # noqa: ANN401 - untyped
+    def connect(self, timeout: float, *, prepare: bool = True, verify: bool = True) -> Any:  # noqa: ANN401 - untyped
         """Open a blocking connection; as `Target.connect`."""
         if self.prepare is not None and prepare:
             self.prepare()
-        return self.open(timeout, self.hello() if judged else nothing())[0]
+        return self.open(timeout, self.hello() if verify else no_handshake())[0]
 
     async def connect_async(self, timeout: float) -> Any:  # noqa: ANN401 - as redis-py's are
         """Open a connection on the running event loop."""
         return (await self.open_async(timeout, self.hello()))[0]
 
-    def hello(self) -> Greeting[None]:
-        """Ask the server what it is. One that does not say is judged by its later answers."""
+    def hello(self) -> Handshake[None]:
+        """Check the role of the server, and for a quorum node its quarantine.
+
+        A server that denies HELLO is checked by its later error replies.
+        """
         hello = yield ("HELLO",)
-        if is_turned_away(str(hello)):
-            raise self.refusal(str(hello))
-        judge = self.misplaced(hello)
+        if refuses_connection(str(hello)):
+            raise self.error_for_reply(str(hello))
+        judge = self.wrong_role(hello)
         if judge is not None:
             raise judge
-        if self.silence:
+        if self.quarantine:
             from holdfast.wire import guard  # noqa: PLC0415 - only with several servers
 
-            left, process = yield from guard.watch(
-                self.node, self.user, self.silence, of_several=True
+            left, process = yield from guard.check_restart(
+                self.node, self.user, self.quarantine, in_quorum=True
             )
-            self.processes[self.node] = process
-            known = list(self.processes.items())  # a copy: other nodes are connected to meanwhile
-            twins = [node for node, other in known if other == process]
-            if twins != [self.node]:
+            self.run_ids[self.node] = process
+            known = list(self.run_ids.items())  # a copy: other threads connect to other nodes
+            same_process = [node for node, other in known if other == process]
+            if same_process != [self.node]:
                 raise ConfigurationError(
-                    f"{' and '.join(sorted(twins))} are one server, which has one vote: give others"
+                    f"{' and '.join(sorted(same_process))} are one server, which has one vote: "
+                    "give different servers"
                 )
             if left:
                 raise quarantined(self.node, left)
 
-    def open(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
-        """Open a blocking connection, and return it with what the greeting found out.
+    def open(self, timeout: float, handshake: Handshake[T]) -> tuple[Any, T]:
+        """Open a blocking connection. Return it with the result of the handshake.
 
         Raises:
             NodeUnavailable: the server cannot be reached.
-            ConfigurationError: it was reached, and can never serve as asked.
+            ConfigurationError: it can never serve with these settings.
         """
         connection = self._make(threads, timeout)
         try:
             connection.connect()
-            found = _greet(connection, greeting)
+            found = _run_handshake(connection, handshake)
             connection.release_deadline(timeout)
-            return connection, found  # noqa: TRY300 - an interrupt may strike here
+            return connection, found  # noqa: TRY300 - an interrupt here must disconnect
         except HoldfastError:
             connection.disconnect()
             raise
@@ -192,12 +199,12 @@ class ServerTarget:
             connection.disconnect()
             raise
 
-    async def open_async(self, timeout: float, greeting: Greeting[T]) -> tuple[Any, T]:
+    async def open_async(self, timeout: float, handshake: Handshake[T]) -> tuple[Any, T]:
         """Open a connection on the running event loop; otherwise as `open`."""
         connection = self._make(tasks, timeout)
         try:
             await connection.connect()
-            return connection, await _greet_async(connection, greeting)
+            return connection, await _run_handshake_async(connection, handshake)
         except HoldfastError:
             await connection.disconnect(nowait=True)
             raise
@@ -208,10 +215,10 @@ class ServerTarget:
             await connection.disconnect(nowait=True)
             raise
 
-    def _make(self, face: Any, timeout: float) -> Any:  # noqa: ANN401 - either face of redis-py
-        packer = {"command_packer": CommandPacker()} if face is threads else {}
+    def _make(self, library: Any, timeout: float) -> Any:  # noqa: ANN401 - untyped
+        packer = {"command_packer": CommandPacker()} if library is threads else {}
         try:
-            connection = with_deadline(face, self.kind)(
+            connection = with_deadline(library, self.kind)(
                 **self.settings,
                 **_QUIET,
                 protocol=2,
@@ -232,77 +239,77 @@ class ServerTarget:
             connection.reserve = min(PLAIN_REPLY, timeout / 4)
         return connection
 
-    def misplaced(self, hello: object) -> ConfigurationError | None:
-        """Judge from the answer to HELLO whether a lock may live on this server."""
-        return misplaced(hello, self.node)
+    def wrong_role(self, hello: object) -> ConfigurationError | None:
+        """Return the error for a server that cannot keep locks, from its reply to HELLO."""
+        return wrong_role(hello, self.node)
 
-    def refusal(self, text: str) -> HoldfastError:
-        """Turn an error reply into the error to raise."""
-        return refusal(text, self.node)
+    def error_for_reply(self, text: str) -> HoldfastError:
+        """Convert an error reply to the exception to raise."""
+        return error_for_reply(text, self.node)
 
     def _unreachable(self, error: Exception, timeout: float) -> HoldfastError:
-        """Say in our words why there is no connection."""
+        """Convert an exception of redis-py to one with the reason and advice."""
         if isinstance(error, redis.AuthenticationError):
             given = self.settings.get("password") or self.settings.get("credential_provider")
-            return self.refusal(f"{'WRONGPASS' if given else 'NOAUTH'} {error}")
+            return self.error_for_reply(f"{'WRONGPASS' if given else 'NOAUTH'} {error}")
         if isinstance(error, redis.BusyLoadingError):
-            return self.refusal(f"LOADING {error}")
-        if is_turned_away(str(error)):
-            return self.refusal(str(error))
+            return self.error_for_reply(f"LOADING {error}")
+        if refuses_connection(str(error)):
+            return self.error_for_reply(str(error))
         if isinstance(error, redis.ResponseError):
             return ConfigurationError(f"{self.node} refused the connection: {error}")
-        why = why_unreachable(error, tls=self._is_tls, timeout=timeout)
+        why = unreachable_reason(error, tls=self._is_tls, timeout=timeout)
         return NodeUnavailable(f"cannot reach {self.node}: {why}", node=self.node)
 
     @property
     def _is_tls(self) -> bool:
         return self.kind == "SSLConnection"
 
-    def too_slow(self) -> NodeUnavailable:
-        """Say that a connection was not ready in time."""
-        message = f"cannot reach {self.node}: {too_slow(tls=self._is_tls)}"
+    def timeout_error(self) -> NodeUnavailable:
+        """Return the error for a connection that was not ready in time."""
+        message = f"cannot reach {self.node}: {timeout_reason(tls=self._is_tls)}"
         return NodeUnavailable(message, node=self.node)
 
 
-def nothing() -> Greeting[None]:
-    """Say nothing."""
+def no_handshake() -> Handshake[None]:
+    """Send no command."""
     yield from ()
 
 
-def _greet(connection: Any, greeting: Greeting[T]) -> T:  # noqa: ANN401 - of redis-py
+def _run_handshake(connection: Any, handshake: Handshake[T]) -> T:  # noqa: ANN401 - of redis-py
     try:
-        command = next(greeting)
+        command = next(handshake)
         while True:
             connection.send_command(*command, check_health=False)
             try:
                 answer = connection.read_response()
             except redis.ResponseError as error:
                 answer = error
-            command = greeting.send(answer)
+            command = handshake.send(answer)
     except StopIteration as done:
         found: T = done.value
         return found
 
 
-async def _greet_async(connection: Any, greeting: Greeting[T]) -> T:  # noqa: ANN401 - of redis-py
+async def _run_handshake_async(connection: Any, handshake: Handshake[T]) -> T:  # noqa: ANN401 - of redis-py
     try:
-        command = next(greeting)
+        command = next(handshake)
         while True:
             await connection.send_command(*command, check_health=False)
             try:
                 answer = await connection.read_response()
             except redis.ResponseError as error:
                 answer = error
-            command = greeting.send(answer)
+            command = handshake.send(answer)
     except StopIteration as done:
         found: T = done.value
         return found
 
 
 def name_of(kind: str, settings: dict[str, Any]) -> str:
-    """Return the address of a server, as messages name it."""
+    """Return the URL of a server without its password, for messages."""
     db = settings.get("db", 0)
     if kind == "UnixDomainSocketConnection":
-        return f"unix://{settings['path']}?db={db}"
+        return f"unix://{settings['path']}" + (f"?db={db}" if db else "")
     scheme = "rediss" if kind == "SSLConnection" else "redis"
     return f"{scheme}://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{db}"

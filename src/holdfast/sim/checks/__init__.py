@@ -1,1 +1,1 @@
-"""What must hold in a simulation run. `promises` lists the checks by their letters."""
+"""The checks of a simulation run. `promises` lists them by name."""

@@ -1,14 +1,13 @@
-"""What must hold of atomic operations, checked at the server and at the caller.
+"""The checks of atomic operations, on the server and in the client.
 
-- STEP: what a server carries out does to its key what `atomic_model` says, and nothing else. A key
-  changes by nothing else.
-- ONCE: an operation without an id is carried out at most once, and so is one with an id, however
-  often it is requested. Its answer is kept for an hour.
-- ANSWER: a caller is given the answer of what was carried out, or the error that is documented for
-  what happened. After `NodeUnavailable` and `Contended` nothing was carried out, nor is later.
-- LATE: an operation that is not answered ends after three command timeouts.
+- STEP: an operation changes its key as `atomic_model` specifies, and nothing else changes it.
+- ONCE: an operation is executed at most once. One with an id is executed at most once even if it is
+  requested several times, and its result is kept for an hour.
+- ANSWER: a caller receives the result of what was executed, or the documented error. After
+  `NodeUnavailable` and `Contended` nothing was executed, and nothing is executed later.
+- LATE: an operation without a reply ends after three command timeouts.
 
-Where a server loses data (a failover, an eviction, a restart without data) ids are lost too.
+A server that loses data (by failover, eviction or a restart without data) also loses ids.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from holdfast.sim.keyspace import ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.atomic import Steps
+    from holdfast.core.atomic import AtomicOperations
     from holdfast.keys import Keys
     from holdfast.port import Reply
     from holdfast.scripts import Script
@@ -43,47 +42,47 @@ if TYPE_CHECKING:
     from holdfast.sim.settings import Settings
 
 TRIES = 3
-"""Requests after which a server that does not answer counts as away."""
+"""Requests without a reply after which an operation ends."""
 
 HOUR_MS = 3_600_000
 PAUSE = 0.05
-"""Seconds that an update rests at most before it tries again."""
+"""Seconds: the longest pause of an update before it retries."""
 
 SOON = 0.05
-"""Seconds: a few messages' time."""
+"""Seconds: the time of a few messages."""
 
 
 class AtomicCheck:
-    """What was carried out, on all servers of one run."""
+    """The operations that were executed on all servers of one run."""
 
     def __init__(self, settings: Settings, checks: Checks) -> None:
         self.fail = checks.fail
         self.reached = checks.reached
-        self._world = checks.world
-        self.forgets = bool(settings.failover or settings.wipe or settings.evict)
+        self._sim = checks.sim
+        self.loses_data = bool(settings.failover or settings.wipe or settings.evict)
         self.calm = settings.calm
         self._jumps = settings.clock_jump > 0
         self._left: dict[tuple[Server, bytes], Entry | None] = {}
-        """What each key held when an operation was last carried out on it."""
-        self._answers: dict[tuple[str, str], list[tuple[Operation, object]]] = {}
-        """What each id was used for, and how it was answered."""
+        """The value of each key after the last operation on it."""
+        self._results: dict[tuple[str, str], list[tuple[Operation, object]]] = {}
+        """The operations and results of each id."""
 
     def is_doubled(self) -> bool:
-        """Whether some request was carried out a second time by itself."""
-        return bool(self._world.doubled)
+        """Whether a request was delivered twice."""
+        return bool(self._sim.doubled)
 
     def note(self, call: Call, what: str) -> None:
-        """Write down what became of a call."""
-        who = call.client.machine.name
-        self._world.note("atomic", who, f"{call.operation}: {what}")
+        """Add the result of a call to the trace."""
+        client = call.client.machine.name
+        self._sim.note("atomic", client, f"{call.operation}: {what}")
 
-    def carry_out(
+    def execute(
         self, call: Call, attempt: Attempt, server: Server, run: Callable[[], Reply]
     ) -> Reply:
-        """Have a server carry out a request, and compare what it does with the model."""
+        """Execute a request on a server, and compare its effect with the model."""
         key, now_ms = attempt.keys[0], server.wall_clock() // 1000
         before, keys = _seen(server, key), set(server.data.keys())
-        self._is_as_it_was_left(server, key, before, now_ms)
+        self._check_unchanged(server, key, before, now_ms)
         known = self._known(call, attempt, server)
         error: ServerError | None = None
         reply: Reply = None
@@ -95,52 +94,50 @@ class AtomicCheck:
         if error is not None and server.data.full and "OOM" in str(error):
             self.reached["an atomic operation that a full server refused"] += 1
             effect = Effect(before, ScriptFailed, is_final=False)
-            call.answers.append(ScriptFailed if attempt.is_plain_script else None)
-        elif error is not None and not (attempt.is_plain_script and effect.answer is ScriptFailed):
+            call.results.append(ScriptFailed if attempt.is_plain_script else None)
+        elif error is not None and not (attempt.is_plain_script and effect.result is ScriptFailed):
             self.fail("STEP", f"{call.operation}: {error}")
         elif not attempt.reads:
-            call.carried_out(effect, again=known is not None)
+            call.executed(effect, again=known is not None)
         after = _seen(server, key)
         if after != effect.entry:
-            what = f"{attempt.name} of {call.operation} made {after} of {before}"
-            self.fail("STEP", f"{what}, and not {effect.entry}")
+            what = f"{attempt.name} of {call.operation} changed {before} to {after}"
+            self.fail("STEP", f"{what}, not to {effect.entry}")
         self._left[server, key] = after
-        self._keeps_its_answer(call, attempt, server, effect, known)
+        self._check_reply_kept(call, attempt, server, effect, known)
         new = set(server.data.keys()) - keys - {key, *(attempt.keys[1:] if effect.is_final else ())}
         if new:
-            self.fail("STEP", f"{call.operation} left {sorted(new)}")
+            self.fail("STEP", f"{call.operation} created {sorted(new)}")
         if error is not None:
             raise error
         return reply
 
-    def _is_as_it_was_left(
-        self, server: Server, key: bytes, now: Entry | None, now_ms: int
-    ) -> None:
-        """A key is changed by operations, and by its expiry."""
+    def _check_unchanged(self, server: Server, key: bytes, now: Entry | None, now_ms: int) -> None:
+        """Check that only operations and its expiry have changed a key."""
         left = self._left.get((server, key), now)
         over = left is not None and left.expires is not None and now_ms > left.expires
-        excused = self.forgets or self._jumps  # a clock that is set back revives what has expired
+        excused = self.loses_data or self._jumps  # a clock that is set back revives expired keys
         if left != now and not excused and not (over and now is None):
-            self.fail("STEP", f"{key!r} was {left}, and is {now}")
+            self.fail("STEP", f"{key!r} was {left}, and is now {now}")
 
     def _known(self, call: Call, attempt: Attempt, server: Server) -> Effect | None:
-        """What an id was answered before, if the server has to know it."""
+        """Return the earlier result of an id if the server must have it."""
         operation = call.operation
         if operation.once is None:
             return None
-        answers = self._answers.get(operation.id, [])
-        if self.forgets:
+        results = self._results.get(operation.id, [])
+        if self.loses_data:
             record = server.data.string(attempt.keys[-1])
-            answers = answers if record is not None else []
-        if not answers:
+            results = results if record is not None else []
+        if not results:
             return None
         self.reached["an atomic operation that found its earlier result"] += 1
-        # Where answers are lost there may be several.
-        given = [answer for meaning, answer in answers if meaning == operation.meaning]
-        if len(given) < len(answers):
+        # If results are lost, one id may have several.
+        given = [result for meaning, result in results if meaning == operation.meaning]
+        if len(given) < len(results):
             self.reached["an id that was used for something else"] += 1
             given.append(ConfigurationError)
-        call.answers += given
+        call.results += given
         return Effect(_seen(server, attempt.keys[0]), given[-1])
 
     @staticmethod
@@ -151,7 +148,7 @@ class AtomicCheck:
         if attempt.reads:
             wrong = entry is not None and not isinstance(entry.value, bytes)
             if wrong:
-                call.answers.append(WrongValue)
+                call.results.append(WrongValue)
             return Effect(entry, None, is_final=False)
         if known is not None:
             return known
@@ -159,21 +156,21 @@ class AtomicCheck:
             return operation.written(entry, attempt.seen, now_ms)
         return operation.effect(entry, now_ms)
 
-    def _keeps_its_answer(
+    def _check_reply_kept(
         self, call: Call, attempt: Attempt, server: Server, effect: Effect, known: Effect | None
     ) -> None:
-        """What an id was answered is kept for an hour."""
+        """Check that the result of an id is kept for an hour (ONCE)."""
         operation = call.operation
         if operation.once is None or known is not None or not effect.is_final:
             return
-        self._answers.setdefault(operation.id, []).append((operation.meaning, effect.answer))
+        self._results.setdefault(operation.id, []).append((operation.meaning, effect.result))
         left = server.data.left(attempt.keys[-1])
         if abs(left - HOUR_MS) > 1:
-            self.fail("ONCE", f"the answer to {operation} is kept for {left} ms")
+            self.fail("ONCE", f"the result of {operation} is kept for {left} ms")
 
 
 def _seen(server: Server, key: bytes) -> Entry | None:
-    """What a key holds, unless it has expired."""
+    """Return the value of a key, or None if it has expired."""
     return server.data.entry(key) if server.data.left(key) != -2 else None  # noqa: PLR2004 - absent
 
 
@@ -189,73 +186,73 @@ class Attempt:
         self.is_plain_script = not script.serial and call.operation.once is None
         self.once = call.operation.once is None and not self.reads
 
-    def carry_out(self, server: Server, run: Callable[[], Reply]) -> Reply:
-        """Have the server carry it out, and look what it did."""
-        return self._call.check.carry_out(self._call, self, server, run)
+    def execute(self, server: Server, run: Callable[[], Reply]) -> Reply:
+        """Execute the request on a server, and check what it did."""
+        return self._call.check.execute(self._call, self, server, run)
 
 
 class Call:
-    """One call of an operation by a client, to its end."""
+    """One call of an operation by a client."""
 
     def __init__(self, check: AtomicCheck, client: SimClient, operation: Operation) -> None:
         self.check = check
         self.client = client
         self.operation = operation
         self.tries = 0
-        self.answers: list[object] = []
-        """What it may be answered, by what was carried out so far."""
+        self.results: list[object] = []
+        """The valid results, given what was executed so far."""
         self._seen: bytes | None = None
-        self._compared_in_vain = 0
+        self._failed_comparisons = 0
         self._done = 0
-        self._over = ""
-        """The error after which nothing may be carried out."""
+        self._ended_with = ""
+        """The name of the error after which nothing may be executed."""
         self._began = client.now()
 
-    # At the server
+    # On the server
 
     def attempt(self, script: Script, keys: Keys) -> Attempt:
-        """Begin a request."""
+        """Start a request."""
         return Attempt(self, script, keys, self._seen)
 
-    def carried_out(self, effect: Effect, *, again: bool) -> None:
-        """Take in that a server carried it out."""
-        if isinstance(self.operation, Update) and effect.answer is False:
-            self._compared_in_vain += 1
+    def executed(self, effect: Effect, *, again: bool) -> None:
+        """A server executed the operation."""
+        if isinstance(self.operation, Update) and effect.result is False:
+            self._failed_comparisons += 1
             self.check.reached["an update that found another's value"] += 1
             return
         if not again:
-            self.answers.append(effect.answer)
+            self.results.append(effect.result)
         if effect.is_final and not again:
             self._done += 1
-        if self._done > 1 and not (self.check.forgets and self.operation.once is not None):
-            self.check.fail("ONCE", f"{self.operation} was carried out {self._done} times")
-        if self._over and not again and effect.is_final:
-            self._is_refuted()
+        if self._done > 1 and not (self.check.loses_data and self.operation.once is not None):
+            self.check.fail("ONCE", f"{self.operation} was executed {self._done} times")
+        if self._ended_with and not again and effect.is_final:
+            self._fail_executed()
 
-    # At the client
+    # In the client
 
-    async def run(self, steps: Steps) -> BaseException | None:
-        """Call it; return the error that it raised."""
+    async def run(self, steps: AtomicOperations) -> BaseException | None:
+        """Call the operation, check its result, and return the error that it raised."""
         client, task = self.client, self.client.actor()
         client.operations[task] = self
         try:
-            answer = await self._called(steps)
+            result = await self._called(steps)
         except HoldfastError as error:
             if isinstance(self.operation, Misuse):
-                self._was_refused(error)
+                self._check_misuse(error)
             else:
-                self._failed(error)
-            self._in_time()
+                self._check_error(error)
+            self._check_time()
             return error
         finally:
             client.operations.pop(task, None)
-        self.check.note(self, repr(answer))
-        if not any(_is_same(answer, each) for each in self.answers):
-            self._wrong(f"was answered {answer!r}")
-        self._in_time()
+        self.check.note(self, repr(result))
+        if not any(_is_same(result, each) for each in self.results):
+            self._wrong(f"returned {result!r}")
+        self._check_time()
         return None
 
-    async def _called(self, steps: Steps) -> object:
+    async def _called(self, steps: AtomicOperations) -> object:
         operation = self.operation
         if not isinstance(operation, Update):
             return await operation.call(steps)
@@ -269,13 +266,13 @@ class Call:
             operation.key, change, operation.ttl, operation.timeout, operation.once
         )
 
-    def _was_refused(self, error: HoldfastError) -> None:
-        """An argument cannot work: nothing is sent."""
+    def _check_misuse(self, error: HoldfastError) -> None:
+        """Check that an invalid argument raises `ConfigurationError`, and nothing is sent."""
         if type(error) is not ConfigurationError or self.tries:
             self._wrong(f"sent {self.tries} requests and raised {error!r}")
 
-    def _failed(self, error: HoldfastError) -> None:
-        """It ended with an error: that is one that is documented, and what it says is so."""
+    def _check_error(self, error: HoldfastError) -> None:
+        """Check that an error is documented and true."""
         kind = type(error)
         self.check.note(self, kind.__name__)
         if error.lock != self.operation.key:
@@ -283,36 +280,36 @@ class Call:
         if isinstance(error, OutcomeUnknown):
             self.check.reached["an atomic operation without a reply"] += 1
             if self.operation.once is not None and self.tries < TRIES:
-                self._wrong("has an id, and was not requested again")
+                self._wrong("has an id, and was not retried")
         elif isinstance(error, NodeUnavailable):
-            self.check.reached["an atomic operation that was not carried out"] += 1
-            self._nothing_was_done(kind)
+            self.check.reached["an atomic operation that was not executed"] += 1
+            self._check_not_executed(kind)
         elif isinstance(error, Contended) and isinstance(self.operation, Update):
             self.check.reached["an update that lost every comparison"] += 1
-            self._nothing_was_done(kind)
+            self._check_not_executed(kind)
             took, timeout = self.client.now() - self._began, self.operation.timeout
-            if not self._compared_in_vain or timeout is None or took < timeout - PAUSE:
-                self._wrong(f"was given up after {took} s")
-        elif kind not in self.answers:
+            if not self._failed_comparisons or timeout is None or took < timeout - PAUSE:
+                self._wrong(f"raised Contended after {took} s")
+        elif kind not in self.results:
             self._wrong(f"raised {error!r}")
-        unheard = isinstance(error, (OutcomeUnknown, NodeUnavailable))
-        if unheard and self.check.calm and not self.client.closed:
-            self._wrong(f"raised {error!r} though nothing went wrong")
+        without_reply = isinstance(error, (OutcomeUnknown, NodeUnavailable))
+        if without_reply and self.check.calm and not self.client.closed:
+            self._wrong(f"raised {error!r} without a fault")
 
-    def _nothing_was_done(self, kind: type) -> None:
-        self._over = kind.__name__
+    def _check_not_executed(self, kind: type) -> None:
+        self._ended_with = kind.__name__
         if self._done:
-            self._is_refuted()
+            self._fail_executed()
 
-    def _is_refuted(self) -> None:
-        """It was carried out, and the caller knows otherwise; a doubled request may do that."""
+    def _fail_executed(self) -> None:
+        """Fail: it was executed after its error. A request that was delivered twice may do that."""
         if not self.check.is_doubled():
-            self._wrong(f"was carried out, and raised {self._over}")
+            self._wrong(f"was executed, and raised {self._ended_with}")
 
     def _wrong(self, what: str) -> None:
-        self.check.fail("ANSWER", f"{self.operation} {what}; expected: {self.answers}")
+        self.check.fail("ANSWER", f"{self.operation} {what}; expected: {self.results}")
 
-    def _in_time(self) -> None:
+    def _check_time(self) -> None:
         operation, limit = self.operation, TRIES * COMMAND_TIMEOUT
         if isinstance(operation, Update):
             if operation.timeout is None:
@@ -323,5 +320,5 @@ class Call:
             self.check.fail("LATE", f"{operation} took {late:.3f} s too long")
 
 
-def _is_same(answer: object, expected: object) -> bool:
-    return isinstance(answer, type(expected)) and answer == expected
+def _is_same(result: object, expected: object) -> bool:
+    return isinstance(result, type(expected)) and result == expected

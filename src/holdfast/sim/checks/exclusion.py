@@ -1,4 +1,4 @@
-"""S1 and S2: one client holds the lock at a time, and the server keeps it for as long."""
+"""S1 and S2: one client holds the lock at a time, and the server keeps it for that time."""
 
 from __future__ import annotations
 
@@ -7,62 +7,66 @@ from typing import TYPE_CHECKING
 from holdfast.sim.checks.record import SLACK, is_joined
 
 if TYPE_CHECKING:
-    from holdfast.core.hold import Hold
+    from holdfast.core.lease_state import LeaseState
     from holdfast.sim.checks.record import Record
     from holdfast.sim.script_run import ScriptRun
 
 
 class ExclusionCheck:
-    """That clients which consider themselves the holder are alone, and are so on the server."""
+    """Checks that a client that considers itself the holder is the only one.
+
+    No other client considers itself the holder, and the server has no other holder.
+    """
 
     def __init__(self, record: Record) -> None:
         self._record = record
 
-    def is_alone(self, hold: Hold) -> None:
-        """A client goes on with the lock: no other client holds it (S1)."""
+    def check_exclusive(self, lease: LeaseState) -> None:
+        """Check that no other client holds the lock when a lease begins (S1)."""
         record = self._record
-        for other, held in record.holds:
-            if held is not hold and record.alive(other, held) and not _share(held, hold):
-                self.only_if_evicted(held, hold)
+        for client, other in record.leases:
+            held = other is not lease and record.considers_held(client, other)
+            if held and not _share(other, lease):
+                self.check_evicted(other, lease)
 
-    def only_if_evicted(self, held: Hold, hold: Hold) -> None:
-        """Two may hold at once only if an operator evicted one of them."""
+    def check_evicted(self, one: LeaseState, other: LeaseState) -> None:
+        """Check that an operator evicted one of two leases that are valid at once (S1)."""
         evictions = self._record.evictions
-        if held.token not in evictions and hold.token not in evictions:
-            self._record.fail("S1", f"{held.token} and {hold.token} both believe")
+        if one.token not in evictions and other.token not in evictions:
+            self._record.fail("S1", f"{one.token} and {other.token} hold the lock at the same time")
 
-    def keeps_its_time(self, run: ScriptRun) -> None:
-        """Only the end of a lease shortens the time of a lock that does not change hands (S2)."""
+    def check_not_shortened(self, run: ScriptRun) -> None:
+        """Check that only the end of a lease shortens the expiry of the lock (S2)."""
         holder = run.after.holder
         if holder is None or run.changed_holder or run.script in {"release", "evict"}:
             return
         left, earlier = run.after.left_ms, run.before.left_ms
         if 0 <= left < earlier:
-            detail = f"{run.script} shortened the time of {holder!r} by {earlier - left} ms"
+            detail = f"{run.script} shortened the expiry of {holder!r} by {earlier - left} ms"
             self._record.fail("S2", detail)
 
-    def is_kept(self, run: ScriptRun) -> None:
-        """The server keeps the lock for each client that holds it (S1), and as long (S2).
+    def check_kept(self, run: ScriptRun) -> None:
+        """Check that the server keeps the lock for its holder (S1), until its deadline (S2).
 
-        Not where a server in quarantine took another's place: it may not know of the lease, and
-        keeps it for no other client.
+        A server in quarantine that replaced another one may not know of the lease, but grants the
+        lock to no other client.
         """
         record, server, holder = self._record, run.server, run.after.holder
         if record.untrusted or record.quarantined:
             return
-        for client, hold in record.holds:
-            if not record.alive(client, hold) or hold.token in record.evictions:
+        for client, lease in record.leases:
+            if not record.considers_held(client, lease) or lease.token in record.evictions:
                 continue
-            token = hold.token.encode()
+            token = lease.token.encode()
             if holder != token and not (holder and is_joined(holder, token)):
-                record.fail("S1", f"{hold.token} believes, and the lock is {holder!r}")
+                record.fail("S1", f"{lease.token} considers itself the holder, which is {holder!r}")
             expiry = server.true_expiry(record.key, int(record.settings.lock_delay * 1000))
-            deadline = client.machine.true_time(hold.deadline)
+            deadline = client.machine.true_time(lease.deadline)
             if expiry is not None and deadline > expiry + SLACK:
                 late = (deadline - expiry) / 1000
-                detail = f"{hold.token} would believe {late:.0f} ms longer than the server"
+                detail = f"the deadline of {lease.token} is {late:.0f} ms after its expiry"
                 record.fail("S2", detail)
 
 
-def _share(one: Hold, other: Hold) -> bool:
+def _share(one: LeaseState, other: LeaseState) -> bool:
     return one.spec.owner is not None and one.spec.owner == other.spec.owner

@@ -1,4 +1,4 @@
-"""FIFO, POLL and REPLY: waiters are granted the lock in order, keep a place, and do not poll."""
+"""FIFO, POLL and REPLY: the order of grants, places in the queue, and replies to waiters."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ if TYPE_CHECKING:
     from holdfast.sim.script_run import ScriptRun
 
 TICKET = 2
-"""Which argument of an acquire is the ticket."""
+"""The index of the ticket in the arguments of an acquire."""
 
 
 class OrderCheck:
-    """The tickets that waiters received, and how often each asked without one."""
+    """The tickets that waiters received, and their requests without a ticket."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._tickets: dict[str, bytes] = {}
         """The last ticket that each token received."""
         self._without_place: Counter[str] = Counter()
-        """Requests of each token outside the queue."""
+        """By token, the number of requests without a place in the queue."""
         self._with_ticket: dict[str, tuple[Sequence[str], bytes]] = {}
-        """The last request of each token that has a ticket, and that ticket."""
+        """By token, its last request with a ticket, and that ticket."""
 
-    def does_not_poll(self, args: Sequence[str]) -> None:
-        """A client asks for the lock: outside the queue at most once, if nothing goes wrong."""
+    def check_no_polling(self, args: Sequence[str]) -> None:
+        """Check that without faults a client sends at most one request outside the queue (POLL)."""
         settings, token = self._record.settings, args[0]
         if not "".join(args[TICKET : TICKET + 1]):
             self._without_place[token] += 1
             polls = self._without_place[token] > 1
             if polls and settings.calm and not settings.polls and settings.timeout is None:
-                self._record.fail("POLL", f"{token} polls, and could wait in the queue")
+                self._record.fail("POLL", f"{token} polls although it could wait in the queue")
 
     def sent(self, args: Sequence[str]) -> None:
-        """A client asks for the lock: note the ticket that it has."""
+        """A client sent an acquire. Note its ticket."""
         if args[0] in self._tickets:
             self._with_ticket[args[0]] = args, self._tickets[args[0]]
 
     def received(self, token: str, ticket: bytes) -> None:
-        """A waiter received a ticket, or b"0" if it has no place in the queue."""
+        """A client received a ticket, or b"0" if it has no place in the queue."""
         if ticket != b"0":
             self._tickets[token] = ticket
 
-    def keeps_its_place(self, run: ScriptRun) -> None:
-        """A waiter that comes back with its ticket is not put behind later ones (FIFO)."""
+    def check_place_kept(self, run: ScriptRun) -> None:
+        """Check that a waiter with a ticket gets its place in the queue again (FIFO)."""
         token, reply = run.args[0], run.reply
         sent, ticket = self._with_ticket.get(token, ((), b""))
         if sent is run.args and isinstance(reply, list):
             self._record.reached["a waiter that got its place again"] += reply[3] == 1
             if reply[2] != b"0" and int(reply[2]) > int(ticket):
-                detail = f"{token} had ticket {ticket!r}, and has {reply[2]!r} now"
+                detail = f"{token} had ticket {ticket!r}, and received {reply[2]!r}"
                 self._record.fail("FIFO", detail)
 
-    def is_answered(self, run: ScriptRun) -> None:
-        """A refused acquire names the holder, and the caller is in the queue if it wants to be."""
+    def check_reply(self, run: ScriptRun) -> None:
+        """Check that a refused acquire returns the holder and the place in the queue (REPLY)."""
         if not isinstance(run.reply, list):
             return
         token, after = run.args[0].encode(), run.after
@@ -70,15 +70,15 @@ class OrderCheck:
         if not handed_over and left_ms != after.left_ms:
             self._record.fail("REPLY", f"the holder has {after.left_ms} ms left, not {left_ms}")
         wants_a_place = bool("".join(run.args[TICKET : TICKET + 1]))
-        # A request without a place may be a late one: a place that the token has stays.
+        # A request without a place may be late; it does not remove the token from the queue.
         is_queued = token in after.queue
         should_be = wants_a_place or token in run.before.queue
         if is_queued != should_be or wants_a_place != (ticket != b"0"):
             detail = f"{token!r} has ticket {ticket!r}, wants a place: {wants_a_place}"
             self._record.fail("REPLY", f"{detail}, and the queue is {after.queue!r}")
 
-    def in_order(self, run: ScriptRun, holder: bytes) -> None:
-        """A waiter before the new holder in the queue is not there any more (FIFO)."""
+    def check_fifo(self, run: ScriptRun, holder: bytes) -> None:
+        """Check that no waiter is left in the queue before the new holder (FIFO)."""
         if not self._record.settings.fair:
             return
         args, earlier, now = run.args, run.before.queue, set(run.after.queue)
@@ -90,4 +90,6 @@ class OrderCheck:
             passed_over &= set(earlier)
         passed_over = {other for other in passed_over if not is_joined(holder, other)}
         if passed_over:
-            self._record.fail("FIFO", f"{holder!r} came before {sorted(passed_over)!r}")
+            self._record.fail(
+                "FIFO", f"{holder!r} was granted the lock before {sorted(passed_over)!r}"
+            )

@@ -1,6 +1,6 @@
-"""The table of all checks: each promise by its letter, and the files that check it.
+"""All checks by name, with the promise that each verifies and the modules that verify it.
 
-S is for what must never happen, L for what must happen in the end; the others have a name.
+S marks safety, L marks liveness. The others have names.
 """
 
 from __future__ import annotations
@@ -12,99 +12,132 @@ if TYPE_CHECKING:
 
 
 class Promise(NamedTuple):
-    """One line of the table."""
+    """One promise."""
 
     modules: str
-    """Those that check it: most are in `sim/checks/`, the others in `sim/`."""
+    """The modules that check it, in `sim/checks/` or `sim/`."""
     text: str
-    """What must hold, in short."""
+    """The promise in short."""
 
 
 PROMISES: Mapping[str, Promise] = {
-    "S1": Promise("exclusion quorum", "one client holds the lock at a time"),
+    "S1": Promise("exclusion quorum shared", "one client holds the lock at a time"),
     "S2": Promise(
-        "exclusion lease_start quorum lock_play",
+        "exclusion lease_start quorum lock_turns shared",
         "no client holds for longer than the server keeps the lock",
     ),
     "S3": Promise("lease_end", "a lease is lost at its deadline, and that is reported"),
     "S4": Promise(
-        "ownership hand_off eviction quorum",
+        "ownership hand_off eviction quorum shared",
         "only a request of the holder, an adoption or an eviction ends a hold",
     ),
     "S5": Promise(
-        "record ownership renewal hand_off server quorum restore",
+        "record ownership renewal hand_off server quorum restore shared",
         "a lease that is over does not come back",
     ),
-    "S6": Promise("fences leftovers quorum", "each fence is granted once, and fences grow"),
-    "S7": Promise("fences quorum", "fences grow in the order in which the lock is held"),
-    "S8": Promise("fences hand_off quorum", "a fence changes only with the lease"),
+    "S6": Promise("fences leftovers quorum shared", "each fence is granted once, and fences grow"),
+    "S7": Promise("fences quorum shared", "fences grow in the order in which the lock is held"),
+    "S8": Promise(
+        "fences hand_off quorum shared shared_turns", "a fence changes only with the lease"
+    ),
     "S9": Promise(
-        "fences lease_end",
+        "fences lease_end shared",
         "a client has the fence that its token was granted, and knows how its lease ended",
     ),
     "S10": Promise(
-        "ownership hand_off eviction leftovers quorum cached",
-        "no client keeps the lock, or a place in the queue, that it gave up",
+        "ownership hand_off eviction leftovers quorum cached once periodic shared",
+        "no client keeps a lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
-        "lease_end lock_play",
-        "a lock that is taken again by its holder is released with the outermost level",
+        "lease_end lock_turns",
+        "a re-entered lock is released with its outermost level",
     ),
-    "S13": Promise("server lock_play", "a forked child does not hold what its parent holds"),
+    "S13": Promise("server lock_turns", "a forked child does not hold the lease of its parent"),
+    "S14": Promise(
+        "shared",
+        "of a semaphore at most the limit is held, and no reader of an rwlock beside a writer",
+    ),
     "S16": Promise(
-        "leftovers lock_play", "a request that was given up has no effect, even if it arrives later"
+        "leftovers lock_turns", "an abandoned request has no effect, even if it arrives later"
     ),
-    "S17": Promise("play", "no script takes a ttl of 0"),
+    "S17": Promise("run", "no script accepts a ttl of 0"),
     "L1": Promise(
-        "free_lock", "a lock is free after the ttl of its holder, and then goes to a waiter"
+        "free_lock shared",
+        "a lock is free after the ttl of its holder, and is then granted to a waiter",
     ),
-    "L2": Promise("free_lock play", "a lock that is released goes to a waiter"),
+    "L2": Promise("free_lock run shared", "a released lock is granted to a waiter"),
     "L3": Promise(
-        "free_lock hand_over quorum", "a waiter that does not respond does not stop the others"
+        "free_lock hand_over quorum shared",
+        "a waiter that does not respond does not block the others",
     ),
-    "L4": Promise("lock_play", "an acquire ends by its timeout, and does not time out before"),
-    "L5": Promise("lock_play", "a holder does not wait for itself"),
-    "L6": Promise("quorum", "on several nodes, one of the clients that ask wins"),
-    "L8": Promise("renewal lock_play", "a full server renews and releases"),
-    "ADOPT": Promise("hand_off", "a lease that one client wants can be adopted"),
-    "BUSY": Promise("server", "no background job sends requests without a pause"),
-    "CLOSE": Promise("server lock_play", "a closed client renews nothing, and its waiters end"),
+    "L4": Promise(
+        "lock_turns several_turns", "an acquire ends by its timeout, and does not time out before"
+    ),
+    "L5": Promise(
+        "lease_end lock_turns several_turns shared_turns",
+        "a holder does not wait for itself, and knows its lease",
+    ),
+    "L6": Promise("quorum", "in a quorum, one of the acquiring clients is granted the lock"),
+    "L8": Promise("renewal lock_turns", "a full server renews and releases"),
+    "ADOPT": Promise("hand_off", "an exported lease can be adopted by one client"),
+    "BUSY": Promise("server", "no background job sends requests in an endless loop"),
+    "CLOSE": Promise("server lock_turns", "a closed client renews nothing, and its waiters end"),
     "DELAY": Promise(
-        "ownership quorum", "after a loss the lock is granted when the lock delay is over"
+        "ownership quorum", "after a loss the lock is granted only after the lock delay"
     ),
-    "DROP": Promise("lease_end", "a lease that was dropped is reported"),
+    "DROP": Promise("lease_end", "a dropped lease is reported"),
     "ERROR": Promise(
         "server", "a script fails only in quarantine or on a full server; no other error is raised"
     ),
-    "EVICT": Promise("eviction", "an evicted holder detects that with its next renewal"),
-    "EXPIRY": Promise("expiry", "the keys beside a lock stay for as long as they are needed"),
-    "FIFO": Promise("order", "waiters are granted the lock in order, and keep their place"),
-    "LEAK": Promise("leftovers", "a client keeps no waiter that waits no more, and no ended token"),
-    "MAX_HOLD": Promise("renewal", "no lease is renewed beyond max_hold, and its end is reported"),
+    "EVICT": Promise(
+        "eviction shared", "an evicted holder detects the eviction with its next renewal"
+    ),
+    "EXPIRY": Promise("expiry", "the other keys of a lock do not expire while they are needed"),
+    "FIFO": Promise(
+        "order shared",
+        "the lock is granted in the order of the queue, and waiters keep their place",
+    ),
+    "LEAK": Promise("leftovers", "a client keeps no waiter that has ended, and no ended token"),
+    "MAX_HOLD": Promise("renewal", "no lease is renewed after max_hold, and its end is reported"),
     "POLL": Promise("order", "a client that can wait in the queue does not poll"),
     "RENEW": Promise(
         "renewal restore",
-        "a lease is renewed until its deadline, and what a majority renewed counts",
+        "a lease is renewed until its deadline, and a renewal by a majority counts",
     ),
-    "REASON": Promise("lock_play", "without a fault, no operation on a valid lease fails"),
+    "REASON": Promise(
+        "lock_turns several_turns", "without a fault, no operation on a valid lease fails"
+    ),
     "REPLY": Promise(
-        "order", "a refused acquire names the holder, and the place of the caller in the queue"
+        "order shared", "a refused acquire returns the holder and the caller's place in the queue"
     ),
-    "RESTORE": Promise("restore", "a renewed lease is given to the nodes that are free"),
-    "ANSWER": Promise("atomic", "an atomic operation has the answer of what was carried out"),
-    "LATE": Promise("atomic", "an atomic operation without an answer ends in time"),
-    "ONCE": Promise("atomic", "an atomic operation is carried out once"),
+    "RESTORE": Promise("restore", "a renewed lease is restored on the nodes that are free"),
+    "ANSWER": Promise("atomic", "an atomic operation returns the result of what was executed"),
+    "LATE": Promise("atomic", "an atomic operation without a reply ends in time"),
+    "ONCE": Promise("atomic", "an atomic operation is executed once"),
     "STEP": Promise("atomic", "an atomic operation changes its key as the model does"),
-    "CACHE": Promise("cached cached_play", "a caller is given a value that is valid"),
-    "FLIGHT": Promise("cached cached_play", "a value is computed once at a time"),
-    "REFRESH": Promise("cached", "a stale value is computed again in the background, and no other"),
+    "CACHE": Promise("cached cached_turns", "a caller receives a valid value"),
+    "FLIGHT": Promise("cached cached_turns", "only one computation of a value runs at a time"),
+    "REFRESH": Promise("cached", "only a stale value is computed again in the background"),
+    "SEVERAL": Promise(
+        "several several_turns",
+        "several locks are granted all or none, and callers do not deadlock",
+    ),
     "STORE": Promise("cached", "a value is stored unless it was invalidated meanwhile"),
-    "TOLD": Promise("cached", "clients that wait for a value receive it"),
+    "RATE": Promise("rate rate_turns", "no rate is exceeded, and its answers are exact"),
+    "UNRESERVE": Promise("rate", "an interrupted wait for a rate returns the last reservation"),
+    "WAITS": Promise("rate", "a wait for a rate is one request and one sleep, and long enough"),
+    "RECEIVED": Promise("cached once", "clients that wait for a value or a result receive it"),
+    "PERIOD": Promise(
+        "periodic periodic_turns", "a period has at most one run, and runs do not overlap"
+    ),
+    "WORK": Promise(
+        "once once_turns", "work with an id is done once, and later callers receive its result"
+    ),
 }
 
 
 class Violated(BaseException):
-    """Something happened that must never happen, or did not that must."""
+    """A check failed."""
 
     def __init__(self, check: str, detail: str) -> None:
         super().__init__(f"{check}: {detail}")

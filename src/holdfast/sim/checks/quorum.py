@@ -1,8 +1,8 @@
-"""All checks of a lock that several nodes keep: at each node, and over all of them.
+"""All checks of a lock on a quorum: for each node, and for all nodes together.
 
-What a single server promises about order and handing over is not promised here. What a lease is
-worth is what a majority of the nodes keeps. What makes fences grow is that each of them stood, at
-some moment, at a majority of the nodes, beside the token it was given to.
+The order of grants and hand-overs are not promised here. A lease is valid while a majority of the
+nodes has its token. Fences grow because a majority of the nodes had each fence, together with the
+token to which it was granted, at some time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from holdfast.core.hold import HELD
+from holdfast.core.lease_state import HELD
 from holdfast.core.messages import read_message
 from holdfast.sim.checks.eviction import is_shown
 from holdfast.sim.checks.hand_over import RETRIES_WITHIN
@@ -19,55 +19,55 @@ from holdfast.sim.checks.record import SLACK
 from holdfast.sim.checks.restore import RestoreCheck
 from holdfast.sim.checks.server import NOT_SEEN, READING, Checks
 from holdfast.sim.script_run import LockState
-from holdfast.sim.world import SECOND
+from holdfast.sim.simulation import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.core.events import Event
-    from holdfast.core.hold import Hold
+    from holdfast.core.lease_state import LeaseState
     from holdfast.port import Reply, Request
     from holdfast.sim.client import SimClient
     from holdfast.sim.node import Server
     from holdfast.sim.script_run import ScriptRun
     from holdfast.sim.settings import Settings
-    from holdfast.sim.world import World
+    from holdfast.sim.simulation import Simulation
 
 
 class QuorumChecks(Checks):
-    """Everything that is checked in one world about one lock on several nodes."""
+    """The checks of one run for one lock on a quorum."""
 
     def __init__(
-        self, world: World, settings: Settings, key: bytes, nodes: Sequence[Server]
+        self, sim: Simulation, settings: Settings, key: bytes, nodes: Sequence[Server]
     ) -> None:
-        super().__init__(world, settings, key)
+        super().__init__(sim, settings, key)
         self._nodes = nodes
         self._majority = len(nodes) // 2 + 1
-        self._stood: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-        """At which nodes each token ever stood beside a fence."""
-        self._returned: defaultdict[str, set[str]] = defaultdict(set)
-        """From which nodes each token was released."""
+        self._seen_at: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        """By token and fence, the nodes that ever had both."""
+        self._released_from: defaultdict[str, set[str]] = defaultdict(set)
+        """By token, the nodes from which it was released."""
         self._evicted_from: defaultdict[str, set[str]] = defaultdict(set)
-        self._believed_at: list[int] = []
+        self._held_at: list[int] = []
         self._highest_by_then: list[int] = []
-        self._through: set[Hold] = set()
+        self._released_in_time: set[LeaseState] = set()
         self._denied: defaultdict[str, set[str]] = defaultdict(set)
-        """Which nodes said of a token that they do not have it, and were not given it since."""
+        """By token, the nodes that refused its renewal, and were not restored since."""
         self._renewed: set[str] = set()
         self._votes: Counter[str] = Counter()
-        """How many nodes voted for each token."""
-        self._restores = RestoreCheck(world, key, nodes, self.fail)
+        """By token, the number of nodes that voted for it."""
+        self._restores = RestoreCheck(sim, key, nodes, self.fail)
         self._rounds: dict[str, Request] = {}
-        """The request by which each token was first asked for."""
+        """By token, its first vote request."""
         self._last_vote: dict[str, tuple[str, int]] = {}
-        """By the token of a waiter, the token and the time of the last vote that it requested."""
+        """By the token of a waiter, the token and time of its last vote request."""
         self._last_round: dict[str, str] = {}
-        """The token of each task's last round."""
+        """By task, the token of its last round."""
 
-    # At each node
+    # On each node
 
     def look(self, server: Server, keys: Sequence[bytes]) -> LockState:
-        """Look at the lock, before and after each script; its queue has no order to keep."""
+        """Return the state of the lock, without its queue, whose order is not checked."""
         if keys[0] != self.record.key:
             return NOT_SEEN
         data = server.data
@@ -81,27 +81,27 @@ class QuorumChecks(Checks):
         self.abandoned.ran(run)
         self._note(run)
         if run.script == "renew" and not run.reply:
-            self._denies(server, run.args[0])
+            self._denied_by(server, run.args[0])
         if run.script == "evict":
             self.evictions.ran(run)
             if run.reply:
                 self._evicted_from[(run.before.holder or b"").decode()].add(server.name)
-        self.ownership.not_in_the_delay(run)
-        self.exclusion.keeps_its_time(run)
+        self.ownership.check_not_in_delay(run)
+        self.exclusion.check_not_shortened(run)
         if run.changed_holder:
-            self.world.note("holder", server.name, holder, fence)
+            self.sim.note("holder", server.name, holder, fence)
             self._restores.changed(server.name)
-            self._gave_up(run)
+            self._check_released(run)
             if holder is not None:
-                self._took(run, holder.decode())
+                self._check_taken(run, holder.decode())
         elif holder is not None and fence != run.before.fence:
-            self._renumbered(run, holder)
+            self._check_fence_change(run, holder)
         if holder is not None:
-            self._stood[holder.decode(), int(fence or 0)].add(server.name)
-        self._majorities_keep()
+            self._seen_at[holder.decode(), int(fence or 0)].add(server.name)
+        self._check_majorities()
 
-    def _gave_up(self, run: ScriptRun) -> None:
-        """Only its holder's release takes a node from a token, or an eviction."""
+    def _check_released(self, run: ScriptRun) -> None:
+        """Check that only a release by the holder, or an eviction, frees a node (S4)."""
         record, token, earlier = self.record, run.args[0], run.before.holder
         if earlier is None or is_shown(earlier, token):
             return
@@ -109,58 +109,61 @@ class QuorumChecks(Checks):
         if not run.by_holder or run.script != "release":
             self.fail("S4", f"{run.script} of {token.encode()!r} took {node} from {earlier!r}")
         if "lost" not in "".join(run.args[2:3]):
-            self._returned[token].add(node)
-            if len(self._returned[token]) >= self._majority:
-                record.given_back.add(token)
+            self._released_from[token].add(node)
+            if len(self._released_from[token]) >= self._majority:
+                record.released.add(token)
 
-    def _took(self, run: ScriptRun, token: str) -> None:
-        """Only a vote takes a node, and it raises the node's number."""
+    def _check_taken(self, run: ScriptRun, token: str) -> None:
+        """Check that only a vote takes a node, and that it increases the node's fence (S5, S6)."""
         record, node = self.record, run.server.name
         fence, last = int(run.after.fence or 0), int(run.before.fence or 0)
         if run.script != "vote":
-            self.fail("S5", f"{run.script} made a lock that was not there")
+            self.fail("S5", f"{run.script} created a lock that did not exist")
         if fence <= last:
-            self.fail("S6", f"{node} numbered it {fence} after {last}")
+            self.fail("S6", f"{node} granted fence {fence} after {last}")
         self._denied[token].discard(node)
-        # A node that loses its data loses the tombstones too: a late or doubled vote counts there.
-        forgets = record.forgetful or self.settings.wipe
+        # A node that loses its data also loses its tombstones, so it accepts a late vote.
+        forgets = record.may_have_lost_writes or self.settings.wipe
         if node in self._evicted_from[token] and not forgets:
             self.fail("S10", f"{token} took {node} after it was evicted there")
-        back = node in self._returned[token]
-        doubled = token in self.world.doubled
+        back = node in self._released_from[token]
+        doubled = token in self.sim.doubled
         if back and not doubled and not record.untrusted and not self.settings.wipe:
-            self.fail("S10", f"{token} took {node} after it had given it back")
+            self.fail("S10", f"{token} took {node} after its release there")
 
-    def _renumbered(self, run: ScriptRun, holder: bytes) -> None:
-        """Only its holder's confirmation changes the number of a lock that stays where it is."""
+    def _check_fence_change(self, run: ScriptRun, holder: bytes) -> None:
+        """Check that only a confirmation by the holder changes the fence of a lock (S8)."""
         script, args, fence = run.script, run.args, int(run.after.fence or 0)
         confirmed = holder == args[0].encode() and str(fence) == args[2]
         if script == "evict" or (script == "confirm" and confirmed):
             return
         if not self.record.untrusted or script == "confirm":
-            self.fail("S8", f"{script} changed the fence of a lock that did not change hands")
+            self.fail("S8", f"{script} changed the fence of a lock without a new grant")
 
-    def _majorities_keep(self) -> None:
-        """For whoever believes a majority of the nodes keeps it, or is silent, and for as long."""
+    def _check_majorities(self) -> None:
+        """Check that a majority of the nodes keeps each lease (S1), until its deadline (S2).
+
+        A node that grants no lock counts as one that keeps the lease.
+        """
         if self.record.untrusted:
             return
-        now = self.world.now
-        for client, hold in self.record.holds:
-            if not self.alive(client, hold) or hold.token in self.record.evictions:
+        now = self.sim.now
+        for client, lease in self.record.leases:
+            if not self.considers_held(client, lease) or lease.token in self.record.evictions:
                 continue
-            kept = sorted((self._keeps(server, hold) for server in self._nodes), reverse=True)
+            kept = sorted((self._kept_until(server, lease) for server in self._nodes), reverse=True)
             until = kept[self._majority - 1]
             if until <= now:
                 have = sum(each > now for each in kept)
-                self.fail("S1", f"{hold.token} believes, and is kept by {have} of {len(kept)}")
-            late = (client.machine.true_time(hold.deadline) - until) / 1000
+                self.fail("S1", f"{lease.token} is valid, and {have} of {len(kept)} nodes keep it")
+            late = (client.machine.true_time(lease.deadline) - until) / 1000
             if late > SLACK / 1000:
-                self.fail("S2", f"{hold.token} would believe {late:.0f} ms longer than a majority")
+                self.fail("S2", f"the deadline of {lease.token} is {late:.0f} ms late")
 
-    def _keeps(self, server: Server, hold: Hold) -> float:
-        """Until when nobody else gets it from this node."""
-        silent = server.silent_until
-        if server.data.string(self.record.key) != hold.token.encode():
+    def _kept_until(self, server: Server, lease: LeaseState) -> float:
+        """Return until when this node grants the lock to no other token."""
+        silent = server.grants_nothing_until
+        if server.data.string(self.record.key) != lease.token.encode():
             return silent
         expiry = server.true_expiry(self.record.key, int(self.settings.lock_delay * 1000))
         return float("inf") if expiry is None else max(expiry, silent)
@@ -174,7 +177,7 @@ class QuorumChecks(Checks):
             self._votes[token] += given
             again = given and token in self._renewed
             reached["restored on a node"] += again
-            releases = again and self.record.kept[token][1].state is not HELD
+            releases = again and self.record.last_leases[token][1].state is not HELD
             reached["restored on a node after its release began"] += releases
         elif run.script == "renew" and mine:
             self._renewed.add(token)
@@ -184,105 +187,121 @@ class QuorumChecks(Checks):
             reached["fences confirmed"] += run.reply != 0 and first
             reached["a confirmation repeated"] += repeated
         elif run.script == "release" and mine:
-            unheld = token not in self.record.kept
-            won = unheld and self._votes[token] >= self._majority
+            unheld = token not in self.record.last_leases
+            had_majority = unheld and self._votes[token] >= self._majority
             reached["votes released"] += unheld
-            reached["a majority of votes released"] += won
+            reached["a majority of votes released"] += had_majority
             reached["released in the background"] += run.keys.node is not None
         super()._note(run)
 
-    # At a client
+    # In a client
 
-    def granted(self, client: SimClient, hold: Hold) -> None:
-        """A client goes on with the lock."""
-        self.world.note("believes", client.machine.name, hold.token, hold.fence)
-        given = self.record.fences.setdefault(hold.fence, hold.token)
-        if given != hold.token:
-            self.fail("S6", f"fence {hold.fence} was given to {given} and to {hold.token}")
-        stood = self._stood_at(hold)
-        if len(stood) < self._majority:
-            self.fail("S6", f"fence {hold.fence} of {hold.token} stood at {len(stood)} nodes only")
-        self._in_real_time(client, hold)
-        if not self.record.untrusted and self.alive(client, hold):
-            for other, held in self.record.holds:
-                if held is not hold and self.alive(other, held):
-                    self.exclusion.only_if_evicted(held, hold)
-            evicted = hold.token in self.record.evictions
-            if not self.fences.is_above(hold, self.fences.highest_held) and not evicted:
-                self.fail("S7", f"fence {hold.fence} is held after {self.fences.highest_held}")
-            self._after_the_delay()
-        has_it = [each.data.string(self.record.key) == hold.token.encode() for each in self._nodes]
+    def granted(self, client: SimClient, lease: LeaseState) -> None:
+        """A lease begins."""
+        self.sim.note("holds", client.machine.name, lease.token, lease.fence)
+        given = self.record.fences.setdefault(lease.fence, lease.token)
+        if given != lease.token:
+            self.fail("S6", f"fence {lease.fence} was granted to {given} and {lease.token}")
+        nodes = self._nodes_with_fence(lease)
+        if len(nodes) < self._majority:
+            self.fail("S6", f"only {len(nodes)} nodes had fence {lease.fence} of {lease.token}")
+        self._check_real_time_order(client, lease)
+        if not self.record.untrusted and self.considers_held(client, lease):
+            for other, held in self.record.leases:
+                if held is not lease and self.considers_held(other, held):
+                    self.exclusion.check_evicted(held, lease)
+            evicted = lease.token in self.record.evictions
+            if not self.fences.is_above(lease, self.fences.highest_held) and not evicted:
+                self.fail("S7", f"fence {lease.fence} is held after {self.fences.highest_held}")
+            self._check_delay()
+        has_it = [each.data.string(self.record.key) == lease.token.encode() for each in self._nodes]
         self.reached["acquired without all nodes"] += not all(has_it)
-        if self.record.last_holder and self.record.last_holder.split(":")[1] in self.record.gone:
+        if (
+            self.record.last_holder
+            and self.record.last_holder.split(":")[1] in self.record.gone_clients
+        ):
             self.reached["granted after a holder that never released"] += 1
-        self.record.last_holder = hold.token
-        self._remember(client, hold)
-        self._believed_at.append(self.world.now)
+        self.record.last_holder = lease.token
+        self._remember(client, lease)
+        self._held_at.append(self.sim.now)
         self._highest_by_then.append(self.fences.highest_held)
 
-    def _stood_at(self, hold: Hold) -> set[str]:
-        """Where it had its fence."""
-        return self._stood.get((hold.token, hold.fence), set())
+    def _nodes_with_fence(self, lease: LeaseState) -> set[str]:
+        """Return the nodes that had the token with its fence."""
+        return self._seen_at.get((lease.token, lease.fence), set())
 
-    def _in_real_time(self, client: SimClient, hold: Hold) -> None:
-        """Whatever happens: who asked after somebody believed has the greater fence."""
-        asked_at = client.machine.true_time(hold.deadline - hold.spec.validity)
-        before = bisect_right(self._believed_at, asked_at)
+    def _check_real_time_order(self, client: SimClient, lease: LeaseState) -> None:
+        """Check that a lease requested after another one had begun has the higher fence (S7)."""
+        asked_at = client.machine.true_time(lease.deadline - lease.spec.validity)
+        before = bisect_right(self._held_at, asked_at)
         highest = self._highest_by_then[before - 1] if before else 0
-        if not self.fences.is_above(hold, highest):
-            self.fail("S7", f"fence {hold.fence} was asked for when {highest} was held")
+        if not self.fences.is_above(lease, highest):
+            self.fail("S7", f"fence {lease.fence} was requested after {highest} was held")
 
-    def _after_the_delay(self) -> None:
-        """Nobody gets it before the delay after a loss is over."""
+    def _check_delay(self) -> None:
+        """Check that after a loss the lock is granted only after the lock delay (DELAY)."""
         delay_us = int(self.settings.lock_delay * SECOND)
-        delay = min(server.true_span(delay_us) for server in self._nodes)  # on the nodes' clocks
-        for who, hold in self.record.holds:
-            until = who.machine.true_time(hold.deadline) + delay
-            early = (until - self.world.now) / 1000
-            through = hold in self._through or hold.token in self.record.evictions
-            if self.settings.lock_delay and not through and early > SLACK / 1000:
-                self.fail("DELAY", f"somebody got the lock {early:.0f} ms before the delay is over")
+        delay = min(
+            server.true_span(delay_us) for server in self._nodes
+        )  # on the clocks of the nodes
+        for client, lease in self.record.leases:
+            until = client.machine.true_time(lease.deadline) + delay
+            early = (until - self.sim.now) / 1000
+            released = lease in self._released_in_time or lease.token in self.record.evictions
+            if self.settings.lock_delay and not released and early > SLACK / 1000:
+                self.fail("DELAY", f"the lock was granted {early:.0f} ms before the delay is over")
 
-    def releasing(self, client: SimClient, hold: Hold) -> None:
+    def releasing(self, client: SimClient, lease: LeaseState) -> None:
         """A client begins to release."""
-        if self.alive(client, hold):
-            self._through.add(hold)
-        super().releasing(client, hold)
+        if self.considers_held(client, lease):
+            self._released_in_time.add(lease)
+        super().releasing(client, lease)
 
-    def ended(self, client: SimClient, hold: Hold, how: str) -> None:
-        """A client is through with the lock: if it was released, no majority has it any more."""
-        super().ended(client, hold, how)
-        # A node from which it was evicted keeps it for the sake of the lock delay.
-        nodes = [node for node in self._nodes if node.name not in self._evicted_from[hold.token]]
-        have = sum(node.data.string(self.record.key) == hold.token.encode() for node in nodes)
-        doubled = hold.token in self.world.doubled
+    def given_up(self, client: SimClient, lease: LeaseState) -> None:
+        """A client ends a lease, because it was not granted another lock."""
+        super().given_up(client, lease)
+        if lease in self.record.released_in_time:
+            self._released_in_time.add(lease)
+
+    def ended(self, client: SimClient, lease: LeaseState, how: str) -> None:
+        """A client ended a lease. Check that no majority has its token after a release (S10)."""
+        super().ended(client, lease, how)
+        # A node on which the lease expired or was evicted has the lock delay only.
+        delay_ms = int(self.settings.lock_delay * 1000)
+        have = sum(
+            node.data.string(self.record.key) == lease.token.encode()
+            and node.data.left(self.record.key) > delay_ms
+            for node in self._nodes
+        )
+        doubled = lease.token in self.sim.doubled
         if how == "release" and have >= self._majority and not doubled:
-            self.fail("S10", f"{hold.token} was released, and {have} nodes have it still")
+            self.fail("S10", f"{lease.token} was released, and {have} nodes still have it")
 
-    def told(self, client: SimClient, event: Event) -> None:
-        """An event was reported."""
-        super().told(client, event)
-        if event.kind == "renewal_failed":
-            self._restores.failed(client, self.record.fences[event.fence])
+    def event_reported(self, client: SimClient, event: Event) -> None:
+        """A client reported an event."""
+        super().event_reported(client, event)
+        token = self.record.fences.get(event.fence)  # none before acquire() has returned
+        if event.kind == "renewal_failed" and token is not None:
+            self._restores.failed(client, token)
 
     def sent(self, client: SimClient, request: Request, server: str) -> None:
         """A client sends a request to a node."""
         super().sent(client, request, server)
         script, token = request[0].name, "".join(request[2][:1])
         if script == "vote":
-            self._last_vote[request[2][-1]] = token, self.world.now
+            self._last_vote[request[2][-1]] = token, self.sim.now
         if script == "vote" and token not in self._rounds:
-            self._begins(client, token)
+            self._round_started(client, token)
             self._rounds[token] = request
         elif script == "vote" and self._rounds[token] is not request:
             self._restores.restores(request)
 
-    def _begins(self, client: SimClient, token: str) -> None:
-        """A round begins: the votes of the task's last one are given back, if it was not won."""
+    def _round_started(self, client: SimClient, token: str) -> None:
+        """A round begins. Check that the votes of the task's last round were released (S10)."""
         task = token.split(":", 3)[3]
         last, self._last_round[task] = self._last_round.get(task, ""), token
-        if last not in self.record.kept and client.keeps_votes(last):
-            self.fail("S10", f"a round of {task} begins, and the votes for {last} are kept")
+        if last not in self.record.last_leases and client.keeps_votes(last):
+            self.fail("S10", f"a round of {task} begins, and the votes for {last} are not released")
 
     def renews(self, client: SimClient, request: Request) -> None:
         """A client sends a renewal to the nodes."""
@@ -290,7 +309,7 @@ class QuorumChecks(Checks):
         self._restores.renews(client, request)
 
     def answered(self, client: SimClient, request: Request, reply: Reply, server: str) -> None:
-        """A node's answer has reached a client."""
+        """A client received the reply of a node."""
         script, _, args = request
         self.abandoned.answered(script.name, args, server)
         if script.name != "renew":
@@ -301,34 +320,38 @@ class QuorumChecks(Checks):
         self.renewals.note_answer(client, args[0], reply)
 
     def _is_prompt(self) -> bool:
-        """Whether each node that is free takes what it is given, at once."""
+        """Whether each free node accepts a vote at once."""
         return self.settings.prompt and not self.settings.full and not self.settings.wipe
 
     def _is_held(self, token: str) -> bool:
-        client, hold = self.record.kept[token]
+        client, lease = self.record.last_leases[token]
         evicted = token in self.record.evictions
-        return self.alive(client, hold) and hold not in self.record.releasing and not evicted
+        return (
+            self.considers_held(client, lease)
+            and lease not in self.record.releasing
+            and not evicted
+        )
 
-    def _denies(self, server: Server, token: str) -> None:
+    def _denied_by(self, server: Server, token: str) -> None:
         self._denied[token].add(server.name)
         if len(self._denied[token]) == self._majority and self.settings.prompt:
-            self.world.after(SECOND // 2, lambda: self._believes_them(token))
+            self.sim.after(SECOND // 2, lambda: self._check_denied(token))
 
-    def _believes_them(self, token: str) -> None:
-        """Who was told by a majority that it is not theirs does not believe any more."""
+    def _check_denied(self, token: str) -> None:
+        """Check that a lease is over after a majority has refused its renewal (S5)."""
         # No client receives the reply to a request that was delivered a second time.
         if len(self._denied[token]) < self._majority or self.record.is_doubled(token):
             return
-        for client, hold in self.record.holds:
-            if hold.token == token and self.alive(client, hold):
-                self.fail("S5", f"{token} believes, and a majority said that it is not theirs")
+        for client, lease in self.record.leases:
+            if lease.token == token and self.considers_held(client, lease):
+                self.fail("S5", f"{token} is valid, and a majority refused its renewal")
 
-    def pushed(self, client: SimClient, message: bytes) -> None:
-        """A client received a message: if the lock is free, it votes again soon (L3).
+    def message_received(self, client: SimClient, message: bytes) -> None:
+        """A client received a message. Check that it requests votes soon if the lock is free (L3).
 
-        A client that got votes in its last round, but too few, pauses whatever it receives.
+        A client that got too few votes in its last round pauses in any case.
         """
-        waiter, now = read_message(message).token, self.world.now
+        waiter, now = read_message(message).token, self.sim.now
         if not message.startswith(b"A") or waiter not in client.registered():
             return
         self.reached["notified that the lock is free"] += 1
@@ -338,34 +361,37 @@ class QuorumChecks(Checks):
             over = client.closed or client.machine.crashed or waiter not in client.registered()
             if over or client.was_stopped_since(since) or voted_at >= now or self._votes[token]:
                 return
-            self.fail("L3", f"{waiter} was notified that the lock is free, and does not vote")
+            self.fail("L3", f"{waiter} was notified that the lock is free, and requests no votes")
 
         if self._is_prompt():
             since = client.now()
-            self.world.after(int(RETRIES_WITHIN * SECOND), lambda: look(since))
+            self.sim.after(int(RETRIES_WITHIN * SECOND), lambda: look(since))
 
-    def too_young(self, client: SimClient) -> None:
-        """A node that lost its data was not asked."""
-        self.world.note("too young", client.machine.name)
+    def node_in_quarantine(self, client: SimClient) -> None:
+        """A client did not use a node because the node is in quarantine."""
+        self.sim.note("node in quarantine", client.machine.name)
         self.reached["a node that lost its data, not used"] += 1
 
-    # In the end
+    # After the faults
 
-    def won_by_somebody(self, asking: bool) -> None:  # noqa: FBT001 - whether anybody does
-        """Called again and again once all is well: of those who ask somebody wins."""
-        if not asking or any(self.alive(*each) for each in self.record.holds):
-            self.record.free_since = self.world.now
-        elif self.world.now - self.record.free_since > self._patience():
-            self.fail("L6", "all is well, some ask, and nobody wins")
+    def check_granted_eventually(self, clients_request: bool) -> None:  # noqa: FBT001 - one fact
+        """Check that one of the acquiring clients is granted the lock (L6).
 
-    def _patience(self) -> int:
+        Called repeatedly after the faults have ended.
+        """
+        if not clients_request or any(self.considers_held(*each) for each in self.record.leases):
+            self.record.free_since = self.sim.now
+        elif self.sim.now - self.record.free_since > self._time_limit():
+            self.fail("L6", "clients acquire the lock without faults, and it is not granted")
+
+    def _time_limit(self) -> int:
         settings = self.settings
         left_over = 0.0
-        # What a crashed holder had, or ran out, for as long as it was extended to.
+        # A lease that was not released stays until its ttl, which may have been extended.
         runs_out = settings.max_hold or settings.drop or not settings.renew
         if runs_out or not settings.calm:
             left_over = self.record.longest_ttl + settings.lock_delay
-        if settings.doubled:  # a vote that arrives again keeps a node, and then another one
+        if settings.doubled:  # a second delivery may take one node, and then another
             left_over += 2 * self.record.longest_ttl
         if settings.wipe or settings.restart or settings.server_crash:
             left_over += settings.quarantine

@@ -1,18 +1,18 @@
-"""Counts the states that scripts reach, so that a sweep can say which ones it never reached."""
+"""Counts the states that scripts reach, so that a sweep can report those that it never reached."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from holdfast.sim.checks.record import is_joined
-from holdfast.sim.world import SECOND
+from holdfast.sim.simulation import SECOND
 
 if TYPE_CHECKING:
     from holdfast.sim.checks.record import Record
     from holdfast.sim.script_run import ScriptRun
 
 TICKET = 2
-"""Which argument of an acquire is the ticket."""
+"""The index of the ticket in the arguments of an acquire."""
 
 
 class ScriptStates:
@@ -21,12 +21,12 @@ class ScriptStates:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._granted_at: dict[str, int] = {}
-        """When each token was last granted the lock by the reply to its request."""
+        """By token, when it was last granted the lock in a reply."""
         self._refused: set[str] = set()
-        """Tokens that were refused the lock once."""
+        """Tokens that were refused the lock at least once."""
 
     def note_acquire(self, run: ScriptRun) -> None:
-        """A client asked for the lock."""
+        """A server ran an acquire."""
         reached, reply, waits = self._record.reached, run.reply, isinstance(run.reply, list)
         reached["a request that found its tombstone"] += reply == 0
         reached["a retry that found its own token"] += isinstance(reply, int) and run.by_holder
@@ -53,8 +53,8 @@ class ScriptStates:
         )
 
     def _note_late_grant(self, run: ScriptRun) -> None:
-        """A client that was granted it asks again, because the answer came too late."""
-        token, now = run.args[0], self._record.world.now
+        """Count a client that retries because the grant arrived too late."""
+        token, now = run.args[0], self._record.sim.now
         since = now - self._granted_at.get(token, now)
         late = since > self._record.settings.ttl * SECOND
         self._record.reached["a grant that arrived too late, requested again"] += late
@@ -62,18 +62,18 @@ class ScriptStates:
             self._granted_at[token] = now
 
     def note_release(self, run: ScriptRun) -> None:
-        """A client released the lock, or gave up."""
+        """A server ran a release."""
         record, token = self._record, run.args[0]
         lost = "lost" in "".join(run.args[2:3])
         delays = lost and record.settings.lock_delay and run.by_holder
         record.reached["a lock delay begun by a loss"] += bool(delays)
         shared = run.reply == 1 and run.after.holder is not None and not run.changed_holder
         record.reached["an owner's hold that ended before another"] += shared and not lost
-        if run.by_holder and token not in record.kept:
-            adopters = set().union(*record.passed.values())
+        if run.by_holder and token not in record.last_leases:
+            adopters = set().union(*record.passed_to.values())
             record.reached["an adoption released"] += token in adopters
 
     def note_adopt(self, run: ScriptRun) -> None:
-        """A client adopted the lock."""
+        """A server ran an adoption."""
         again = run.by_holder and run.reply != 0
         self._record.reached["an adoption that found its own token"] += again

@@ -1,8 +1,8 @@
-"""The gallery of hazards: ways in which locks on a server go wrong, each with holdfast beside it.
+"""The hazards: known ways in which locks on a server fail, each compared with holdfast.
 
-Every scenario is a story of two or three people and a lock, told once in the classic way and once
-with holdfast: the shipped core and the shipped scripts, in a simulated world. From the mistakes of
-the first day they go on to what no lock can prevent by itself.
+Each hazard has two or three clients and a lock. It runs in a simulation, once with a classic recipe
+and once with the shipped core and scripts of holdfast. The order is from beginners' mistakes to
+faults that no lock can prevent alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from holdfast.sim.hazards import (
     setnx_without_expiry,
     split_brain,
 )
-from holdfast.sim.hazards.stage import Hazard, Shown, Side
+from holdfast.sim.hazards.scenario import Comparison, Hazard, Side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["GALLERY", "Hazard", "Shown", "Side"]
+__all__ = ["HAZARDS", "Comparison", "Hazard", "Side"]
 
-GALLERY: Sequence[Hazard] = (
+HAZARDS: Sequence[Hazard] = (
     setnx_without_expiry.HAZARD,
     setnx_then_expire.HAZARD,
     del_by_another.HAZARD,
@@ -42,4 +42,4 @@ GALLERY: Sequence[Hazard] = (
     split_brain.HAZARD,
     clock_jump_in_a_quorum.HAZARD,
 )
-"""All of them, in the order in which they are best told."""
+"""All hazards, in the order of presentation."""

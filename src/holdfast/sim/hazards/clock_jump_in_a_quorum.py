@@ -1,76 +1,79 @@
 """A clock jumps in a quorum.
 
-Alice has the lock on two of three servers: a majority. The clock of one of them is set forwards,
-and her key expires there early. Bob gets that server and the third: a majority, too.
+Alice has the lock on two of three servers, a majority. The clock of one of them is set forwards,
+and her key expires there early. Bob acquires that server and the third, also a majority.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Classic, Stage
+    from holdfast.sim.hazards.scenario import CommandClient, Scenario
     from holdfast.sim.node import Server
 
 JUMP = 10.0
 """Seconds by which the clock is set forwards."""
 
 AWAY = 400_000
-"""Microseconds for which the third server is away."""
+"""Microseconds for which the third server is down."""
 
 
-async def redlock(who: Classic, servers: list[Server]) -> None:
-    """Take the lock if a majority of the servers grants it."""
-    who.asks()
+async def redlock(client: CommandClient, servers: list[Server]) -> None:
+    """Acquire the lock on a majority of the servers."""
+    client.start_waiting()
     granted = 0
     for server in servers:
-        if await who.sends("SET", LOCK, who.name, "NX", "PX", TTL_MS, to=server):
+        if await client.send("SET", LOCK, client.name, "NX", "PX", TTL_MS, to=server):
             granted += 1
     if 2 * granted > len(servers):
-        who.believes()
+        client.start_holding()
 
 
-def three(stage: Stage) -> list[Server]:
-    """Set up three servers, of which the third is away for a moment."""
-    servers = [stage.server, stage.add_server("second"), stage.add_server("third")]
+def three(scenario: Scenario) -> list[Server]:
+    """Add two servers, and take the third one down for a short time."""
+    servers = [scenario.server, scenario.add_server("second"), scenario.add_server("third")]
     servers[2].restart(AWAY)
     return servers
 
 
-async def broken(stage: Stage) -> None:
-    """A majority that was counted once is no majority any more, and nobody is told."""
-    servers = three(stage)
-    alice, bob = stage.classic("alice"), stage.classic("bob")
+async def broken(scenario: Scenario) -> None:
+    """A majority is lost, and no client is notified."""
+    servers = three(scenario)
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
     await redlock(alice, servers)
-    await alice.reads()
-    await stage.at(1.0)
-    stage.clock_jumps(servers[1], JUMP)
+    await alice.read()
+    await scenario.at(1.0)
+    scenario.jump_clock(servers[1], JUMP)
     await redlock(bob, servers)
-    await bob.reads()
-    await stage.at(1.4)
-    await alice.writes()
-    await stage.at(1.8)
-    await bob.writes()
+    await bob.read()
+    await scenario.at(1.4)
+    await alice.write()
+    await scenario.at(1.8)
+    await bob.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """Two may believe until the next renewal; bob's fence is greater, and the resource looks."""
-    nodes = three(stage)
-    alice, bob = stage.holder("alice", nodes=nodes), stage.holder("bob", nodes=nodes)
-    await alice.takes()
-    await alice.reads()
-    await stage.at(0.5)
-    stage.clock_jumps(nodes[1], JUMP)
-    await bob.takes()
-    await bob.reads()
-    await stage.at(0.8)
-    await alice.looks()
-    await alice.writes()
-    await stage.at(1.4)
-    await bob.writes()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """Both hold the lock until the next renewal; Bob's fence is higher, and the resource checks."""
+    nodes = three(scenario)
+    alice, bob = (
+        scenario.holdfast_client("Alice", nodes=nodes),
+        scenario.holdfast_client("Bob", nodes=nodes),
+    )
+    await alice.acquire()
+    await alice.read()
+    await scenario.at(0.5)
+    scenario.jump_clock(nodes[1], JUMP)
+    await bob.acquire()
+    await bob.read()
+    await scenario.at(0.8)
+    await alice.check_held()
+    await alice.write()
+    await scenario.at(1.4)
+    await bob.write()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -79,7 +82,7 @@ HAZARD = Hazard(
     broken=broken,
     with_holdfast=with_holdfast,
     verdict=(
-        "One server forgets alice's lease early, and both hold the lock until her next renewal "
-        "fails. The servers agree on a greater fence for bob, and her write is refused."
+        "Alice's lease expires early on one server, and both hold the lock until her next renewal "
+        "fails. The servers agree on a higher fence for Bob, and her write is refused."
     ),
 )

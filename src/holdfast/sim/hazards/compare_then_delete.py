@@ -1,59 +1,59 @@
 """GET, compare, DEL.
 
-Alice asks whose lock it is before she deletes it: hers. Her DEL is slow on its way, and meanwhile
-the lock expires and bob takes it. The answer was true when it was given, and the DEL deletes bob's
-lock all the same.
+Alice checks with GET that the lock is hers before she deletes it. Her DEL is slow, and meanwhile
+the lock expires and Bob acquires it. The reply to GET is out of date, and the DEL deletes Bob's
+lock.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """What was true at the GET need not be true at the DEL."""
-    alice, bob, carol = (stage.classic(name) for name in ("alice", "bob", "carol"))
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
-    await stage.at(0.5)
-    alice.is_through()
-    if await alice.sends("GET", LOCK) == b"alice":
-        alice.says("it is mine, so I may delete it")
-        stage.slows_next(5.0)
-        await alice.sends("DEL", LOCK)
-    await stage.at(3.2)
-    await bob.takes("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    await bob.reads()
-    await stage.at(5.6)
-    await carol.takes("SET", LOCK, "carol", "NX", "PX", TTL_MS)
-    await carol.works()
-    await stage.at(6.5)
-    await bob.writes()
+async def broken(scenario: Scenario) -> None:
+    """The holder may change between GET and DEL."""
+    alice, bob, carol = (scenario.command_client(name) for name in ("Alice", "Bob", "Carol"))
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
+    await scenario.at(0.5)
+    alice.stop_holding()
+    if await alice.send("GET", LOCK) == b"Alice":
+        alice.annotate("the lock is hers: deletes it")
+        scenario.slow_next_message(5.0)
+        await alice.send("DEL", LOCK)
+    await scenario.at(3.2)
+    await bob.acquire("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    await bob.read()
+    await scenario.at(5.6)
+    await carol.acquire("SET", LOCK, "Carol", "NX", "PX", TTL_MS)
+    await carol.work()
+    await scenario.at(6.5)
+    await bob.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """Comparing and deleting are one script, whenever it arrives."""
-    alice, bob, carol = (stage.holder(name) for name in ("alice", "bob", "carol"))
-    await alice.takes()
-    await stage.at(0.5)
-    stage.slows_next(5.0)
-    await alice.lets_go()
-    alice.says("released by a second sending; the first is still under way")
-    await stage.at(3.2)
-    await bob.takes()
-    await bob.reads()
-    await stage.at(5.6)
-    waiting = carol.takes()
-    await stage.at(6.0)
-    await bob.writes()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """One script compares and deletes, so a late release has no effect."""
+    alice, bob, carol = (scenario.holdfast_client(name) for name in ("Alice", "Bob", "Carol"))
+    await alice.acquire()
+    await scenario.at(0.5)
+    scenario.slow_next_message(5.0)
+    await alice.release()
+    alice.annotate("a second attempt released the lock; the first is still under way")
+    await scenario.at(3.2)
+    await bob.acquire()
+    await bob.read()
+    await scenario.at(5.6)
+    waiting = carol.acquire()
+    await scenario.at(6.0)
+    await bob.write()
+    await bob.release()
     await waiting
-    await carol.works()
-    await carol.lets_go()
+    await carol.work()
+    await carol.release()
 
 
 HAZARD = Hazard(
@@ -61,5 +61,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="The late release compares when it arrives, finds bob's token, and does nothing.",
+    verdict="The late release finds Bob's token when it arrives, and does nothing.",
 )

@@ -1,56 +1,55 @@
-"""A plain DEL frees another's lock.
+"""A plain DEL frees the lock of another client.
 
-Alice has finished, but is paused just before she deletes the key, for longer than the lock lasts.
-It expires, and bob takes it. Then her DEL deletes his lock, and carol comes in while bob is still
-at work.
+Alice has finished, but is paused just before she deletes the key. The lock expires, and Bob
+acquires it. Then her DEL deletes his lock, and Carol acquires it while Bob still works.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """DEL does not ask whose lock it is."""
-    alice, bob, carol = (stage.classic(name) for name in ("alice", "bob", "carol"))
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
-    await stage.at(0.5)
-    alice.is_through()
-    alice.pauses(3.5)
-    freed = alice.sends("DEL", LOCK)
-    await stage.at(3.2)
-    await bob.takes("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    await bob.reads()
+async def broken(scenario: Scenario) -> None:
+    """DEL does not check who holds the lock."""
+    alice, bob, carol = (scenario.command_client(name) for name in ("Alice", "Bob", "Carol"))
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
+    await scenario.at(0.5)
+    alice.stop_holding()
+    alice.pause(3.5)
+    freed = alice.send("DEL", LOCK)
+    await scenario.at(3.2)
+    await bob.acquire("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    await bob.read()
     await freed
-    alice.says("has freed bob's lock")
-    await carol.takes("SET", LOCK, "carol", "NX", "PX", TTL_MS)
-    await carol.works()
-    await stage.at(5.0)
-    await bob.writes()
+    alice.annotate("has deleted Bob's lock")
+    await carol.acquire("SET", LOCK, "Carol", "NX", "PX", TTL_MS)
+    await carol.work()
+    await scenario.at(5.0)
+    await bob.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """A release frees the lock only if it is still the releaser's."""
-    alice, bob, carol = (stage.holder(name) for name in ("alice", "bob", "carol"))
-    await alice.takes()
-    await stage.at(0.5)
-    alice.pauses(3.5)
-    freed = alice.lets_go()
-    await bob.takes()
-    await bob.reads()
+async def with_holdfast(scenario: Scenario) -> None:
+    """A release deletes the key only if it still has the token of the releasing client."""
+    alice, bob, carol = (scenario.holdfast_client(name) for name in ("Alice", "Bob", "Carol"))
+    await alice.acquire()
+    await scenario.at(0.5)
+    alice.pause(3.5)
+    freed = alice.release()
+    await bob.acquire()
+    await bob.read()
     await freed
-    waiting = carol.takes()
-    await stage.at(5.0)
-    await bob.writes()
-    await bob.lets_go()
+    waiting = carol.acquire()
+    await scenario.at(5.0)
+    await bob.write()
+    await bob.release()
     await waiting
-    await carol.works()
-    await carol.lets_go()
+    await carol.work()
+    await carol.release()
 
 
 HAZARD = Hazard(
@@ -58,5 +57,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="Alice is told that her lease is over, bob keeps his lock, and carol waits for him.",
+    verdict="The release raises LeaseLost for Alice, Bob keeps his lock, and Carol waits for him.",
 )

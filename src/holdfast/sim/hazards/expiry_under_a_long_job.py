@@ -1,45 +1,45 @@
-"""The job outlives the lock.
+"""A job takes longer than the ttl of its lock.
 
-Alice takes the lock for three seconds, but today her job takes six. Nobody prolongs the lock, and
-nobody tells her when it is over. Bob gets it after three seconds, and two are at work.
+Alice acquires the lock for three seconds, but her job takes six. The lock is not renewed, and she
+is not notified of its end. Bob acquires it after three seconds, and both work at the same time.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """An expiry that was meant for crashes ends the lock of one who is well."""
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
-    await alice.reads()
-    await stage.at(3.2)
-    await bob.takes("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    await bob.works()
-    bob.is_through()
-    await stage.at(6.0)
-    await alice.writes()
+async def broken(scenario: Scenario) -> None:
+    """The expiry ends the lock of a holder that has not crashed."""
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
+    await alice.read()
+    await scenario.at(3.2)
+    await bob.acquire("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    await bob.work()
+    bob.stop_holding()
+    await scenario.at(6.0)
+    await alice.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """The lock is renewed for as long as its holder works."""
-    alice, bob = stage.holder("alice"), stage.holder("bob")
-    await alice.takes()
-    await alice.reads()
-    await stage.at(1.0)
-    waiting = bob.takes()
-    await stage.at(6.0)
-    await alice.writes()
-    await alice.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """The lock is renewed while its holder works."""
+    alice, bob = scenario.holdfast_client("Alice"), scenario.holdfast_client("Bob")
+    await alice.acquire()
+    await alice.read()
+    await scenario.at(1.0)
+    waiting = bob.acquire()
+    await scenario.at(6.0)
+    await alice.write()
+    await alice.release()
     await waiting
-    await bob.works()
-    await bob.lets_go()
+    await bob.work()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -47,5 +47,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="The lock is renewed every third of its ttl, and goes to bob when alice releases it.",
+    verdict="The lock is renewed every third of its ttl, and granted to Bob after Alice's release.",
 )

@@ -1,56 +1,56 @@
-"""A failover before the lock was replicated.
+"""A failover before the lock is replicated.
 
-Alice takes the lock, and the primary dies before its replica has heard of it. The replica is
-promoted without the key, and bob takes the lock there. Both hold what they were granted.
+Alice acquires the lock, and the primary crashes before its replica has the key. The replica is
+promoted without the key, and Bob acquires the lock there. Both consider themselves the holder.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 LAG = 0.05
-"""Seconds by which the replica is behind."""
+"""The replication lag in seconds."""
 
 
-async def broken(stage: Stage) -> None:
-    """The answer was OK, and the lock was on one machine only."""
-    stage.add_replica(LAG)
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
-    await alice.reads()
-    await stage.at(0.02)
-    stage.fails_over()
-    await stage.at(0.5)
-    await bob.takes("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    await bob.reads()
-    await stage.at(0.8)
-    await alice.writes()
-    await stage.at(1.5)
-    await bob.writes()
+async def broken(scenario: Scenario) -> None:
+    """The reply was OK, but only one server had the lock."""
+    scenario.add_replica(LAG)
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
+    await alice.read()
+    await scenario.at(0.02)
+    scenario.fail_over()
+    await scenario.at(0.5)
+    await bob.acquire("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    await bob.read()
+    await scenario.at(0.8)
+    await alice.write()
+    await scenario.at(1.5)
+    await bob.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """Two may believe until the next renewal; bob's fence is greater, and the resource looks."""
-    stage.add_replica(LAG)
-    alice, bob = stage.holder("alice"), stage.holder("bob")
-    await alice.takes()
-    await alice.reads()
-    await stage.at(0.02)
-    stage.fails_over()
-    await stage.at(0.5)
-    await bob.takes()
-    await bob.reads()
-    await stage.at(0.8)
-    await alice.looks()
-    await alice.writes()
-    await stage.at(1.5)
-    await bob.writes()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """Both hold the lock until the next renewal; Bob's fence is higher, and the resource checks."""
+    scenario.add_replica(LAG)
+    alice, bob = scenario.holdfast_client("Alice"), scenario.holdfast_client("Bob")
+    await alice.acquire()
+    await alice.read()
+    await scenario.at(0.02)
+    scenario.fail_over()
+    await scenario.at(0.5)
+    await bob.acquire()
+    await bob.read()
+    await scenario.at(0.8)
+    await alice.check_held()
+    await alice.write()
+    await scenario.at(1.5)
+    await bob.write()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -59,8 +59,9 @@ HAZARD = Hazard(
     broken=broken,
     with_holdfast=with_holdfast,
     verdict=(
-        "Both hold the lock until alice's next renewal fails. The counter of fences was lost, too, "
-        "but a fence is never below the server's clock: bob's is greater, and alice is refused. "
-        "(It would be bob if the new server's clock were further behind than alice's grant is old.)"
+        "Both hold the lock until Alice's next renewal fails. The fence counter was lost too, but "
+        "a fence is never below the server's clock: Bob's is higher, and Alice's write is refused. "
+        "(Bob's would be refused if the new server's clock were behind by more than the age of "
+        "Alice's grant.)"
     ),
 )

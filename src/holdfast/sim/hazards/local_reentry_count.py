@@ -1,58 +1,60 @@
-"""Re-entry counted by the holder alone.
+"""A re-entry count without a check of the lease.
 
-Alice holds the lock and is paused until it has expired; bob takes it. She goes on and calls a
-function that takes the same lock again. It only counts from one to two and asks nobody, so it
-works on what is bob's.
+Alice holds the lock and is paused until it has expired. Bob acquires it. Alice resumes and calls a
+function that acquires the same lock again. This only increments a local count, so both use the
+resource.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """A count says how often it was taken, not whether it is still held."""
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
+async def broken(scenario: Scenario) -> None:
+    """A local count does not show whether the lock is still held."""
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
     count = 1
-    await stage.at(0.5)
-    alice.pauses(3.5)
-    await stage.at(3.2)
-    await bob.takes("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    await bob.reads()
-    await alice.reads()
+    await scenario.at(0.5)
+    alice.pause(3.5)
+    await scenario.at(3.2)
+    await bob.acquire("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    await bob.read()
+    await alice.read()
     count += 1
-    alice.says(f"takes it again: the count is {count}")
-    await stage.at(4.5)
-    await alice.writes()
+    alice.annotate(f"re-enters the lock: the count is {count}")
+    await scenario.at(4.5)
+    await alice.write()
     count -= 1
-    alice.says(f"gives it back: the count is {count}, and she believes on")
-    await stage.at(5.0)
-    await bob.writes()
+    alice.annotate(
+        f"leaves the inner level: the count is {count}, still considers itself the holder"
+    )
+    await scenario.at(5.0)
+    await bob.write()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """A lease that is over is over at every level; taking it again is a new lease."""
-    alice, bob = stage.holder("alice", reentrant=True), stage.holder("bob")
-    outer = await alice.takes()
-    await stage.at(0.5)
-    alice.pauses(3.5)
-    inner = alice.takes()
-    await bob.takes()
-    await bob.reads()
-    await stage.at(5.0)
-    await bob.writes()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """A lost lease is lost at every level; acquiring again waits for a new lease."""
+    alice, bob = scenario.holdfast_client("Alice", reentrant=True), scenario.holdfast_client("Bob")
+    outer = await alice.acquire()
+    await scenario.at(0.5)
+    alice.pause(3.5)
+    inner = alice.acquire()
+    await bob.acquire()
+    await bob.read()
+    await scenario.at(5.0)
+    await bob.write()
+    await bob.release()
     await inner
-    alice.says("has a lease of her own again, with a new fence")
-    await alice.works()
-    await alice.lets_go()
-    await alice.lets_go(outer)
+    alice.annotate("has a new lease, with a new fence")
+    await alice.work()
+    await alice.release()
+    await alice.release(outer)
 
 
 HAZARD = Hazard(
@@ -60,5 +62,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="Alice's lease is over: taking it again waits for bob, and the outer level is told.",
+    verdict="Alice's lease is lost: the inner acquire waits, and the outer level raises LeaseLost.",
 )

@@ -1,47 +1,47 @@
-"""The wake-up that nobody heard.
+"""A lost wake-up.
 
-Bob finds the lock taken and subscribes to hear of its release. Alice releases it and publishes that
-between his asking and his subscribing. The lock is free, nobody will ever publish again, and bob
-sleeps on.
+Bob finds the lock taken, and subscribes to a channel for its release. Alice releases and publishes
+after his SET but before his SUBSCRIBE. The lock is free, no client publishes again, and Bob waits
+forever.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, TTL_MS, Hazard
+from holdfast.sim.hazards.scenario import LOCK, TTL_MS, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """Who asks before listening misses what is said in between."""
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SET", LOCK, "alice", "NX", "PX", TTL_MS)
-    await stage.at(1.0)
-    bob.asks()
-    await bob.sends("SET", LOCK, "bob", "NX", "PX", TTL_MS)
-    bob.says("it is taken: I shall listen for its release")
-    alice.is_through()
-    await alice.sends("DEL", LOCK)
-    await alice.sends("PUBLISH", "released", LOCK)
-    await bob.hears_from("released")
-    bob.believes()
+async def broken(scenario: Scenario) -> None:
+    """A message that is published before the subscription is lost."""
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SET", LOCK, "Alice", "NX", "PX", TTL_MS)
+    await scenario.at(1.0)
+    bob.start_waiting()
+    await bob.send("SET", LOCK, "Bob", "NX", "PX", TTL_MS)
+    bob.annotate("the lock is taken: subscribes for its release")
+    alice.stop_holding()
+    await alice.send("DEL", LOCK)
+    await alice.send("PUBLISH", "released", LOCK)
+    await bob.wait_for_message("released")
+    bob.start_holding()
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """The channel is subscribed to before the lock is asked for in line."""
-    alice, bob = stage.holder("alice"), stage.holder("bob")
-    await alice.takes()
-    await stage.at(1.0)
-    waiting = bob.takes()
-    await stage.at(1.000_35)
-    released = alice.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """The client subscribes before it joins the queue."""
+    alice, bob = scenario.holdfast_client("Alice"), scenario.holdfast_client("Bob")
+    await alice.acquire()
+    await scenario.at(1.0)
+    waiting = bob.acquire()
+    await scenario.at(1.000_35)
+    released = alice.release()
     await waiting
     await released
-    await bob.works()
-    await bob.lets_go()
+    await bob.work()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -49,5 +49,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="Bob asks once more after he has subscribed, finds the lock free, and takes it.",
+    verdict="Bob sends acquire again after he has subscribed, and is granted the free lock.",
 )

@@ -1,40 +1,40 @@
 """SETNX, then EXPIRE.
 
-Alice knows that a lock needs an expiry, and sends EXPIRE after SETNX. Her process is killed between
-the two. The key is there without an expiry, and nobody ever gets the lock again.
+Alice sends SETNX, and then EXPIRE so that the lock has an expiry. Her process is killed between the
+two. The key has no expiry, and no other client can ever acquire the lock.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, Hazard
+from holdfast.sim.hazards.scenario import LOCK, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """Two commands are two moments, and a crash fits in between."""
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SETNX", LOCK, "alice")
-    await stage.at(0.001)
-    alice.crashes()
-    alice.says("never comes to send EXPIRE lock 3")
-    await stage.at(1.0)
-    await bob.takes("SETNX", LOCK, "bob")
+async def broken(scenario: Scenario) -> None:
+    """A crash can happen between two commands."""
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SETNX", LOCK, "Alice")
+    await scenario.at(0.001)
+    alice.crash()
+    alice.annotate("has not sent EXPIRE lock 3")
+    await scenario.at(1.0)
+    await bob.acquire("SETNX", LOCK, "Bob")
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """The key and its expiry are written by one script, so no crash fits in between."""
-    alice, bob = stage.holder("alice"), stage.holder("bob")
-    await alice.takes()
-    await stage.at(0.001)
-    alice.crashes()
-    await stage.at(1.0)
-    await bob.takes()
-    await bob.works()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """One script writes the key and its expiry, so no crash can happen in between."""
+    alice, bob = scenario.holdfast_client("Alice"), scenario.holdfast_client("Bob")
+    await alice.acquire()
+    await scenario.at(0.001)
+    alice.crash()
+    await scenario.at(1.0)
+    await bob.acquire()
+    await bob.work()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -42,5 +42,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="One script writes the lock with its expiry: bob gets it when alice's ttl is over.",
+    verdict="One script writes the lock with its expiry: Bob is granted it after Alice's ttl.",
 )

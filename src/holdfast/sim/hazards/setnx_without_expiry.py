@@ -1,40 +1,39 @@
 """SETNX without an expiry.
 
-Alice takes the lock with SETNX, which gives it no expiry, and her process is killed while she holds
-it. Only she would ever have deleted the key. Everybody else asks for it until somebody deletes it
-by hand.
+Alice acquires the lock with SETNX, which sets no expiry, and her process is killed while she holds
+it. Only she would have deleted the key. All other clients wait until an operator deletes it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.sim.hazards.stage import LOCK, Hazard
+from holdfast.sim.hazards.scenario import LOCK, Hazard
 
 if TYPE_CHECKING:
-    from holdfast.sim.hazards.stage import Stage
+    from holdfast.sim.hazards.scenario import Scenario
 
 
-async def broken(stage: Stage) -> None:
-    """The key outlives its holder."""
-    alice, bob = stage.classic("alice"), stage.classic("bob")
-    await alice.takes("SETNX", LOCK, "alice")
-    await alice.reads()
-    await stage.at(1.0)
-    alice.crashes()
-    await bob.takes("SETNX", LOCK, "bob")
+async def broken(scenario: Scenario) -> None:
+    """The key stays after its holder has crashed."""
+    alice, bob = scenario.command_client("Alice"), scenario.command_client("Bob")
+    await alice.acquire("SETNX", LOCK, "Alice")
+    await alice.read()
+    await scenario.at(1.0)
+    alice.crash()
+    await bob.acquire("SETNX", LOCK, "Bob")
 
 
-async def with_holdfast(stage: Stage) -> None:
-    """The lock expires, and who waits in line gets it."""
-    alice, bob = stage.holder("alice"), stage.holder("bob")
-    await alice.takes()
-    await alice.reads()
-    await stage.at(1.0)
-    alice.crashes()
-    await bob.takes()
-    await bob.works()
-    await bob.lets_go()
+async def with_holdfast(scenario: Scenario) -> None:
+    """The lock expires, and is granted to the waiter in the queue."""
+    alice, bob = scenario.holdfast_client("Alice"), scenario.holdfast_client("Bob")
+    await alice.acquire()
+    await alice.read()
+    await scenario.at(1.0)
+    alice.crash()
+    await bob.acquire()
+    await bob.work()
+    await bob.release()
 
 
 HAZARD = Hazard(
@@ -42,5 +41,5 @@ HAZARD = Hazard(
     __doc__,
     broken=broken,
     with_holdfast=with_holdfast,
-    verdict="Nobody renews the lock of a dead holder: bob gets it when its ttl is over.",
+    verdict="The lock of a crashed holder is not renewed: Bob is granted it after its ttl.",
 )

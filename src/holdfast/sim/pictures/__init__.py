@@ -1,1 +1,1 @@
-"""Timelines, drawn: as text for a terminal, as SVG, as a page of HTML."""
+"""Draws timelines as text for a terminal, as SVG, and as an HTML page."""

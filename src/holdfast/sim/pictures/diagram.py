@@ -1,10 +1,20 @@
-"""The drawing of a timeline: its lanes, and what happens on and between them."""
+"""The SVG elements of a timeline: lanes, bars, arrows and marks."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from holdfast.sim.pictures.layout import (
+    LABEL,
+    LABEL_MOST,
+    PAD,
+    PAGE_WIDTH,
+    Box,
+    LabelSpace,
+    Line,
+    Scale,
+)
 from holdfast.sim.pictures.markup import (
     cut_to,
     definitions,
@@ -14,26 +24,16 @@ from holdfast.sim.pictures.markup import (
     text_at,
     width_of,
 )
-from holdfast.sim.pictures.room import (
-    LABEL,
-    LABEL_MOST,
-    PAD,
-    PAGE_WIDTH,
-    Box,
-    Ground,
-    Line,
-    Scale,
-)
 from holdfast.sim.pictures.wording import (
     KIND_WORDS,
     Overlap,
     as_ms,
     client_numbers,
+    describe_arrow,
+    describe_bar,
     numbered_marks,
     overlaps,
     printable,
-    told_arrow,
-    told_bar,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _SIGNS: dict[MarkKind, str] = {
 
 
 class Diagram:
-    """Lanes, bars, arrows and marks, with the axis below them."""
+    """The drawing of one timeline, with a time axis at the bottom."""
 
     def __init__(self, timeline: Timeline, ident: str) -> None:
         self.timeline = timeline
@@ -77,16 +77,16 @@ class Diagram:
         self.bottom = _TOP + _PITCH * len(timeline.lanes) - _PITCH + 62
         self.height = self.bottom + 46
         self.definitions = definitions(ident)
-        self.ground = Ground()
-        self.ground.left, self.ground.right = self.left, self.width - 12
-        self.ground.lines += [Line(self.left, y, self.width, y) for y in self.rows.values()]
+        self.label_space = LabelSpace()
+        self.label_space.left, self.label_space.right = self.left, self.width - 12
+        self.label_space.lines += [Line(self.left, y, self.width, y) for y in self.rows.values()]
         self.labels: list[str] = []
         self.parts = self._draw() if timeline.lanes else []
 
     def _draw(self) -> list[str]:
         bars = sorted(self.timeline.bars, key=lambda bar: _LAYERS[bar.kind])
         lines = [self._line(arrow) for arrow in self.timeline.arrows]
-        self.ground.lines += lines
+        self.label_space.lines += lines
         shapes = [self._bar(bar) for bar in bars]
         marks = [self._mark(mark, number) for number, mark in numbered_marks(self.timeline)]
         hatched = [self._overlap(found) for found in overlaps(self.timeline)]
@@ -146,7 +146,7 @@ class Diagram:
     # ---- bars
 
     def _half(self, lane: str, moment: int) -> float:
-        """How far what is on a lane reaches up and down from its middle."""
+        """Return half the height of a lane's bars at a moment."""
         kinds = {
             bar.kind
             for bar in self.timeline.bars
@@ -161,7 +161,7 @@ class Diagram:
         return Box(left, y - half, max(self.scale.x(bar.ended), left + 4), y + half)
 
     def _bar(self, bar: Bar) -> str:
-        hue, title = self._hue(bar.lane), element("title", escaped(told_bar(bar)))
+        hue, title = self._hue(bar.lane), element("title", escaped(describe_bar(bar)))
         if bar.kind == "waits":
             box = self._box(bar, 3)
             y = self.rows[bar.lane]
@@ -173,10 +173,10 @@ class Diagram:
             )
         if bar.kind == "held":
             box = self._box(bar, _HALF_HELD)
-            self.ground.boxes.append(box)
+            self.label_space.boxes.append(box)
             return element("g", title, rectangle(box, f"{hue}-fill", rx=4))
         box = self._box(bar, _HALF_IDLE)
-        self.ground.boxes.append(box)
+        self.label_space.boxes.append(box)
         fill = f"url(#{self.ident}-idle)"
         return element(
             "g", title, rectangle(box, "idle", rx=3), rectangle(box, "edge", rx=3, fill=fill)
@@ -189,8 +189,8 @@ class Diagram:
             return
         hue = self._hue(bar.lane)
         box = self._box(bar, _HALF_HELD if bar.kind == "held" else _HALF_IDLE)
-        room = box.right - box.left - 12
-        if bar.kind == "held" and width_of(words, LABEL) <= room:
+        space = box.right - box.left - 12
+        if bar.kind == "held" and width_of(words, LABEL) <= space:
             x, y = box.left + 8, self.rows[bar.lane] + 4
             self.labels.append(text_at(x, y, words, "on-bar label"))
             return
@@ -205,7 +205,7 @@ class Diagram:
             for top in (y - gap - 15, y + gap)
         ]
         tone = f"{hue}-text" if bar.kind == "held" else "muted"
-        self._label(self.ground.take_best(places), words, f"{tone} halo label")
+        self._label(self.label_space.take_best(places), words, f"{tone} halo label")
 
     def _label(self, box: Box, words: str, class_: str) -> None:
         self.labels.append(text_at(box.left, box.top + 11.5, words, class_))
@@ -215,7 +215,7 @@ class Diagram:
         left = self.scale.x(found.began)
         right = max(self.scale.x(found.ended), left + 4)
         box = Box(left, min(ys) - 24, right, max(ys) + 24)
-        words = found.told()
+        words = found.text()
         wide = width_of(words, LABEL) * 1.08
         middle = (left + right - wide) / 2
         places = [
@@ -223,7 +223,7 @@ class Diagram:
             for y in (box.bottom + 3, box.top - 17, min(ys) + 26, max(ys) - 42)
             for x in (max(middle, self.left), left, right - wide)
         ]
-        self._label(self.ground.take_best(places), words, "red-text halo label strong")
+        self._label(self.label_space.take_best(places), words, "red-text halo label strong")
         fill = f"url(#{self.ident}-red)"
         title = element("title", escaped(words))
         return element(
@@ -244,12 +244,12 @@ class Diagram:
 
     def _arrow(self, arrow: Arrow, line: Line) -> str:
         hue = self._hue(arrow.source, arrow.target)
-        title = element("title", escaped(told_arrow(arrow)))
+        title = element("title", escaped(describe_arrow(arrow)))
         lost = arrow.arrived is None
         words = f"{arrow.text} (lost)" if lost else arrow.text
         words = cut_to(printable(words), LABEL_MOST, LABEL)
         if words:
-            box = self.ground.take_best(_beside(line, width_of(words, LABEL)))
+            box = self.label_space.take_best(_beside(line, width_of(words, LABEL)))
             self._label(box, words, f"{hue}-text halo label")
         way = f"M{num(line.x1)} {num(line.y1)}L{num(line.x2)} {num(line.y2)}"
         stroke = f"{hue}-line arrow{' lost' if lost else ''}"
@@ -264,9 +264,9 @@ class Diagram:
         half = _PILL if on_lane else _BADGE + 1
         offsets = (0, -22, 22, -44) if on_lane else (-31, 31, -53, 53)
         boxes = [Box(x - half, y + at - 11, x + half, y + at + 11) for at in offsets]
-        taken = self.ground.boxes
+        taken = self.label_space.boxes
         free = [box for box in boxes if not any(box.shared(other) for other in taken)]
-        box = self.ground.take_best((free or boxes)[:1] if on_lane else boxes)
+        box = self.label_space.take_best((free or boxes)[:1] if on_lane else boxes)
         middle = (box.top + box.bottom) / 2
         title = element("title", escaped(f"{KIND_WORDS[mark.kind]}{mark.text}"))
         stem = element("line", x1=x, y1=middle, x2=x, y2=y, class_=f"stem {mark.kind}-stem")
@@ -287,7 +287,7 @@ def rectangle(box: Box, class_: str, **attributes: str | float) -> str:
 
 
 def _beside(line: Line, wide: float) -> list[Box]:
-    """Places for a label along a line, the best ones first."""
+    """Return positions for a label along a line, the best ones first."""
     slack = abs((line.x2 - line.x1) / ((line.y2 - line.y1) or 1)) * 8 + 5
     return [
         Box(left, y - 8, left + wide, y + 7)
@@ -306,13 +306,13 @@ def _head(line: Line, class_: str) -> str:
 
 
 def cross(x: float, y: float, class_: str) -> str:
-    """Draw where something ends that got lost."""
+    """Draw a cross, the end of a lost message."""
     way = f"M{num(x - 5)} {num(y - 5)}l10 10M{num(x + 5)} {num(y - 5)}l-10 10"
     return element("path", d=way, class_=class_)
 
 
 def badge(kind: MarkKind, number: str, middle: tuple[float, float]) -> str:
-    """A mark with its number: its shape says what it is."""
+    """Draw a mark with its number, in the shape of its kind."""
     x, y = middle
     if kind not in _SIGNS:
         label = text_at(x, y + 4, number, f"{kind}-ink number", text_anchor="middle")

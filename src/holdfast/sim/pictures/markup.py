@@ -1,4 +1,4 @@
-"""Writing SVG and HTML, and how wide a text will be, about."""
+"""Writes SVG and HTML elements, and estimates the width of text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from holdfast.sim.pictures.wording import printable
 
 
 def escaped(text: str) -> str:
-    """Write a text so that it is nothing but text."""
+    """Escape a text for SVG and HTML."""
     return escape(printable(text))
 
 
 def num(number: float) -> str:
-    """Write a number as short as it may be."""
+    """Format a number with at most one decimal."""
     return f"{round(number, 1):g}"
 
 
 def element(name: str, *inside: str, **attributes: str | float) -> str:
-    """Write an element; `inside` is markup, attributes are escaped."""
+    """Return an element; `inside` is markup, attributes are escaped."""
     written = "".join(
         f" {key if key == 'viewBox' else key.rstrip('_').replace('_', '-')}="
         f'"{num(value) if isinstance(value, (int, float)) else escaped(value)}"'
@@ -31,12 +31,12 @@ def element(name: str, *inside: str, **attributes: str | float) -> str:
 
 
 def text_at(x: float, y: float, words: str, class_: str, **attributes: str | float) -> str:
-    """Write a text at a place."""
+    """Return a text element at a position."""
     return element("text", escaped(words), x=x, y=y, class_=class_, **attributes)
 
 
 def definitions(ident: str) -> list[str]:
-    """Write the hatchings, by the names that a picture refers to."""
+    """Return the definitions of the hatch patterns, whose ids begin with `ident`."""
     return [
         element(
             "defs",
@@ -63,7 +63,7 @@ _NARROW = frozenset("fijlrt.,:;'|!()[] ")
 
 
 def width_of(text: str, size: float) -> float:
-    """Say how wide a text is, about."""
+    """Return the approximate width of a text."""
     return size * sum(map(_letter_width, text))
 
 
@@ -75,25 +75,25 @@ def _letter_width(letter: str) -> float:
     return 0.74 if letter.isupper() or letter in "mw" else 0.59
 
 
-def cut_to(text: str, room: float, size: float) -> str:
-    """Shorten a text that has no room."""
-    if width_of(text, size) <= room:
+def cut_to(text: str, space: float, size: float) -> str:
+    """Shorten a text to the available width."""
+    if width_of(text, size) <= space:
         return text
-    while text and width_of(text, size) > room - size:
+    while text and width_of(text, size) > space - size:
         text = text[:-1]
     return f"{text.rstrip()}…"
 
 
-def wrapped(text: str, room: float, size: float) -> list[str]:
-    """Break a text into lines; a word longer than a line is broken too."""
+def wrapped(text: str, space: float, size: float) -> list[str]:
+    """Break a text into lines; a word that is longer than a line is split."""
     lines: list[str] = []
     for word in printable(text).split():
-        if lines and width_of(f"{lines[-1]} {word}", size) <= room:
+        if lines and width_of(f"{lines[-1]} {word}", size) <= space:
             lines[-1] += f" {word}"
             continue
         lines.append("")
         for letter in word:
-            if width_of(lines[-1] + letter, size) > room:
+            if width_of(lines[-1] + letter, size) > space:
                 lines.append("")
             lines[-1] += letter
     return lines

@@ -1,12 +1,13 @@
-"""A timeline as a drawing: one SVG file for slides, or one HTML page that needs nothing else.
+"""Draws timelines as one SVG file, or as one self-contained HTML page.
 
-Lanes run to the right, and so does time. Time is not to scale: each gap between two moments gets
-room by the logarithm of its length, and some more where there is something to read. The axis says
-so, and marks what was shortened most.
+Time runs from left to right, and is not to scale: the width of a gap grows with the logarithm of
+its duration, and labels add more width. The axis states this, and marks the gaps that are shortened
+most.
 
-Colour follows the reader's light or dark setting, on paper it is light. It never stands alone: what
-is held is thick and has its fence on it, what is lost ends in a cross, marks differ in shape, and
-red hatching across lanes says in words who holds at the same time.
+Colours follow the light or dark setting of the reader; print is light. No information depends on
+colour alone: a held lock is a thick bar with its fence, a lost message ends in a cross, marks have
+different shapes, and red hatching across lanes is labelled with the clients that hold at the same
+time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.sim.pictures.diagram import Diagram, badge, cross, rectangle
+from holdfast.sim.pictures.layout import PAD, PAGE_WIDTH, Box
 from holdfast.sim.pictures.markup import (
     cut_to,
     definitions,
@@ -24,16 +26,15 @@ from holdfast.sim.pictures.markup import (
     width_of,
     wrapped,
 )
-from holdfast.sim.pictures.room import PAD, PAGE_WIDTH, Box
 from holdfast.sim.pictures.style import PAGE_STYLE, SVG_STYLE
 from holdfast.sim.pictures.wording import (
     KIND_WORDS,
     as_ms,
-    described,
+    event_rows,
     numbered_marks,
     overlaps,
     printable,
-    told_of,
+    text_description,
 )
 
 if TYPE_CHECKING:
@@ -43,23 +44,23 @@ if TYPE_CHECKING:
 
 
 def draw_svg(timeline: Timeline) -> str:
-    """Draw a timeline as one SVG file, with its title, verdict, captions and legend in it."""
+    """Draw a timeline as one SVG file, with title, verdict, captions and legend."""
     diagram = Diagram(timeline, "p")
     width = diagram.width
-    room = width - 2 * PAD
+    space = width - 2 * PAD
     y = PAD + 20.0
     parts = [element("rect", width="100%", height="100%", class_="paper")]
-    for line in wrapped(timeline.title, room, 24):
+    for line in wrapped(timeline.title, space, 24):
         parts.append(text_at(PAD, y, line, "ink title"))
         y += 32
-    for line in wrapped(timeline.verdict, room, 15):
+    for line in wrapped(timeline.verdict, space, 15):
         parts.append(text_at(PAD, y, line, "muted verdict"))
         y += 22
     parts.append(element("g", *diagram.parts, transform=f"translate(0 {num(y)})"))
     y += diagram.height + 36
-    captions, y = _captions(timeline, y, room)
+    captions, y = _captions(timeline, y, space)
     parts += captions
-    legend, legend_height = _legend([timeline], room, "p")
+    legend, legend_height = _legend([timeline], space, "p")
     parts.append(element("g", *legend, transform=f"translate({PAD} {num(y)})"))
     height = y + legend_height + PAD - 12
     style = element("style", SVG_STYLE)
@@ -69,7 +70,7 @@ def draw_svg(timeline: Timeline) -> str:
 
 
 def draw_page(timelines: Sequence[Timeline], title: str) -> str:
-    """Draw timelines as one HTML page, each with a table that tells the same in words."""
+    """Draw timelines as one HTML page, each with a table of all events as text."""
     legend, height = _legend(timelines, PAGE_WIDTH, "legend")
     key = element(
         "svg",
@@ -123,7 +124,7 @@ def _section(timeline: Timeline, ident: str) -> str:
     ]
     rows = [
         element("tr", element("td", as_ms(at), class_="when"), element("td", escaped(words)))
-        for at, words in told_of(timeline)
+        for at, words in event_rows(timeline)
     ]
     header = '<tr><th scope="col">ms</th><th scope="col">What happened</th></tr>'
     table = element("table", element("thead", header), element("tbody", *rows))
@@ -136,7 +137,7 @@ def _section(timeline: Timeline, ident: str) -> str:
         element("h2", escaped(timeline.title), id=heading),
         *([element("p", escaped(timeline.verdict), class_="verdict")] if timeline.verdict else []),
         element("figure", scroll, *captions),
-        *([element("details", "<summary>The same in words</summary>", table)] if rows else []),
+        *([element("details", "<summary>All events as text</summary>", table)] if rows else []),
         aria_labelledby=heading,
     )
 
@@ -146,7 +147,7 @@ def _svg(timeline: Timeline, ident: str, box: Box, inside: Sequence[str]) -> str
     return element(
         "svg",
         element("title", escaped(timeline.title), id=f"{ident}-title"),
-        element("desc", escaped(described(timeline)), id=f"{ident}-desc"),
+        element("desc", escaped(text_description(timeline)), id=f"{ident}-desc"),
         *inside,
         xmlns="http://www.w3.org/2000/svg",
         width=width,
@@ -157,8 +158,8 @@ def _svg(timeline: Timeline, ident: str, box: Box, inside: Sequence[str]) -> str
     )
 
 
-def _captions(timeline: Timeline, y: float, room: float) -> tuple[list[str], float]:
-    """The texts of all marks, and where the next thing goes."""
+def _captions(timeline: Timeline, y: float, space: float) -> tuple[list[str], float]:
+    """Return the texts of all marks, and the vertical position below them."""
     parts: list[str] = []
     marks = numbered_marks(timeline)
     whos = max((width_of(mark.lane, 13) for _, mark in marks), default=0)
@@ -166,10 +167,10 @@ def _captions(timeline: Timeline, y: float, room: float) -> tuple[list[str], flo
     what = who + min(whos, 160) + 20
     for number, mark in marks:
         parts.append(badge(mark.kind, str(number), (PAD + 17, y - 4)))
-        parts.append(text_at(who - 16, y, f"{as_ms(mark.at)} ms", "muted said", text_anchor="end"))
-        parts.append(text_at(who, y, cut_to(printable(mark.lane), 160, 13), "ink said strong"))
-        tone = "red-text said strong" if mark.kind == "violation" else "ink said"
-        for line in wrapped(KIND_WORDS[mark.kind] + mark.text, room + PAD - what, 13):
+        parts.append(text_at(who - 16, y, f"{as_ms(mark.at)} ms", "muted text", text_anchor="end"))
+        parts.append(text_at(who, y, cut_to(printable(mark.lane), 160, 13), "ink text strong"))
+        tone = "red-text text strong" if mark.kind == "violation" else "ink text"
+        for line in wrapped(KIND_WORDS[mark.kind] + mark.text, space + PAD - what, 13):
             parts.append(text_at(what, y, line, tone))
             y += 19
         y += 11
@@ -177,10 +178,10 @@ def _captions(timeline: Timeline, y: float, room: float) -> tuple[list[str], flo
 
 
 _LEGEND = {
-    "held": "believes to hold",
+    "held": "considers itself the holder",
     "waits": "waits",
     "paused": "paused, down or cut off",
-    "overlap": "several hold at once",
+    "overlap": "several holders at once",
     "lost": "message lost",
     "note": "note",
     "fault": "fault",
@@ -190,8 +191,8 @@ _LEGEND = {
 }
 
 
-def _legend(timelines: Sequence[Timeline], room: float, ident: str) -> tuple[list[str], float]:
-    """What the shapes mean, for those that occur, and how high that is."""
+def _legend(timelines: Sequence[Timeline], space: float, ident: str) -> tuple[list[str], float]:
+    """Return the legend of the shapes that occur, and its height."""
     idle = f"url(#{ident}-idle)"
     red = f"url(#{ident}-red)"
     signs: dict[str, str] = {
@@ -209,7 +210,7 @@ def _legend(timelines: Sequence[Timeline], room: float, ident: str) -> tuple[lis
         if kind not in there:
             continue
         wide = 42 + width_of(words, 12)
-        if x and x + wide > room:
+        if x and x + wide > space:
             x, y = 0.0, y + 30
         sign = element("g", signs[kind], transform=f"translate({num(x)} {num(y)})")
         parts += [sign, text_at(x + 40, y + 4, words, "muted kind")]

@@ -1,8 +1,8 @@
-"""Colours and type of the drawings, for light, dark and paper."""
+"""The style sheets of the drawings, for light and dark screens and for print."""
 
 from __future__ import annotations
 
-from holdfast.sim.pictures.room import PAGE_WIDTH
+from holdfast.sim.pictures.layout import PAGE_WIDTH
 
 _LIGHT = {
     "paper": "#ffffff",
@@ -77,7 +77,7 @@ SVG_STYLE = (
     f"text{{font-family:{_FONT};font-variant-numeric:tabular-nums}}"
     ".title{font-size:24px;font-weight:600}"
     ".verdict{font-size:15px}.name{font-size:16px;font-weight:600}"
-    ".kind{font-size:12px}.tick{font-size:11.5px}.label{font-size:12px}.said{font-size:13px}"
+    ".kind{font-size:12px}.tick{font-size:11.5px}.label{font-size:12px}.text{font-size:13px}"
     ".number{font-size:11px;font-weight:700}.strong{font-weight:600}"
     ".on-bar.label{font-weight:600}"
     ".halo{paint-order:stroke;stroke-width:4px;stroke-linejoin:round}"

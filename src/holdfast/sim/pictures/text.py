@@ -1,8 +1,8 @@
-"""A timeline for a terminal: one column a lane, one row an event, and time runs down.
+"""Draws a timeline as text for a terminal: one column per lane, one row per event, time runs down.
 
-Each row has its moment at the left, the lanes, and what happened at the right. A message takes one
-row, at its arrival, if nothing that matters happened while it was on its way; otherwise it takes
-two. Signs carry the meaning, colour only repeats it.
+Each row has its time at the left, then the lanes, then a description. A message takes one row, at
+its arrival, if no other event happened while it was under way; otherwise it takes two rows. No
+information depends on colour alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from holdfast.sim.pictures.wording import (
-    BAR_WORDS,
-    KIND_WORDS,
     as_ms,
+    bar_text,
     client_numbers,
+    mark_text,
     overlaps,
     printable,
+    unreported_overlaps,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _HUES = ("bright_blue", "green", "magenta", "cyan")
 _MARGIN = 11
 _PITCH_LEAST, _PITCH_MOST = 3, 12
 _WORDS_LEAST = 20
-_CROWD = 4
+_MANY_EVENTS = 4
 _LONG_GAP = 12
 _RUN_MOST, _RUN_ENDS = 10, 4
 _RANK_BEFORE = 1
@@ -54,22 +55,22 @@ _MARK_STYLES: dict[MarkKind, str] = {
 }
 _IDLE: dict[BarKind, str] = {"paused": "░", "down": "x", "cut": "≠"}
 _ENDS: dict[BarKind, str] = {
-    "held": "no longer believes to hold",
-    "waits": "waits no more",
-    "paused": "goes on",
+    "held": "no longer considers itself the holder",
+    "waits": "stops waiting",
+    "paused": "resumes",
     "down": "is up again",
     "cut": "is connected again",
 }
 _LOST = "\N{BOX DRAWINGS LIGHT DIAGONAL CROSS}"
 _LEGEND = (
-    "█ believes to hold",
+    "█ considers itself the holder",
     "┊ waits",
     "░ paused",
-    "▓ paused, believes to hold",
+    "▓ paused, considers itself the holder",
     "x down",
     "≠ cut off",
     f"{_LOST} lost",
-    "┄ on its way",
+    "┄ under way",
     "▲ fault",
     "✓ accepted",
     "✗ refused",
@@ -78,7 +79,7 @@ _LEGEND = (
 
 
 class _Row(NamedTuple):
-    """What happens at one moment, and whether it may be left out in a long list."""
+    """One row; a `plain` one may be omitted in a long list."""
 
     at: int
     words: str
@@ -91,7 +92,7 @@ class _Row(NamedTuple):
 
 
 def draw_text(timeline: Timeline, width: int) -> Text:
-    """Draw a timeline in lines of at most `width` columns, of which it needs about 60."""
+    """Draw a timeline in lines of at most `width` columns; about 60 are needed."""
     lines = _wrapped(timeline.title, width, "bold")
     lines += [Text(), *_Sheet(timeline, width).lines()] if timeline.lanes else []
     verdict = _wrapped(timeline.verdict, width, "bold red" if overlaps(timeline) else "bold")
@@ -108,7 +109,7 @@ def _wrapped(words: str, width: int, style: str) -> list[Text]:
 
 
 def _broken(words: str, width: int) -> list[str]:
-    """Break a text into lines; a word longer than a line is broken too."""
+    """Break a text into lines; a word that is longer than a line is split."""
     lines: list[str] = []
     for word in printable(words).split():
         pieces = chop_cells(word, width)
@@ -119,24 +120,27 @@ def _broken(words: str, width: int) -> list[str]:
     return lines
 
 
-# ---- which rows there are
+# ---- Rows
 
 
 def _rows(timeline: Timeline) -> list[_Row]:
-    """All rows in order: at one moment first what arrives, then what changes, then what is sent."""
+    """Return all rows in order; at the same time, arrivals first, then changes, then sends."""
     rows = [row for arrow in timeline.arrows for row in _arrow_rows(timeline, arrow)]
     rows += [row for bar in timeline.bars for row in _bar_rows(timeline, bar)]
     rows += [
-        _Row(mark.at, _told_mark(mark), _MARK_STYLES[mark.kind], mark=mark)
+        _Row(mark.at, _mark_row_text(timeline, mark), _MARK_STYLES[mark.kind], mark=mark)
         for mark in timeline.marks
     ]
-    rows += [_Row(found.began, f"!! {found.told()}", "bold red") for found in overlaps(timeline)]
+    rows += [
+        _Row(found.began, f"!! {found.text()}", "bold red")
+        for found in unreported_overlaps(timeline)
+    ]
     return sorted(rows, key=lambda row: (row.at, _rank(row)))
 
 
-def _told_mark(mark: Mark) -> str:
+def _mark_row_text(timeline: Timeline, mark: Mark) -> str:
     loud = "!! " if mark.kind == "violation" else ""
-    return loud + KIND_WORDS[mark.kind] + mark.text
+    return loud + mark_text(timeline, mark)
 
 
 def _moment(at: int) -> str:
@@ -155,7 +159,7 @@ def _arrow_rows(timeline: Timeline, arrow: Arrow) -> list[_Row]:
     hue = _hue(client_numbers(timeline), arrow.source, arrow.target)
     if arrow.arrived is None:
         return [_Row(arrow.sent, f"{arrow.text} (lost)", hue, arrow=arrow, part="lost")]
-    if not _told_twice(timeline, arrow, arrow.arrived):
+    if not _needs_two_rows(timeline, arrow, arrow.arrived):
         return [_Row(arrow.arrived, arrow.text, hue, plain=True, arrow=arrow, part="whole")]
     arrives, sent = _moment(arrow.arrived), _moment(arrow.sent)
     return [
@@ -164,8 +168,8 @@ def _arrow_rows(timeline: Timeline, arrow: Arrow) -> list[_Row]:
     ]
 
 
-def _told_twice(timeline: Timeline, arrow: Arrow, arrived: int) -> bool:
-    """Whether something that matters happened while the message was on its way."""
+def _needs_two_rows(timeline: Timeline, arrow: Arrow, arrived: int) -> bool:
+    """Whether other events happened while the message was under way."""
     changes = [mark.at for mark in timeline.marks]
     bars = [bar for bar in timeline.bars if bar.kind != "waits"]
     changes += [moment for bar in bars for moment in (bar.began, bar.ended)]
@@ -173,20 +177,21 @@ def _told_twice(timeline: Timeline, arrow: Arrow, arrived: int) -> bool:
     moments = [moment for other in others for moment in (other.sent, other.arrived)]
     ends = {arrow.source, arrow.target}
     own = [other.sent for other in others if {other.source, other.target} == ends]
-    crowd = sum(moment is not None and arrow.sent < moment < arrived for moment in moments)
-    return crowd >= _CROWD or any(arrow.sent < moment < arrived for moment in changes + own)
+    other_events = sum(moment is not None and arrow.sent < moment < arrived for moment in moments)
+    return other_events >= _MANY_EVENTS or any(
+        arrow.sent < moment < arrived for moment in changes + own
+    )
 
 
 def _bar_rows(timeline: Timeline, bar: Bar) -> list[_Row]:
-    text = f": {bar.text}" if bar.text else ""
     style = "yellow" if bar.kind in _IDLE else _hue(client_numbers(timeline), bar.lane)
-    rows = [_Row(bar.began, f"{bar.lane} {BAR_WORDS[bar.kind]}{text}", style, bar=bar)]
-    goes_on = any(
+    rows = [_Row(bar.began, bar_text(bar), style, bar=bar)]
+    continues = any(
         other.lane == bar.lane and other.kind == "held" and other.began == bar.ended
         for other in timeline.bars
     )
-    if bar.ended > bar.began and not (bar.kind == "waits" and goes_on):
-        text = text if bar.kind == "held" else ""
+    if bar.ended > bar.began and not (bar.kind == "waits" and continues):
+        text = f": {bar.text}" if bar.kind == "held" and bar.text else ""
         rows.append(_Row(bar.ended, f"{bar.lane} {_ENDS[bar.kind]}{text}", style, bar=bar))
     return rows
 
@@ -195,8 +200,8 @@ def _hue(numbers: dict[str, int], *names: str) -> str:
     return next((_HUES[numbers[name]] for name in names if name in numbers), "")
 
 
-def _squeezed(rows: list[_Row]) -> Iterator[_Row]:
-    """Pass on the rows; of a long run of plain messages only its ends, and how many are between."""
+def _shortened_runs(rows: list[_Row]) -> Iterator[_Row]:
+    """Yield the rows, with the middle of each long run of plain messages replaced by its number."""
     run: list[_Row] = []
     for row in [*rows, None]:
         if row is not None and row.plain:
@@ -214,22 +219,22 @@ def _squeezed(rows: list[_Row]) -> Iterator[_Row]:
             yield row
 
 
-# ---- the sheet
+# ---- Drawing
 
 
 _Cells = dict[int, tuple[str, str]]
-"""What is in some columns, and how it looks."""
+"""By column, a character and its style."""
 
 
 def _lasts(began: int, ended: int, row: _Row) -> bool:
-    """Whether something is so in a row."""
+    """Whether a state is shown in a row."""
     if _rank(row) <= _RANK_BEFORE:
         return began < row.at <= ended
     return began <= row.at < ended
 
 
 class _Sheet:
-    """Columns for the lanes of one timeline, on which rows are drawn."""
+    """The columns of the lanes, and the rows drawn on them."""
 
     def __init__(self, timeline: Timeline, width: int) -> None:
         self.timeline = timeline
@@ -243,15 +248,15 @@ class _Sheet:
         self.pitch = min(max(share, _PITCH_LEAST), _PITCH_MOST)
         self.columns = {name: self.margin + self.pitch * at for at, name in enumerate(names)}
         self.right = self.margin + self.pitch * (len(names) - 1) + 3
-        self.room = max(width - self.right, 1)
+        self.space = max(width - self.right, 1)
 
     def lines(self) -> list[Text]:
-        """Draw everything from the names of the lanes to the legend."""
+        """Return all lines, from the names of the lanes to the legend."""
         rows = _rows(self.timeline)
         gaps = [after.at - before.at for before, after in pairwise(rows) if after.at > before.at]
         long = _LONG_GAP * median(gaps) if gaps else 0
         lines, last, shown = self._names(), rows[0].at if rows else 0, ""
-        for row in _squeezed(rows):
+        for row in _shortened_runs(rows):
             if row.at - last > long:
                 words = f"⋮ {as_ms(row.at - last)} ms later"
                 lines += self._row(_Row(last, words, "dim", part="gap"), "⋮")
@@ -261,7 +266,7 @@ class _Sheet:
         return [*lines, Text(), *_filled(_LEGEND, self.width)]
 
     def _names(self) -> list[Text]:
-        """Write the names of the lanes, as stairs if they are too long for one line."""
+        """Return the names of the lanes: on one line, or one per line if they are too long."""
         names = list(self.columns)
         level = all(cell_len(printable(name)) < self.pitch for name in names)
         groups = [names] if level else [[name] for name in names]
@@ -292,9 +297,9 @@ class _Sheet:
         return self._joined(when, cells, row)
 
     def _joined(self, when: str, cells: _Cells, row: _Row) -> list[Text]:
-        """Put together a row; words that do not fit go on below, beside the lanes."""
+        """Return the lines of a row; long text is continued on the next lines, beside the lanes."""
         lines = []
-        for number, words in enumerate(_broken(row.words, self.room) or [""]):
+        for number, words in enumerate(_broken(row.words, self.space) or [""]):
             there = self._cells(row) if number else cells
             line = Text().append(f"{'' if number else when:>{self.margin - 2}}  ", "dim")
             for column in range(self.margin, self.right):
@@ -304,7 +309,7 @@ class _Sheet:
         return lines
 
     def _cells(self, row: _Row) -> _Cells:
-        """How the lanes stand: before the moment for what arrives or ends, or else after it."""
+        """Return the state of all lanes: before the event if it arrives or ends, else after it."""
         cells: _Cells = {}
         both = {name for o in self.overlaps if _lasts(o.began, o.ended, row) for name in o.lanes}
         for name, column in self.columns.items():
@@ -355,7 +360,7 @@ class _Sheet:
 
 
 def _filled(items: tuple[str, ...], width: int) -> list[Text]:
-    """Write items one after another, in as many lines as they need."""
+    """Return the items in as many lines as they need."""
     lines: list[str] = []
     for item in items:
         if lines and cell_len(lines[-1]) + 3 + cell_len(item) <= width:
@@ -365,5 +370,5 @@ def _filled(items: tuple[str, ...], width: int) -> list[Text]:
     return [Text(_fitted(line, width), "dim") for line in lines]
 
 
-def _fitted(words: str, room: int) -> str:
-    return words if cell_len(words) <= room else chop_cells(words, max(room - 1, 1))[0] + "…"
+def _fitted(words: str, space: int) -> str:
+    return words if cell_len(words) <= space else chop_cells(words, max(space - 1, 1))[0] + "…"

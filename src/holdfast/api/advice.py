@@ -1,0 +1,166 @@
+"""Errors for calls that holdfast does not have. They show what to write instead.
+
+Many such calls are right with another lock library, or with the other client of holdfast.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from holdfast.errors import ConfigurationError
+from holdfast.keys import kind_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+    from holdfast.core.spec import LockSpec
+
+_CLIENTS = {"Client", "AsyncClient"}
+_OF_A_SERVER = {"host", "port", "db", "username", "password", "ssl", "url", "unix_socket_path"}
+"""Arguments with which redis-py and other libraries identify a server."""
+_FIELD = re.compile(r"\{([^\W\d]\w*)")
+"""A field of a format string that begins with the name of an argument."""
+
+
+def refuse(
+    method: str, unknown: Mapping[str, object], positional: tuple[object, ...] = (), wait: str = ""
+) -> NoReturn:
+    """Raise an error that names the replacement for an argument of other lock libraries.
+
+    Args:
+        method: the method that was called, or the class.
+        unknown: the unknown keyword arguments.
+        positional: the positional arguments, of which none is allowed.
+        wait: "await " in the API for asyncio.
+
+    Raises:
+        TypeError: always, as Python does for unknown arguments.
+    """
+    if positional:
+        message, advice = _of_positional(method, positional, wait)
+    else:
+        name, value = next(iter(unknown.items()))
+        message = f"{method}() got an unexpected keyword argument {name!r}"
+        advice = _of_keyword(method, name, value, wait)
+    raise TypeError(f"{message}: {advice}" if advice else message)
+
+
+def _of_positional(method: str, given: tuple[object, ...], wait: str) -> tuple[str, str]:
+    if method in _CLIENTS:
+        message = f"{method}() takes one positional argument, the servers"
+        return message, f'write {method}("redis://host:port/db"); several servers are a list'
+    if method == "lock_all":
+        message = "lock_all() takes one positional argument, the locks"
+        return message, "write all names as one list, and every setting with its name"
+    if method == "lock":
+        message = "lock() takes one positional argument, the name"
+        return message, f"write ttl={given[0]!r} or timeout={given[0]!r}; {_TTL_AND_TIMEOUT}"
+    if method == "semaphore":
+        message = "semaphore() takes one positional argument, the name"
+        return message, f"write limit={given[0]!r}, the number of permits"
+    if method == "rwlock":
+        message = "rwlock() takes one positional argument, the name"
+        return message, f"write ttl={given[0]!r} or timeout={given[0]!r}; {_TTL_AND_TIMEOUT}"
+    # as in threading.Lock.acquire(blocking, timeout)
+    value = given[1] if given[0] is True and given[1:] else given[0]
+    name = "blocking" if isinstance(value, bool) else "blocking_timeout"
+    return f"{method}() takes no positional arguments", _of_keyword(method, name, value, wait)
+
+
+_TTL_AND_TIMEOUT = (
+    "ttl= is how long the server keeps the lock without a renewal, timeout= the seconds to wait "
+    "for the lock"
+)
+
+
+def _of_keyword(method: str, name: str, value: object, wait: str) -> str:
+    if method in _CLIENTS:
+        return f'write {method}("redis://host:port/db")' if name in _OF_A_SERVER else ""
+    if method == "try_acquire":
+        waits = {"timeout", "blocking_timeout"}
+        return f"it does not wait: write {wait}lock.acquire(timeout={value!r})" * (name in waits)
+    makes = method in {"lock", "lock_all", "semaphore", "rwlock"}
+    setting = "write {}" if makes else "give client.lock() {}"
+    return {
+        "blocking": "leave it out to wait"
+        if value
+        else f"write timeout=0, or {wait}lock.try_acquire()",
+        "blocking_timeout": f"write timeout={value!r}, the seconds to wait for the lock; ttl= is "
+        "how long the server keeps the lock without a renewal",
+        "expire": setting.format(f"ttl={value!r}"),
+        "auto_renewal": setting.format(f"renew={value!r}"),
+        "sleep": "leave it out: a waiting client is notified, and does not poll",
+        "thread_local": "leave it out: each lease is an object, and acquire() returns it",
+    }.get(name, "")
+
+
+def generator_advice(function: Callable[..., object]) -> str:
+    """Return why a generator function cannot be decorated, and what to write instead."""
+    why = f"{function.__name__} is a generator function: its body runs after the call returns"
+    if inspect.isasyncgenfunction(function):
+        return f"{why}; write 'async with lock:' inside it, with a lock of holdfast.AsyncClient"
+    return f"{why}; write 'with lock:' inside it, with a lock of holdfast.Client"
+
+
+def check_name_of_decorator(spec: LockSpec, function: Callable[..., object], with_: str) -> None:
+    """Check that the name of a decorator's lock has no field with an argument of the function.
+
+    The name of a lock is used as it is, unlike the `key` of a cached function.
+
+    Args:
+        spec: of the lock.
+        function: the decorated function.
+        with_: "with", or "async with" in the API for asyncio.
+
+    Raises:
+        ConfigurationError: the name has such a field.
+    """
+    fields, kind = _FIELD.findall(spec.name), kind_in(spec.keys.lock) or "lock"
+    if not fields:
+        return
+    try:
+        arguments = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Python cannot show them
+        return
+    for field in fields:
+        if field in arguments:
+            raise ConfigurationError(
+                f"every call would hold the same lock {spec.name!r}: its name is not a format "
+                f"string; write '{with_} client.{kind}(f\"{spec.name}\"):' inside "
+                f"{getattr(function, '__name__', 'the function')}",
+                lock=spec.name,
+            )
+
+
+def check_ttl_is_no_function(ttl: object) -> None:
+    """Check that `cached` was called with a ttl.
+
+    Raises:
+        ConfigurationError: it got the function, as a decorator without parentheses does.
+    """
+    if callable(ttl):
+        raise ConfigurationError("cached needs a ttl in seconds: write @client.cached(60)")
+
+
+class MissingMethod:
+    """A method that a class does not have, although callers expect it.
+
+    Accessing it raises an AttributeError with advice. In the advice, `{with_}` and `{wait}` stand
+    for "async with" and "await " in the API for asyncio.
+    """
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, kind: type) -> Self:
+        if instance is None:
+            return self
+        wait = getattr(instance, "_wait", "")
+        advice = self._advice.format(with_="async with" if wait else "with", wait=wait)
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}: {advice}")

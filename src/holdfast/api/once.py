@@ -1,0 +1,74 @@
+"""Idempotent work. `api.async_once` has the same API for asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.adapters.thread_port import run
+from holdfast.api.client import Lease
+from holdfast.api.once_view import OnceView
+from holdfast.core.once import begin, finish
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from holdfast.api.client import Client
+    from holdfast.api.codecs import Codec
+    from holdfast.core.once import Work
+
+
+class Once(OnceView[Lease]):
+    """Work that is done once per id: what `client.once(...)` returns, for one `with` block.
+
+    Example:
+        with client.once("order 17") as run:
+            if run.first:
+                run.result = charge(order)
+        return run.result
+
+    Entering waits while another caller does the work, and raises what `acquire` raises:
+    `AcquireTimeout` after the timeout, and `NodeUnavailable` without the server.
+
+    Leaving without an exception stores the result. It raises `LeaseLost` if the lease was lost, and
+    nothing was stored; and `OutcomeUnknown` if the server did not reply. If the block raises,
+    nothing is stored, and the next caller does the work. A loss does not interrupt a `with` block:
+    use `check`, `lost` or `on_lost`. If a call is interrupted by a signal handler, the lock is not
+    left held.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client, work: Work, codec: Codec) -> None:
+        super().__init__(work, codec)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        lease = Lease(self._client)
+        self._enter(lease)
+        try:
+            self._read(run(begin(self._client._session, self._work, lease)))  # noqa: SLF001 - within the API
+            return self  # noqa: TRY300 - an interrupt here must be caught too
+        except BaseException:
+            lease._abandon()  # noqa: SLF001 - within the API
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # No statement before the try: an interrupt there would leave the lock held.
+        try:
+            lease = self._entered()
+            if error is None and self._stored is None:
+                session = self._client._session  # noqa: SLF001 - within the API
+                run(finish(session, self._work, lease, self._to_store))
+            else:
+                lease.__exit__(kind, error, traceback)
+        except BaseException as failure:
+            if not isinstance(failure, HoldfastError):
+                self._entered()._abandon()  # noqa: SLF001 - within the API
+            raise

@@ -1,0 +1,242 @@
+"""Semaphores and read-write locks for threads. `api.async_shared` has the same API for asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from holdfast.adapters.thread_port import run
+from holdfast.api.acquirable import Acquirable
+from holdfast.api.advice import MissingMethod
+from holdfast.api.client import Lease
+from holdfast.api.lease_view import ALWAYS, AnyLockSettings
+from holdfast.core.downgrade import downgrade
+from holdfast.core.permits import evict, holders
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from holdfast.api.client import Client
+    from holdfast.core.spec import LockSpec
+    from holdfast.holder import Holder
+
+L = TypeVar("L", bound=Lease)
+
+
+class SharedLock(Acquirable[L]):
+    """A lock with several holders: a semaphore, or one side of an rwlock."""
+
+    __slots__ = ()
+
+    def holders(self) -> list[Holder]:
+        """Return the current holders.
+
+        The one whose lease expires first, unless it is renewed, comes first.
+
+        Raises:
+            NodeUnavailable: the server does not reply.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        return run(holders(self._session, self._spec))
+
+    def evict(self, holder: Holder) -> bool:
+        """End the lease of `holder`, and grant its permits to waiters: for operators.
+
+        The holder's process is not stopped. It gets `LeaseLost` when it next renews or releases.
+        Until then it considers itself a holder, so let the resource check fences.
+
+        If the call is interrupted by a signal handler, the holder may or may not have been evicted;
+        the call can be repeated.
+
+        Args:
+            holder: one that `holders()` returned.
+
+        Returns:
+            True if `holder` still had its lease, False if not.
+
+        Raises:
+            OutcomeUnknown: the server did not reply; the holder may or may not have been evicted.
+            NodeUnavailable: the server cannot be reached, or refuses the request.
+            ConfigurationError: the server will never do this: its configuration is wrong.
+        """
+        return run(evict(self._session, self._spec, holder))
+
+
+class Semaphore(SharedLock[Lease]):
+    """A semaphore: its name and its settings. Immutable; threads may share it.
+
+    Use it as a `Lock`: as a context manager or as a decorator, or call `acquire`. Each time takes
+    `weight` permits, until the lease is released or lost.
+
+    Example:
+        gpu = client.semaphore("gpu", limit=4)
+        with gpu as lease:  # takes a permit, and releases it at the end
+            ...
+
+    `acquire` raises `WouldDeadlock` if the permits that this thread or task holds, together with
+    `weight`, exceed the limit.
+    """
+
+    __slots__ = ()
+
+    _MADE_BY = "semaphore(name, limit=...)"
+    _SHOWN: Mapping[str, object] = {
+        "limit": ALWAYS,
+        "weight": 1,
+        **AnyLockSettings._SHOWN,  # noqa: SLF001 - within the API
+    }
+
+    def _new_lease(self) -> Lease:
+        return Lease(self._client)
+
+    @property
+    def limit(self) -> int:
+        """How many permits may be in use when this semaphore is granted its own."""
+        return self._spec.limit
+
+    @property
+    def weight(self) -> int:
+        """The permits that one lease takes."""
+        return self._spec.weight
+
+
+class ReadLock(SharedLock[Lease]):
+    """The side of an rwlock for readers: any number of them hold it together.
+
+    Use it as a `Lock`: as a context manager or as a decorator, or call `acquire`.
+
+    `acquire` raises `WouldDeadlock` if this thread or task holds the rwlock already, for reading or
+    for writing. A second reader could wait behind a writer that waits for the first.
+    """
+
+    __slots__ = ()
+
+    _MADE_BY = "rwlock(name).read()"
+
+    def _new_lease(self) -> Lease:
+        return Lease(self._client)
+
+
+class WriteLease(Lease):
+    """One holding of an rwlock by a writer, from `acquire` to `release`."""
+
+    __slots__ = ()
+
+    def downgrade(self) -> Self:
+        """Continue as a reader, without a gap in which another client could write.
+
+        It stays the same lease, with the same fence, and is released as before. Readers that are
+        next in the queue are granted the lock. On the lease of a reader this does nothing.
+
+        If the call is interrupted by a signal handler, the client completes it in the background.
+        The lease stays valid, and can be released at any time.
+
+        Example:
+            with client.rwlock("catalog").write() as lease:
+                save(catalog, fence=lease.fence)
+                lease.downgrade()
+                check(catalog)
+
+        Returns:
+            This lease.
+
+        Raises:
+            LeaseLost: the lease had been lost.
+            NotHeld: the lease was released, or belongs to the process that forked this one.
+            OutcomeUnknown: the server did not reply. The lease is held, at least by a reader; the
+                client completes the call in the background.
+            NodeUnavailable: the server cannot be reached; as above.
+        """
+        run(downgrade(self._session, self))
+        return self
+
+
+class WriteLock(SharedLock[WriteLease]):
+    """The side of an rwlock for writers: one of them holds it, and no reader beside it.
+
+    Use it as a `Lock`: as a context manager or as a decorator, or call `acquire`.
+
+    `acquire` raises `WouldDeadlock` if this thread or task holds the rwlock already. A reader
+    cannot become a writer: release the lease, then acquire the lock to write, and read again what
+    may have changed in between.
+    """
+
+    __slots__ = ()
+
+    _MADE_BY = "rwlock(name).write()"
+
+    def _new_lease(self) -> WriteLease:
+        return WriteLease(self._client)
+
+
+class RWLock(AnyLockSettings):
+    """A read-write lock: its name and its settings. Immutable; threads may share it.
+
+    Example:
+        catalog = client.rwlock("catalog")
+        with catalog.read() as lease:
+            ...
+        with catalog.write() as lease:
+            ...
+    """
+
+    __slots__ = ("_client", "_session", "_writer")
+
+    _MADE_BY = "rwlock(name)"
+
+    def __init__(self, client: Client, reader: LockSpec, writer: LockSpec) -> None:
+        self._client = client
+        self._session = client._session  # noqa: SLF001 - within the API
+        self._spec = reader
+        self._writer = writer
+
+    def read(self) -> ReadLock:
+        """Return the side for readers, which many clients can hold together."""
+        return ReadLock(self._client, self._spec)
+
+    def write(self) -> WriteLock:
+        """Return the side for writers, which one client can hold."""
+        return WriteLock(self._client, self._writer)
+
+    def holders(self) -> list[Holder]:
+        """Return the current holders, readers or one writer (`Holder.exclusive`).
+
+        The one whose lease expires first, unless it is renewed, comes first.
+
+        Raises:
+            NodeUnavailable: the server does not reply.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        return run(holders(self._session, self._spec))
+
+    def evict(self, holder: Holder) -> bool:
+        """End the lease of `holder`, and grant its permits to waiters: for operators.
+
+        The holder's process is not stopped. It gets `LeaseLost` when it next renews or releases.
+        Until then it considers itself a holder, so let the resource check fences.
+
+        If the call is interrupted by a signal handler, the holder may or may not have been evicted;
+        the call can be repeated.
+
+        Args:
+            holder: one that `holders()` returned.
+
+        Returns:
+            True if `holder` still had its lease, False if not.
+
+        Raises:
+            OutcomeUnknown: the server did not reply; the holder may or may not have been evicted.
+            NodeUnavailable: the server cannot be reached, or refuses the request.
+            ConfigurationError: the server will never do this: its configuration is wrong.
+        """
+        return run(evict(self._session, self._spec, holder))
+
+    if not TYPE_CHECKING:  # type checkers must not see these
+        acquire = MissingMethod(
+            "write {wait}rwlock.read().acquire() or {wait}rwlock.write().acquire()"
+        )
+        try_acquire = MissingMethod(
+            "write {wait}rwlock.read().try_acquire() or {wait}rwlock.write().try_acquire()"
+        )
+        __enter__ = MissingMethod("write '{with_} rwlock.read():' or '{with_} rwlock.write():'")
+        __aenter__ = MissingMethod("write '{with_} rwlock.read():' or '{with_} rwlock.write():'")
