@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS: list[dict[str, Any]] = [{"rwlock": True}, {"semaphore": 3}]
 
 FAULT: Mapping[str, int] = {"fault": 1, "slow": 1, "pause": 1, "crash": 1}
-LOCK_ONLY = "owner", "reentrant", "lock_delay", "hand_off", "fair", "atomic", "cached", "several"
+LOCK_ONLY = "owner", "reentrant", "lock_delay", "export", "fair", "atomic", "cached", "several"
 """Features that a semaphore or an rwlock cannot have."""
 
 OUTAGE: Mapping[str, int] = {"fault": 1, "length": 1, "way": 1, "who": 1}

@@ -360,7 +360,7 @@ async def test_a_waiter_is_granted_after_the_ttl_of_a_silent_holder(
     assert_clean(server)
 
 
-# L2: no wake-up is lost
+# L2: no wakeup is lost
 
 
 @pytest.mark.parametrize("step", ["first request", "probe", "request for a place"])

@@ -19,7 +19,7 @@ STATES = (
     "a waiter that got its place again",
     "a waiter that retried after a release without a reply",
     "a waiter that retried after an acquire without a reply",
-    "the push connection lost while waiting",
+    "the pub/sub connection lost while waiting",
     "cancelled while waiting",
     "crashed while waiting",
     "forked while waiting",

@@ -121,7 +121,7 @@ FEATURES: Mapping[str, Draw] = {
     "polls": Draw(0.15, _on),
     "uncounted": Draw(0.12, _on),
     "loop": Draw(0.5, _on),
-    "hand_off": Draw(0.35, _from(0.05, 0.5)),
+    "export": Draw(0.35, _from(0.05, 0.5)),
     "extend": Draw(0.35, _from(0.2, 1.0)),
     "drop": Draw(0.08, _from(0.05, 0.5)),
     "sentinel": Draw(0.15, _on),
