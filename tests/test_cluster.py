@@ -241,7 +241,7 @@ async def test_l3_a_dead_waiter_is_skipped_immediately(cluster: Cluster, api: Ap
 @pytest.mark.parametrize(
     "within",
     [
-        pytest.param((*CHANNELS, weakref.__file__), id="channels"),
+        pytest.param((*CHANNELS, weakref.__file__), id="channels", marks=pytest.mark.long),
         pytest.param((f"wire{os.sep}cluster_pubsub_thread.py",), id="subscribing"),
     ],
 )

@@ -124,7 +124,7 @@ async def test_s9_a_cycle_recovers_from_a_fault_at_any_step(
 async def test_s9_a_retry_after_a_lost_reply_returns_the_same_fences(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.3)
+    client = api.connect(proxy.url, command_timeout=1)
     async with client.lock_all(NAMES):
         pass
     proxy.log.clear()

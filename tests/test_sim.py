@@ -33,7 +33,7 @@ SAVED_RUNS = sorted((Path(__file__).parent / "saved_runs").glob("*.json"))
 
 @pytest.mark.first
 @pytest.mark.parametrize(
-    "seeds", [range(400), pytest.param(range(400, 1500), marks=pytest.mark.long)], ids=str
+    "seeds", [range(250), pytest.param(range(250, 1500), marks=pytest.mark.long)], ids=str
 )
 def test_no_run_of_a_sweep_breaks_a_promise(seeds: range) -> None:
     report = sweep(seeds)

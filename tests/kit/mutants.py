@@ -1,26 +1,24 @@
 """Mutants: the shipped code with one safeguard removed. The simulator must catch each.
 
 A mutant is a small change of one file. Its old text must occur exactly once in that file. A
-separate process loads the package with the change, simulates runs with seeds from 0 on, and reports
-the first check that fails.
-
-That process runs this file, so the top level imports nothing of the package.
+separate process (`kit/mutant_run.py`) loads the package with the change, simulates runs with seeds
+from 0 on, and reports the first check that fails.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import cache_from_source
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from importlib.abc import FileLoader
+from kit.mutant_run import run
 
 SOURCE = Path(__file__).parents[2] / "src"
+
+_PROCESSES = get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["kit.mutant_run", "redis", "redis.asyncio", "lupa.lua51"])
+"""Each process is forked from one that has imported what the package needs, but not the package."""
 
 SettingChanges = dict[str, Any]
 """Changes to the simulator's `STORMY` settings; with `calm`, to its `CALM` settings. With `drawn`,
@@ -63,72 +61,14 @@ def replay(mutant: Mutant, saved: str) -> Found:
 
 
 def _run_child(work: dict[str, Any]) -> Found:
-    work["source"] = str(SOURCE)
-    child = subprocess.run(
-        [sys.executable, "-I", __file__],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stderr
-    return Found(**json.loads(child.stdout))
+    with ProcessPoolExecutor(1, _PROCESSES) as pool:
+        found = pool.submit(run, {**work, "source": str(SOURCE)}).result(300)
+    return Found(**found)
 
 
 def places(mutant: Mutant) -> int:
     """Count the occurrences of the mutant's old text in its file."""
     return (SOURCE / "holdfast" / mutant.file).read_text().count(mutant.old)
-
-
-def mutate(path: Path, old: bytes, new: bytes) -> None:
-    """Replace a text in a file of the package when this process reads the file."""
-    compiled = cache_from_source(str(path)) if path.suffix == ".py" else None
-    read = SourceFileLoader.get_data
-
-    def get_data(loader: FileLoader, name: str) -> bytes:
-        if name == compiled:
-            raise FileNotFoundError(name)
-        text = read(loader, name)
-        return text.replace(old, new) if Path(name) == path else text
-
-    SourceFileLoader.get_data = get_data  # type: ignore[method-assign, assignment]  # intended
-    sys.dont_write_bytecode = True
-
-
-def _main() -> None:
-    work = json.load(sys.stdin)
-    sys.path.insert(0, work["source"])
-    if work["old"]:
-        path = Path(work["source"], "holdfast", work["file"])
-        mutate(path, work["old"].encode(), work["new"].encode())
-
-    from dataclasses import replace  # noqa: PLC0415 - after the change
-
-    from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - the same
-    from holdfast.sim.run import simulate  # noqa: PLC0415 - the same
-    from holdfast.sim.settings import CALM, STORMY  # noqa: PLC0415 - the same
-
-    if "saved" in work:
-        from holdfast.sim import sweep  # noqa: PLC0415 - the same
-
-        outcome = sweep.Found.load(work["saved"]).run()
-        json.dump(Found(outcome.check, -1, 1, outcome.detail)._asdict(), sys.stdout)
-        return
-    from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
-
-    changes = dict(work["settings"])
-    drawn = changes.pop("drawn", False)
-    base = CALM if changes.pop("calm", False) else STORMY
-    for seed in range(work["seeds"]):
-        settings = draw(seed, changes) if drawn else replace(base, **changes)
-        outcome = simulate(settings, RandomChoices(seed))
-        if outcome.check:
-            found = Found(outcome.check, seed, seed + 1, outcome.detail)
-            break
-    else:
-        found = Found("", -1, work["seeds"], "")
-    json.dump(found._asdict(), sys.stdout)
 
 
 SEEDS, CONTROL = 2000, 150
@@ -1991,6 +1931,3 @@ OPERATED = [
 """Mutants of evictions, `max_hold`, forks, closed clients, quarantine, and other rare events."""
 
 MUTANTS += QUORUM + REPLICAS + EXPORT + OPERATED
-
-if __name__ == "__main__":
-    _main()
