@@ -45,7 +45,7 @@ mutation: $(READY)
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python bench/speed.py
-	PYTHONPATH=tests $(BIN)/python bench/handover.py
+	PYTHONPATH=tests $(BIN)/python bench/hand_over.py
 	PYTHONPATH=tests $(BIN)/python bench/waiters.py
 	PYTHONPATH=tests $(BIN)/python bench/atomic.py
 	PYTHONPATH=tests $(BIN)/python bench/renewals.py

@@ -60,7 +60,7 @@ def test_a_free_lock_is_acquired_with_one_request(port: FakePort) -> None:
     assert (lease.actor, lease.process, lease.waiter) == ("Main", 7, None)
     assert port.session.held.newest == {KEY: lease}
     assert port.session.renewer.inbox == {lease: None}
-    assert not port.wake_calls, "the renewal is due later than the renewer's next wake-up"
+    assert not port.wake_calls, "the renewal is due later than the renewer's next wakeup"
     assert not port.channels
 
 

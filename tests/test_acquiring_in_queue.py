@@ -1,4 +1,4 @@
-"""Waiting in the queue: the place, pushed grants, and the push connection."""
+"""Waiting in the queue: the place, pushed grants, and the pub/sub connection."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_grant_that_overtakes_the_reply_to_its_request_is_used(
 # Whether the server can notify this client
 
 
-def test_a_request_is_repeated_if_the_push_connection_is_lost_before_it(
+def test_a_request_is_repeated_if_the_pubsub_connection_is_lost_before_it(
     port: FakePort,
 ) -> None:
     channel = subscribed_channel(port)
@@ -333,7 +333,7 @@ def test_a_waiter_rechecks_on_the_next_connection_after_a_lost_one(port: FakePor
 
 @pytest.mark.parametrize("error", [UNSENT, LOST])
 @pytest.mark.parametrize("step", ["listen", "probe"])
-def test_without_a_push_connection_the_client_polls_for_a_second(
+def test_without_a_pubsub_connection_the_client_polls_for_a_second(
     port: FakePort, step: str, error: Exception
 ) -> None:
     port.replies[step] = [error, 1]

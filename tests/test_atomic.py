@@ -706,7 +706,7 @@ def _run_concurrently(processes: list[Process]) -> list[str]:
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_eight_processes_sell_a_stock_to_zero_and_no_further(kind: str) -> None:
     with Server.start(programs()[kind]) as server:
-        sell_out(server, 5000)
+        sell_out(server, 2000)
 
 
 @pytest.mark.long

@@ -266,9 +266,9 @@ def test_show_on_a_quorum_counts_the_servers_with_the_holder(kind: str) -> None:
         nodes = f"{one.url} {other.url} redis://127.0.0.1:1"
         free = run(nodes, "show", "a")
         assert "state    not held" in free.lines
-        assert " servers that answered" not in free.out
+        assert " servers that replied" not in free.out
         one.command("SET", "holdfast:{a}", "token")
-        assert "1 of the 2 servers that answered" in run(nodes, "show", "a").out
+        assert "1 of the 2 servers that replied" in run(nodes, "show", "a").out
 
 
 def test_show_prints_the_holds_of_an_owner_and_a_lock_delay(

@@ -274,6 +274,7 @@ def test_the_command_gets_signals_and_environment_as_if_run_directly(place: RunF
     assert {*direct.splitlines()} < {*under.splitlines()}
 
 
+@pytest.mark.long
 @one_kind
 @on_linux
 def test_closed_file_descriptors_stay_closed(place: RunFolder, server: Server) -> None:
@@ -312,6 +313,7 @@ def test_a_command_that_cannot_run_is_reported_without_acquiring_the_lock(
     assert server.command("DBSIZE") == 0
 
 
+@pytest.mark.long
 @one_kind
 def test_a_command_that_disappears_while_waiting_is_reported(
     place: RunFolder, server: Server
@@ -374,7 +376,7 @@ def test_run_waits_for_a_held_lock_at_most_its_timeout(place: RunFolder, server:
     assert waiters(server, QUEUE) == 0
 
 
-@pytest.mark.parametrize("many", [12, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("many", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_concurrent_runs_execute_one_at_a_time_in_fifo_order(
     place: RunFolder, server: Server, many: int
 ) -> None:
@@ -522,6 +524,7 @@ def test_a_command_stopped_longer_than_the_lease_is_killed(
             assert beats(place.folder / "beats") == before
 
 
+@pytest.mark.long
 @one_kind
 @with_bash
 def test_other_commands_of_a_pipeline_keep_the_terminal(place: RunFolder) -> None:
@@ -547,6 +550,7 @@ def test_other_commands_of_a_pipeline_keep_the_terminal(place: RunFolder) -> Non
         assert status_in(screen) == 130
 
 
+@pytest.mark.long
 @one_kind
 @with_bash
 def test_ctrl_c_also_ends_the_surrounding_shell_loop(place: RunFolder, server: Server) -> None:
@@ -565,6 +569,7 @@ def test_ctrl_c_also_ends_the_surrounding_shell_loop(place: RunFolder, server: S
         assert status_in(screen) == 130
 
 
+@pytest.mark.long
 @one_kind
 def test_repeated_signals_do_not_prevent_leaving_the_queue(
     place: RunFolder, server: Server
@@ -580,6 +585,7 @@ def test_repeated_signals_do_not_prevent_leaving_the_queue(
         assert waiters(server, QUEUE) == 0
 
 
+@pytest.mark.long
 @one_kind
 @with_bash
 def test_a_killed_command_leaves_the_terminal_usable(place: RunFolder) -> None:
@@ -652,7 +658,9 @@ def test_max_hold_ends_the_command(place: RunFolder, server: Server) -> None:
 
 
 @one_kind
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)]
+)
 def test_the_command_does_not_outlive_a_killed_or_stopped_holdfast(
     how: signal.Signals, place: RunFolder, server: Server
 ) -> None:
@@ -675,6 +683,7 @@ def test_the_command_does_not_outlive_a_killed_or_stopped_holdfast(
         assert re.search(r"was lost: its time ran out|was about to be lost", ended.err)
 
 
+@pytest.mark.long
 @one_kind
 def test_no_output_is_lost_if_open_files_cannot_be_listed(place: RunFolder) -> None:
     # For example in a chroot without /proc. Then the run ends when the output is closed.
@@ -814,6 +823,7 @@ def test_run_without_the_required_replicas_acquires_nothing(place: RunFolder) ->
     assert not (place.folder / "x").exists()
 
 
+@pytest.mark.long
 @one_kind
 def test_a_wait_for_replicas_is_not_reported_as_a_wait_for_itself(place: RunFolder) -> None:
     result = place.run("-v", "--replicas", "1", "--ttl", "3", "--", "touch", "x")

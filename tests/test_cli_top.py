@@ -146,8 +146,11 @@ def in_order(terminal: Terminal, *texts: str) -> bool:
 @pytest.mark.parametrize("kind", ONE_KIND)
 @pytest.mark.parametrize(
     ("how", "status"),
-    [("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
-    ids=["ctrl-c", "sigterm", "sighup"],
+    [
+        pytest.param("\x03", 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 143, id="sigterm"),
+        pytest.param(signal.SIGHUP, 129, id="sighup", marks=pytest.mark.long),
+    ],
 )
 def test_top_restores_the_terminal(kind: str, how: str | signal.Signals, status: int) -> None:
     with Server.start(programs()[kind]) as server, Terminal(*TOP, HOLDFAST_URL=server.url) as top:
@@ -186,6 +189,7 @@ def test_top_restores_the_terminal_while_it_is_stopped(kind: str) -> None:
         assert terminal.was_restored
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped", [False, True], ids=["continues", "was stopped"])
 def test_top_restores_the_terminal_after_repeated_sigcont(top: Terminal, *, stopped: bool) -> None:
     top.shows("0 held")

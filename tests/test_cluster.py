@@ -65,8 +65,8 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     """The shared cluster, empty, with nodes that agree and without subscribers."""
     shared_cluster.wait_until_stable()
     eventually(
-        lambda: not push_connections(shared_cluster),
-        what="the push connections of the last test are closed",
+        lambda: not pubsub_connections(shared_cluster),
+        what="the pub/sub connections of the last test are closed",
     )
     shared_cluster.flush()
     return shared_cluster
@@ -88,8 +88,8 @@ def channels(node: Server) -> list[bytes]:
     return found
 
 
-def push_connections(cluster: Cluster) -> int:
-    """Return the number of push connections."""
+def pubsub_connections(cluster: Cluster) -> int:
+    """Return the number of pub/sub connections."""
     listed = [node.command("CLIENT", "LIST", "TYPE", "PUBSUB") for node in cluster.nodes]
     return sum(len(clients.splitlines()) for clients in listed)
 
@@ -202,7 +202,7 @@ async def test_a_client_subscribes_on_one_connection_per_node_only_to_awaited_lo
     for name in names:
         await wait_until_queued(api, cluster.primary_of(name), name, 1)
     assert sum(len(channels(node)) for node in cluster.nodes) == 12
-    assert push_connections(cluster) == 3
+    assert pubsub_connections(cluster) == 3
     for lease in leases:
         await lease.release()
     for each in waiting:
@@ -215,7 +215,7 @@ async def test_a_client_subscribes_on_one_connection_per_node_only_to_awaited_lo
     await client.close()
 
     async def hung_up() -> bool:
-        return not push_connections(cluster)
+        return not pubsub_connections(cluster)
 
     await api.eventually(hung_up)
 
@@ -241,7 +241,7 @@ async def test_l3_a_dead_waiter_is_skipped_immediately(cluster: Cluster, api: Ap
 @pytest.mark.parametrize(
     "within",
     [
-        pytest.param((*CHANNELS, weakref.__file__), id="channels"),
+        pytest.param((*CHANNELS, weakref.__file__), id="channels", marks=pytest.mark.long),
         pytest.param((f"wire{os.sep}cluster_pubsub_thread.py",), id="subscribing"),
     ],
 )

@@ -254,6 +254,29 @@ def test_every_message_of_the_troubleshooting_page_exists() -> None:
     assert not gone, f"no message of the sources has these words any more: {gone}"
 
 
+def test_the_troubleshooting_page_names_every_error() -> None:
+    text = PAGES["docs/troubleshooting.md"].text
+    errors = {name for name in holdfast.__all__ if _is_error(getattr(holdfast, name))} - {
+        "HoldfastError"
+    }
+    assert len(errors) > 10
+    assert not {name for name in errors if f"`{name}`" not in text}
+
+
+def _is_error(public: object) -> bool:
+    return inspect.isclass(public) and issubclass(public, holdfast.HoldfastError)
+
+
+@pytest.mark.parametrize("method", [holdfast.Client.lock, holdfast.Client])
+def test_using_locks_describes_every_setting(method: Any) -> None:
+    text = PAGES["docs/using-locks.md"].text
+    settings = inspect.signature(method).parameters.values()
+    names = {each.name for each in settings if each.kind is each.KEYWORD_ONLY}
+    assert len(names) > 5
+    described = set(re.findall(r"^(?:\| \[|- \*\*)`(\w+)", text, re.MULTILINE))
+    assert not names - described
+
+
 def _contains(template: str, message: str) -> bool:
     """Whether the words of a message, but for what `…` stands for, are in one string."""
     at = 0

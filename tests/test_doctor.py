@@ -968,7 +968,9 @@ def test_a_check_can_be_skipped(capsys: pytest.CaptureFixture[str], evicting: Se
     assert "evolution" in err
 
 
-@pytest.mark.parametrize("width", [30, 80, 200])
+@pytest.mark.parametrize(
+    "width", [30, *(pytest.param(each, marks=pytest.mark.long) for each in (80, 200))]
+)
 def test_text_output_has_problem_reason_and_fix(
     width: int, evicting: Server, tmp_path: Path
 ) -> None:

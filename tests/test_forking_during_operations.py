@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from kit.servers import ONE_KIND, Server, programs
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 PROGRAM = next(iter(programs().values()))
 LIMIT = 60.0
@@ -149,6 +149,15 @@ def value():
     ),
 }
 RAISING = [name for name in OPERATIONS if name != "store"]  # a computed value is returned
+
+
+def with_quick(operations: Iterable[str], *quick: str) -> list[Any]:
+    """Parameters of which `make test` runs the quick ones, and `make long` all others."""
+    return [
+        pytest.param(each, marks=() if each in quick else pytest.mark.long) for each in operations
+    ]
+
+
 HAS_IT = (
     "result.held and majority(server.get('holdfast:{a}') == result.token.encode() "
     "for server in servers)"
@@ -188,7 +197,7 @@ PARENT = ["parent True", "parent True"]
 
 
 @pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
-@pytest.mark.parametrize("operation", RAISING)
+@pytest.mark.parametrize("operation", with_quick(RAISING, "acquire", "redis_lock_release"))
 def test_a_child_forked_during_an_operation_raises_and_sends_nothing(
     own_server: Server, operation: str
 ) -> None:
@@ -198,7 +207,7 @@ def test_a_child_forked_during_an_operation_raises_and_sends_nothing(
 
 
 @pytest.mark.parametrize("own_server", ONE_KIND, indirect=True)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", with_quick(OPERATIONS, "release", "store"))
 def test_a_child_forked_during_an_operation_exits_without_sending_anything(
     own_server: Server, operation: str
 ) -> None:
@@ -211,7 +220,7 @@ def test_a_child_forked_while_storing_a_value_leaves_that_to_its_parent(own_serv
 
 
 @pytest.mark.parametrize("how", ["returns", pytest.param("exits", marks=pytest.mark.long)])
-@pytest.mark.parametrize("operation", ["acquire", "release"])
+@pytest.mark.parametrize("operation", with_quick(["acquire", "release"], "release"))
 def test_a_child_forked_during_an_operation_on_a_quorum_sends_nothing(
     operation: str, how: str
 ) -> None:

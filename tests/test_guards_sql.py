@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from kit.servers import Server
 
 GUARD = SQL("holdfast_fences")
+QUICK = {"sqlite3", "psycopg", "sqlalchemy on psycopg2"}
+"""The kinds of connection with which `make test` runs every test; `make long` runs the others."""
 GREATEST = 2**53 - 1
 FENCES = "SELECT name, fence FROM holdfast_fences"
 TOTAL = "SELECT total FROM invoice"
@@ -88,9 +90,24 @@ def sqlite_path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=[*SQLITE, *POSTGRES])
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=() if kind in QUICK else pytest.mark.long)
+        for kind in (*SQLITE, *POSTGRES)
+    ]
+)
 def database(request: pytest.FixtureRequest) -> Database:
     """A database with an invoice, used through one kind of connection."""
+    return _database(request)
+
+
+@pytest.fixture(params=[*SQLITE, *POSTGRES])
+def each_database(request: pytest.FixtureRequest) -> Database:
+    """The same. `make test` runs the test with every kind, not only with the `QUICK` ones."""
+    return _database(request)
+
+
+def _database(request: pytest.FixtureRequest) -> Database:
     if request.param in SQLITE:
         return SQLITE[request.param](request.getfixturevalue("sqlite_path"))
     return POSTGRES[request.param](request.getfixturevalue("postgres"))
@@ -105,15 +122,17 @@ def save(database: Database, total: int, lease: ALease) -> None:
 # Each kind of connection
 
 
-def test_a_late_write_is_refused_and_the_newest_lease_writes_many_times(database: Database) -> None:
-    save(database, 1, OLDER)
-    save(database, 2, OLDER)
-    save(database, 3, NEWER)
+def test_a_late_write_is_refused_and_the_newest_lease_writes_many_times(
+    each_database: Database,
+) -> None:
+    save(each_database, 1, OLDER)
+    save(each_database, 2, OLDER)
+    save(each_database, 3, NEWER)
     with pytest.raises(holdfast.StaleFence) as refused:
-        save(database, 4, OLDER)
-    save(database, 5, NEWER)
-    assert database.rows(TOTAL) == [(5,)]
-    assert database.rows(FENCES) == [("invoice:42", NEWER.fence)]
+        save(each_database, 4, OLDER)
+    save(each_database, 5, NEWER)
+    assert each_database.rows(TOTAL) == [(5,)]
+    assert each_database.rows(FENCES) == [("invoice:42", NEWER.fence)]
     error = refused.value
     assert (error.lock, error.resource) == ("invoice:42", "invoice:42")
     assert (error.fence, error.newest_fence) == (OLDER.fence, NEWER.fence)
@@ -166,18 +185,18 @@ def test_each_resource_has_its_own_fence(database: Database) -> None:
 
 
 @pytest.mark.parametrize("lease", [OLDER, NEWER])
-def test_a_check_outside_a_transaction_is_an_error(database: Database, lease: ALease) -> None:
-    save(database, 1, NEWER)
-    advice = "transaction.atomic" if isinstance(database, Django) else "BEGIN|engine.begin"
+def test_a_check_outside_a_transaction_is_an_error(each_database: Database, lease: ALease) -> None:
+    save(each_database, 1, NEWER)
+    advice = "transaction.atomic" if isinstance(each_database, Django) else "BEGIN|engine.begin"
     with (
-        database.autocommit() as connection,
+        each_database.autocommit() as connection,
         pytest.raises(
             holdfast.ConfigurationError, match=f"outside a transaction.*({advice})"
         ) as error,
     ):
         GUARD.check(connection, lease)
     assert error.value.lock == "invoice:42"
-    assert database.rows(FENCES) == [NEWER]
+    assert each_database.rows(FENCES) == [NEWER]
 
 
 def test_the_table_is_created_once_and_may_exist(database: Database) -> None:

@@ -179,7 +179,7 @@ def test_64_waiters_in_four_processes_are_granted_in_order_without_delay(
 
 @pytest.mark.long
 @pytest.mark.only_client("asyncio")
-def test_l2_repeatedly_reset_push_connections_lose_no_turn(server: Server, api: Api) -> None:
+def test_l2_repeatedly_reset_pubsub_connections_lose_no_turn(server: Server, api: Api) -> None:
     turns = 15
     many = Contenders(server, type(api), processes=PROCESSES, workers=WORKERS, turns=turns)
     with many as contenders, Monitor(server) as monitor:

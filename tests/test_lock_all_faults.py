@@ -124,7 +124,7 @@ async def test_s9_a_cycle_recovers_from_a_fault_at_any_step(
 async def test_s9_a_retry_after_a_lost_reply_returns_the_same_fences(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.3)
+    client = api.connect(proxy.url, command_timeout=1)
     async with client.lock_all(NAMES):
         pass
     proxy.log.clear()
@@ -253,7 +253,7 @@ def test_s10_waiting_cancelled_at_any_await_leaves_nothing(server: Server) -> No
                 return held_keys(server) == ["b"]
 
             async def only_the_holder() -> None:
-                # A cancelled clean-up continues in a separate task.
+                # A cancelled cleanup continues in a separate task.
                 await Tasks().eventually(only_b)
                 assert server.command("GET", key("b")).decode() == held.token
 
@@ -382,7 +382,7 @@ class ClosedAt:
 
 
 @both_ways
-def test_s10_a_coroutine_that_is_closed_leaves_the_clean_up_to_the_background(
+def test_s10_a_coroutine_that_is_closed_leaves_the_cleanup_to_the_background(
     ordered: bool, server: Server
 ) -> None:
     async def scenario() -> None:

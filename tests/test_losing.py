@@ -57,7 +57,7 @@ def test_a_loss_is_reported_when_no_thread_can_be_started_for_a_callback(
     events: list[holdfast.Event] = []
     called: list[str] = []
     with holdfast.Client(server.url, on_event=events.append) as client:
-        # Extended, so that the key goes soon only if the clean-up after the loss removes it.
+        # Extended, so that the key goes soon only if the cleanup after the loss removes it.
         lease = client.lock("a", ttl=60, renew=False).acquire()
         lease.extend(0.3)
         lease.on_lost(lambda *_: called.append("first"))

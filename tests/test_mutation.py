@@ -3,6 +3,8 @@ caught."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from mutation.accepted import ACCEPTED
@@ -39,10 +41,18 @@ return '1' .. serial
 """
 
 
-def changed(file: str, text: str) -> set[str]:
+@cache
+def changed(file: str, text: str) -> frozenset[str]:
     """Return every line that a mutant has in place of another one."""
     found = [mutant.diff.splitlines() for mutant in mutants_of(file, text) if is_valid(mutant)]
-    return {line.removeprefix("+ ") for lines in found for line in lines if line.startswith("+")}
+    lines = (line for diff in found for line in diff if line.startswith("+"))
+    return frozenset(line.removeprefix("+ ") for line in lines)
+
+
+@pytest.fixture(scope="module")
+def mutants() -> list[Mutant]:
+    """Every mutant of the package."""
+    return every_mutant()
 
 
 @pytest.mark.parametrize(
@@ -121,8 +131,7 @@ def test_a_script_that_does_not_compile_is_discarded() -> None:
     assert list(draw([broken, found[0]], 2, seed=1)) == [found[0]]
 
 
-def test_the_same_seed_draws_the_same_sample() -> None:
-    mutants = every_mutant()
+def test_the_same_seed_draws_the_same_sample(mutants: list[Mutant]) -> None:
     assert {mutant.file.split("/")[0] for mutant in mutants} == {"core", "scripts"}
     sample = [mutant.key for mutant in draw(mutants, 20, seed=1)]
     assert sample == [mutant.key for mutant in draw(mutants, 20, seed=1)]
@@ -164,10 +173,10 @@ def test_uses_of_a_name_include_uses_of_names_that_depend_on_it() -> None:
     )
 
 
-def test_each_accepted_survivor_is_still_a_mutant() -> None:
+def test_each_accepted_survivor_is_still_a_mutant(mutants: list[Mutant]) -> None:
     """If this fails, the code has changed: update the entry in tests/mutation/accepted.py or remove
     it."""
-    names = {mutant.name for mutant in every_mutant()}
+    names = {mutant.name for mutant in mutants}
     assert [accepted for accepted in ACCEPTED if accepted[:-1] not in names] == []
 
 

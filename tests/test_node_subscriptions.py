@@ -1,4 +1,4 @@
-"""The subscriptions of a push connection to a cluster node, when it ends."""
+"""The subscriptions of a pub/sub connection to a cluster node, when it ends."""
 
 from __future__ import annotations
 

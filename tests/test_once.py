@@ -324,7 +324,7 @@ def test_the_work_of_a_killed_process_is_done_by_the_next_caller_after_the_ttl(
 
 
 async def test_a_lost_reply_of_the_store_is_retried(api: Api, server: Server, proxy: Proxy) -> None:
-    client = api.connect(proxy.url, command_timeout=0.3)
+    client = api.connect(proxy.url, command_timeout=1)
     async with client.once("a") as run:
         proxy.drop_reply(matching=calls(FINISH), close=True)
         run.result = 1
@@ -409,7 +409,7 @@ def test_a_store_without_any_reply_is_unknown_and_continues_in_the_background(
 async def test_the_background_stores_the_result_when_the_server_is_back(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.5)
+    client = api.connect(proxy.url, command_timeout=1)
     with pytest.raises(holdfast.OutcomeUnknown):
         async with client.once("a") as run:
             run.result = 1
@@ -513,7 +513,7 @@ def test_an_interrupted_store_without_a_reply_continues_in_the_background(on: Se
 async def test_a_late_request_for_the_lock_does_not_take_it_after_the_store(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.2)
+    client = api.connect(proxy.url, command_timeout=0.5)
     proxy.hold_request(matching=calls(CLAIM))
     async with client.once("a", keep=1) as run:
         run.result = 1

@@ -255,7 +255,10 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
-@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+@pytest.mark.parametrize(
+    "used",
+    [pytest.param(False, id="unused", marks=pytest.mark.long), pytest.param(True, id="used")],
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_client_that_is_never_closed_prints_nothing_at_exit(
     server: Server, program: str, *, used: bool

@@ -527,7 +527,7 @@ async def test_the_release_of_an_extended_lease_is_repeated_when_a_node_is_back(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    # A clean-up is abandoned when its ttl is over.
+    # A cleanup is abandoned when its ttl is over.
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
     client = api.connect(urls(proxies))
     lease = await client.lock("a", ttl=1).acquire()
@@ -563,7 +563,7 @@ async def test_a_release_is_repeated_until_the_lock_delay_is_over(
 
 
 @pytest.mark.only_client("threads")
-async def test_a_token_is_forgotten_when_its_clean_up_is_abandoned(
+async def test_a_token_is_forgotten_when_its_cleanup_is_abandoned(
     api: Api, proxies: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")

@@ -31,7 +31,7 @@ def far(api: Api, proxy: Proxy, server: Server) -> Any:
     """A client behind the proxy; the server has the scripts loaded."""
     for script in (scripts.RATE, scripts.UNRESERVE):
         server.command("SCRIPT", "LOAD", script.text)
-    return api.connect(proxy.url, command_timeout=0.5)
+    return api.connect(proxy.url, command_timeout=1)
 
 
 def time_in(server: Server) -> bytes | None:

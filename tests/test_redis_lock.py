@@ -657,7 +657,7 @@ async def test_an_unreachable_server_raises_an_error_of_redis_py(
     assert lock.local.token is None
 
 
-@pytest.mark.parametrize("when", with_one_client_each(["taken", "taken for ever", "extended"]))
+@pytest.mark.parametrize("when", with_one_client_each(["taken", "taken forever", "extended"]))
 async def test_a_lock_is_cleaned_up_as_long_as_it_may_exist(  # noqa: PLR0913, PLR0917 - named by pytest
     api: Api,
     proxied: User,
@@ -666,7 +666,7 @@ async def test_a_lock_is_cleaned_up_as_long_as_it_may_exist(  # noqa: PLR0913, P
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
-    # A clean-up is abandoned when its ttl is over.
+    # A cleanup is abandoned when its ttl is over.
     monkeypatch.setattr(renewer, "TOMBSTONE_MS", "1")
     monkeypatch.setattr(redis_lock, "_BASE_SPEC", replace(redis_lock._BASE_SPEC, ttl=0.1))
     lock = proxied.lock(timeout=1 if when == "extended" else None)

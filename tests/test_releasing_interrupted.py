@@ -45,7 +45,7 @@ def port(client: Any) -> FailingPort:
 
 @pytest.fixture
 def cleanups(client: Any) -> list[Any]:
-    """The clean-ups that are left to the background, which does not run them."""
+    """The cleanups that are left to the background, which does not run them."""
     return record_cleanups(client)
 
 

@@ -437,7 +437,7 @@ def test_ended_leases_do_not_stay_in_memory() -> None:
     assert [item for _, _, item in harness.renewer._heap] == leases[:1]
 
 
-# Clean-ups
+# Cleanups
 
 
 def clean_up(harness: RenewerHarness, request: Request = REQUEST, ttl: float = 0.0) -> list[str]:

@@ -446,7 +446,7 @@ async def test_a_lease_survives_a_failover_and_a_waiter_is_granted_it_afterwards
     assert after.fence > lease.fence
     third = api.start(client.lock("a", ttl=9).acquire(timeout=10))
     await api.eventually(lambda: _true(_queue_length(new) == 1))
-    await after.release()  # handed over through the push connections to the new primary
+    await after.release()  # handed over through the pub/sub connections to the new primary
     await (await third.result()).release()
 
 

@@ -1,4 +1,4 @@
-"""Grants to waiters of a client, and the clean-ups that are left to the background."""
+"""Grants to waiters of a client, and the cleanups that are left to the background."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_garbage_collected_channel_is_not_notified() -> None:
     setup.session.waiters.recheck_all(setup.spec())
 
 
-# Clean-ups
+# Cleanups
 
 
 @pytest.mark.parametrize(

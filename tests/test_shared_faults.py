@@ -60,7 +60,7 @@ def assert_clean(server: Server, key: str) -> None:
 async def test_s9_permits_are_taken_and_released_once(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None], k: int
 ) -> None:
-    client, other = api.connect(proxy.url, command_timeout=0.3), api.connect(server.url)
+    client, other = api.connect(proxy.url, command_timeout=1), api.connect(server.url)
     await (await client.semaphore("warm-up", limit=1).acquire()).release()
     fault(proxy, k)
     first = await client.semaphore("a", limit=5, weight=2).acquire()
@@ -80,10 +80,10 @@ async def test_s9_permits_are_taken_and_released_once(
 async def test_l2_waiting_readers_are_granted_the_lock_despite_one_fault(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None], k: int
 ) -> None:
-    holder = api.connect(proxy.url, command_timeout=0.3)
+    holder = api.connect(proxy.url, command_timeout=1)
     writer = await holder.rwlock("a", ttl=20).write().acquire()
     fault(proxy, k)
-    clients = api.connect(proxy.url, command_timeout=0.3), holder
+    clients = api.connect(proxy.url, command_timeout=1), holder
     started = [api.start(_enter(client.rwlock("a").read())) for client in clients]
 
     async def queued() -> bool:
@@ -108,7 +108,7 @@ async def _enter(lock: Any) -> None:
 async def test_a_downgrade_with_one_fault_keeps_the_lease(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None]
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.3)
+    client = api.connect(proxy.url, command_timeout=1)
     lease = await client.rwlock("a", ttl=20).write().acquire()
     fence = lease.fence
     fault(proxy, 1)
@@ -128,7 +128,7 @@ async def test_a_downgrade_without_a_reply_is_completed_by_a_renewal(
     proxy: Proxy,
     executed: bool,
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.2)
+    client = api.connect(proxy.url, command_timeout=0.5)
     warm_up = await client.rwlock("warm-up").write().acquire()
     await (await warm_up.downgrade()).release()
     lease = await client.rwlock("a", ttl=20, renew=False).write().acquire()
@@ -150,7 +150,7 @@ async def test_a_downgrade_without_a_reply_is_completed_by_a_renewal(
 async def test_s10_a_lease_that_ends_before_its_downgrade_is_confirmed_leaves_neither_token(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
-    client = api.connect(proxy.url, command_timeout=0.2)
+    client = api.connect(proxy.url, command_timeout=0.5)
     lease = await client.rwlock("a", ttl=20, renew=False).write().acquire()
     held = [proxy.hold_request(k) for k in (1, 2, 3)]
     with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable)):

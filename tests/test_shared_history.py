@@ -128,7 +128,7 @@ RWLOCK = WORK.format(
     ("text", "limit"), [(SEMAPHORE, LIMIT), (RWLOCK, 1_000_000_000)], ids=["semaphore", "rwlock"]
 )
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(8.0, id="8s"), pytest.param(60.0, marks=pytest.mark.long, id="60s")]
+    "seconds", [pytest.param(4.0, id="4s"), pytest.param(60.0, marks=pytest.mark.long, id="60s")]
 )
 def test_s14_the_bounds_hold_under_faults(
     server: Server, proxy: Proxy, text: str, limit: int, seconds: float

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.sim.hazards import Hazard
     from holdfast.sim.timeline import Timeline
 
-WAITS_FOREVER = {"setnx_without_expiry", "setnx_then_expire", "lost_wake_up"}
+WAITS_FOREVER = {"setnx_without_expiry", "setnx_then_expire", "lost_wakeup"}
 BREAKS_ASSUMPTIONS = {"failover_before_replication", "split_brain", "clock_jump_in_a_quorum"}
 NEEDS_THE_FENCE = {*BREAKS_ASSUMPTIONS, "paused_holder"}
 
@@ -41,7 +41,7 @@ def test_all_hazards_are_listed() -> None:
         "compare_then_delete",
         "expiry_under_a_long_job",
         "local_reentry_count",
-        "lost_wake_up",
+        "lost_wakeup",
         "paused_holder",
         "failover_before_replication",
         "split_brain",
@@ -131,7 +131,7 @@ def test_a_timeline_is_complete_enough_to_draw(hazard: Hazard) -> None:
 
 
 def test_the_release_arrives_between_the_acquire_and_the_subscribe() -> None:
-    (hazard,) = (hazard for hazard in HAZARDS if hazard.name == "lost_wake_up")
+    (hazard,) = (hazard for hazard in HAZARDS if hazard.name == "lost_wakeup")
     shown = hazard.run()
     for timeline, asks, frees, listens in (
         (shown.broken.timeline, "SET lock Bob", "PUBLISH", "SUBSCRIBE"),

@@ -38,7 +38,7 @@ MUTANT_OF_SAVED_RUN = {
     ),
     "a_window_that_was_longer_than_the_ttl": "no lease lasts longer than its ttl",
     "an_exported_lease_ended_by_a_late_push": (
-        "a handed-off token is remembered for a connection that is being opened"
+        "an exported token is remembered for a connection that is being opened"
     ),
     "a_vote_without_time_sent_again_behind_its_release": (
         "an attempt waits for votes even if no time is left"

@@ -184,7 +184,7 @@ def test_a_state_is_not_repeated_by_its_text() -> None:
 def test_consecutive_holders_do_not_overlap() -> None:
     lanes = [Lane("a", "client"), Lane("b", "client")]
     bars = [Bar("a", 0, 10, "held", "fence 1"), Bar("b", 10, 20, "held", "fence 2")]
-    timeline = Timeline("hand-off", lanes, bars=bars)
+    timeline = Timeline("hand-over", lanes, bars=bars)
     assert not overlaps(timeline)
     assert "red-edge" not in classes(draw_svg(timeline))
 

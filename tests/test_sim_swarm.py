@@ -49,7 +49,7 @@ def test_every_pair_of_features_and_faults_is_switched_on_together(drawn: list[S
 
 def test_pairs_that_settings_refuse_are_not_possible() -> None:
     possible = {frozenset(pair) for pair in possible_pairs()}
-    assert {"owner", "hand_off"} not in possible
+    assert {"owner", "export"} not in possible
     assert {"nodes", "failover"} not in possible
     assert {"replicas", "failover"} in possible
     assert {"nodes", "loop"} in possible
@@ -57,7 +57,7 @@ def test_pairs_that_settings_refuse_are_not_possible() -> None:
 
 def test_most_runs_have_few_kinds_of_faults_and_some_none(drawn: list[Settings]) -> None:
     kinds = sorted(len(set(switched_on(each)) & set(FAULTS)) for each in drawn)
-    assert kinds[len(kinds) // 10] == 0
+    assert kinds[len(kinds) // 20] == 0
     assert 2 <= kinds[len(kinds) // 2] <= 6
     assert kinds[-1] >= 12
 
@@ -70,7 +70,7 @@ def test_exclusion_is_checked_in_most_runs(drawn: list[Settings]) -> None:
     "fixed",
     [
         {"nodes": 5},
-        {"ttl": 2.0, "hand_off": 0.4},
+        {"ttl": 2.0, "export": 0.4},
         {"skew": 2.0},
         {"failover": 0.1},
         {"replicas": 3},

@@ -36,9 +36,9 @@ class Scenario:
         self.cleaned_up: set[tuple[str, int | None]] = set()
         """The tokens that the background cleans up, and on which nodes."""
         self.cleanup_ttl: dict[str, str] = {}
-        """For each token, the ttl of its clean-up in milliseconds."""
+        """For each token, the ttl of its cleanup in milliseconds."""
         self.tombstones: list[str] = []
-        """The tombstone argument of each clean-up."""
+        """The tombstone argument of each cleanup."""
         self.due: list[Callable[[], None]] = []
         """The actions that were scheduled for later."""
         self.where = self.new_locations(lambda _, action: self.due.append(action))

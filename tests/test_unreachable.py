@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pytest
@@ -183,6 +184,17 @@ async def test_the_error_names_the_cause_and_the_remedy(
     check(caught.value, url, words)
 
 
+async def test_an_exception_that_the_caller_handles_is_not_the_cause(api: Api) -> None:
+    with http_server() as url:
+        client = api.connect(url, command_timeout=PATIENCE)
+        try:
+            Future[None]().result(timeout=0)
+        except TimeoutError:
+            with pytest.raises(holdfast.NodeUnavailable) as caught:
+                await client.lock("a").acquire(timeout=0)
+    check(caught.value, url, "HTTP server.*give the port of Redis")
+
+
 def check(error: BaseException, url: str, words: str) -> None:
     """Check that the error names the lock, the server once, the cause and the remedy, and has no
     cause chained."""
@@ -271,7 +283,13 @@ PROGRAMS_THAT_FAIL = {
 }
 
 
-@pytest.mark.parametrize("text", PROGRAMS_THAT_FAIL.values(), ids=PROGRAMS_THAT_FAIL)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=pytest.mark.long if name.startswith("a ") else ())
+        for name, text in PROGRAMS_THAT_FAIL.items()
+    ],
+)
 def test_an_uncaught_error_is_one_exception_and_few_lines(text: str) -> None:
     program = textwrap.dedent(text).replace("URL", repr(f"redis://{HOST}:"))
     ended = subprocess.run(

@@ -1,6 +1,6 @@
 """The waiter channel: how it handles pushed messages, PINGs and the times of the next requests.
 
-There is no server and no clock. The test passes in messages and times, as the push connection does.
+There is no server and no clock. The test passes in messages and times, as the connection does.
 """
 
 from __future__ import annotations
@@ -578,10 +578,10 @@ def test_waiters_are_woken_to_report_when_a_ping_is_sent() -> None:
     assert signalled(waiter) == 1
 
 
-# Tokens that were handed off to another process
+# Tokens that were exported to another process
 
 
-def test_a_handed_off_token_is_forgotten_after_earlier_pushes_have_arrived() -> None:
+def test_an_exported_token_is_forgotten_after_earlier_pushes_have_arrived() -> None:
     harness = ChannelHarness(0.0)
     waiter, early = harness.register("mine"), harness.register("early")
     harness.channel.tick(0.0)
@@ -605,7 +605,7 @@ def test_a_handed_off_token_is_forgotten_after_earlier_pushes_have_arrived() -> 
     assert harness.channel.idle
 
 
-def test_a_token_handed_off_without_a_connection_is_kept_for_the_next_one() -> None:
+def test_a_token_exported_without_a_connection_is_kept_for_the_next_one() -> None:
     harness = ChannelHarness(None)
     harness.register("mine").unregister(0.5)
     harness.open(0.0)  # the server had subscribed this client before
@@ -617,11 +617,11 @@ def test_a_token_handed_off_without_a_connection_is_kept_for_the_next_one() -> N
     assert harness.returned == [(KEY, "mine", 0)]
 
 
-def test_a_token_handed_off_during_a_tick_is_forgotten_soon() -> None:
+def test_a_token_exported_during_a_tick_is_forgotten_soon() -> None:
     for at in itertools.count(1):
         harness = ChannelHarness(0.0)
-        hand_off = partial(harness.register("mine").unregister, 0.05)
-        with AtLine(at, (f"core{os.sep}waiter_channel",), hand_off) as line:
+        unregister = partial(harness.register("mine").unregister, 0.05)
+        with AtLine(at, (f"core{os.sep}waiter_channel",), unregister) as line:
             _, due = harness.channel.tick(0.1)
         if line.position is None:
             assert at > 5
@@ -629,7 +629,7 @@ def test_a_token_handed_off_during_a_tick_is_forgotten_soon() -> None:
         assert harness.wake_calls or due <= 0.1 + PING_EVERY, line.position
 
 
-def test_a_handed_off_token_is_forgotten_when_the_connection_is_lost() -> None:
+def test_an_exported_token_is_forgotten_when_the_connection_is_lost() -> None:
     harness = ChannelHarness(1.0)
     harness.channel.wake_at = 5.0
     harness.register("other").unregister(5.0)

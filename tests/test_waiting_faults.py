@@ -69,7 +69,7 @@ def known_scripts(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a dead push connection be detected sooner."""
+    """Let a dead pub/sub connection be detected sooner."""
     monkeypatch.setattr(waiter_channel, "PING_EVERY", 0.1)
     monkeypatch.setattr(waiter_channel, "PING_TIMEOUT", 0.3)
 
@@ -298,11 +298,11 @@ async def test_a_watch_message_that_overtakes_a_reply_is_kept(
     assert_clean(server)
 
 
-# The push connection
+# The pub/sub connection
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_l2_waiters_keep_their_places_when_push_connections_are_killed(
+async def test_l2_waiters_keep_their_places_when_pubsub_connections_are_killed(
     at_once: bool, api: Api, own_server: Server
 ) -> None:
     server = own_server  # a shared server may have subscribers of another test
@@ -334,7 +334,7 @@ async def test_l2_waiters_keep_their_places_when_push_connections_are_killed(
 
 
 @pytest.mark.usefixtures("quick_pings")
-async def test_l2_a_silently_dead_push_connection_is_detected_and_reopened(
+async def test_l2_a_silently_dead_pubsub_connection_is_detected_and_reopened(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
     near, far = api.connect(server.url), api.connect(proxy.url)
@@ -373,7 +373,7 @@ async def test_waiters_whose_pings_get_no_reply_are_still_granted(
 
 
 @pytest.mark.only_client("asyncio")
-async def test_a_failed_push_connection_is_opened_again(
+async def test_a_failed_pubsub_connection_is_opened_again(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
     near, far = api.connect(server.url), api.connect(proxy.url, command_timeout=1)
@@ -390,7 +390,7 @@ async def test_a_failed_push_connection_is_opened_again(
     assert_clean(server)
 
 
-async def test_waiters_poll_while_the_push_connection_fails(
+async def test_waiters_poll_while_the_pubsub_connection_fails(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
     near, far = api.connect(server.url), api.connect(proxy.url, command_timeout=1)
@@ -433,7 +433,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("what", [*GARBAGE, *NOISE])
-async def test_waiters_are_granted_even_after_garbage_on_the_push_connection(
+async def test_waiters_are_granted_even_after_garbage_on_the_pubsub_connection(
     what: str, api: Api, server: Server, proxy: Proxy
 ) -> None:
     near, far = api.connect(server.url), api.connect(proxy.url)
@@ -458,7 +458,7 @@ async def test_waiters_are_granted_even_after_garbage_on_the_push_connection(
 
 
 def _cut(server: Server, channel: waiter_channel.WaiterChannel) -> None:
-    """End the push connection, and wait until all waiters were notified."""
+    """End the pub/sub connection, and wait until all waiters were notified."""
     server.command("CLIENT", "KILL", "TYPE", "pubsub")
     eventually(
         lambda: (
@@ -469,7 +469,7 @@ def _cut(server: Server, channel: waiter_channel.WaiterChannel) -> None:
 
 
 @pytest.mark.parametrize("which", ["first", "again"])
-def test_l2_a_push_connection_that_ends_just_before_a_request_is_detected(
+def test_l2_a_pubsub_connection_that_ends_just_before_a_request_is_detected(
     which: str, server: Server
 ) -> None:
     with holdfast.Client(server.url) as near, holdfast.Client(server.url) as far:
@@ -516,7 +516,7 @@ def test_l2_a_push_connection_that_ends_just_before_a_request_is_detected(
         assert_clean(server)
 
 
-async def test_l2_a_push_connection_that_ends_during_its_probe_is_not_used(
+async def test_l2_a_pubsub_connection_that_ends_during_its_probe_is_not_used(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
     near, far = api.connect(server.url), api.connect(proxy.url)

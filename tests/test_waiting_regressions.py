@@ -445,7 +445,7 @@ async def test_a_release_that_is_repeated_in_the_background_leaves_no_known_toke
 async def test_a_waiter_that_is_in_the_queue_after_its_timeout_is_removed(
     fair: bool, api: Api, server: Server
 ) -> None:
-    """This happens after a failover that undid its leaving, or an outage longer than its clean-up.
+    """This happens after a failover that undid its leaving, or an outage longer than its cleanup.
 
     Its client is subscribed, so the server treats it as a waiter and notifies it instead of the
     next.

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
         "the client notices it",
         "the message says what to do",
         "someone else has it",
+        "the lease is handed off",
+        "a hand-off to another process",
+        "a clean-up in the background",
     ],
 )
 def test_the_wording_check_finds_the_phrases_of_the_style_guide(sentence: str) -> None:
@@ -67,6 +70,8 @@ def test_the_wording_check_finds_the_phrases_of_the_style_guide(sentence: str) -
     [
         "The error names the lock.",
         "REPLICAOF NO ONE",
+        "the hand-over to the next waiter",
+        "a cleanup cleans up what is left",
         "as long as the server keeps it",
         "The holder, who may be paused, is notified.",
         "once a client has used it",
@@ -93,6 +98,7 @@ def test_the_wording_check_accepts_plain_sentences(sentence: str) -> None:
         "_look",
         "_Turn",
         "Hold",
+        "_hand_off",
     ],
 )
 def test_the_wording_check_finds_replaced_words_in_identifiers(name: str) -> None:

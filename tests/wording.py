@@ -77,6 +77,11 @@ PHRASES: dict[str, str] = {
     r"\bhand(?:s|ed|ing)? (?:it |them |the lock |this )?back\b": '"release", "return"',
     r"\bover and over\b": '"repeatedly"',
     r"\bnotic(?:e|es|ed|ing)\b": '"detects"',
+    r"\bhand(?:s|ed|ing)?[- ]off\b": '"export", "adopt"; between waiters "hand over"',
+    r"\bhandovers?\b": '"hand-over"',
+    r"\bclean-ups?\b": '"cleanup"; the verb is "clean up"',
+    r"\bback-offs?\b": '"backoff"',
+    r"\bwake-ups?\b": '"wakeup"',
     r"\b(?:someone|everyone|anyone|(?<!replicaof )no one)\b": '"another client", "no client"',
 }
 """Regular expressions, without regard to case, and what to write instead."""

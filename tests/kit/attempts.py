@@ -101,7 +101,7 @@ def places(port: FakePort) -> list[str]:
 
 
 def pings_of(port: FakePort) -> list[Any]:
-    """Return the PINGs that the push connection sends later: some while any caller waits."""
+    """Return the PINGs that the pub/sub connection sends later: some while any caller waits."""
     pings, _ = waiter_channel_of(port).tick(port.time + 5)
     return list(pings)
 
@@ -112,7 +112,7 @@ def waiter_channel_of(port: FakePort) -> Any:
 
 
 def subscribed_channel(port: FakePort) -> Any:
-    """Return the waiter channel, with a push connection that the server counts."""
+    """Return the waiter channel, with a pub/sub connection that the server counts."""
     channel = waiter_channel_of(port)
     channel.on_subscribed(port.time, lambda: None)
     channel.subscription.is_counted = True

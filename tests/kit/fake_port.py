@@ -162,7 +162,7 @@ class FakePort:
             self._pass(min(due, until))
 
     def _tick(self) -> float:
-        """Let the push connections send PINGs and receive PONGs; return when the next is due."""
+        """Let the pub/sub connections send PINGs and receive PONGs; return when the next is due."""
         due = math.inf
         for channel in self.channels.values():
             if channel.is_subscribed:

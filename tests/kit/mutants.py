@@ -1,26 +1,24 @@
 """Mutants: the shipped code with one safeguard removed. The simulator must catch each.
 
 A mutant is a small change of one file. Its old text must occur exactly once in that file. A
-separate process loads the package with the change, simulates runs with seeds from 0 on, and reports
-the first check that fails.
-
-That process runs this file, so the top level imports nothing of the package.
+separate process (`kit/mutant_run.py`) loads the package with the change, simulates runs with seeds
+from 0 on, and reports the first check that fails.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import cache_from_source
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from importlib.abc import FileLoader
+from kit.mutant_run import run
 
 SOURCE = Path(__file__).parents[2] / "src"
+
+_PROCESSES = get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["kit.mutant_run", "redis", "redis.asyncio", "lupa.lua51"])
+"""Each process is forked from one that has imported what the package needs, but not the package."""
 
 SettingChanges = dict[str, Any]
 """Changes to the simulator's `STORMY` settings; with `calm`, to its `CALM` settings. With `drawn`,
@@ -63,72 +61,14 @@ def replay(mutant: Mutant, saved: str) -> Found:
 
 
 def _run_child(work: dict[str, Any]) -> Found:
-    work["source"] = str(SOURCE)
-    child = subprocess.run(
-        [sys.executable, "-I", __file__],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stderr
-    return Found(**json.loads(child.stdout))
+    with ProcessPoolExecutor(1, _PROCESSES) as pool:
+        found = pool.submit(run, {**work, "source": str(SOURCE)}).result(300)
+    return Found(**found)
 
 
 def places(mutant: Mutant) -> int:
     """Count the occurrences of the mutant's old text in its file."""
     return (SOURCE / "holdfast" / mutant.file).read_text().count(mutant.old)
-
-
-def mutate(path: Path, old: bytes, new: bytes) -> None:
-    """Replace a text in a file of the package when this process reads the file."""
-    compiled = cache_from_source(str(path)) if path.suffix == ".py" else None
-    read = SourceFileLoader.get_data
-
-    def get_data(loader: FileLoader, name: str) -> bytes:
-        if name == compiled:
-            raise FileNotFoundError(name)
-        text = read(loader, name)
-        return text.replace(old, new) if Path(name) == path else text
-
-    SourceFileLoader.get_data = get_data  # type: ignore[method-assign, assignment]  # intended
-    sys.dont_write_bytecode = True
-
-
-def _main() -> None:
-    work = json.load(sys.stdin)
-    sys.path.insert(0, work["source"])
-    if work["old"]:
-        path = Path(work["source"], "holdfast", work["file"])
-        mutate(path, work["old"].encode(), work["new"].encode())
-
-    from dataclasses import replace  # noqa: PLC0415 - after the change
-
-    from holdfast.sim.choices import RandomChoices  # noqa: PLC0415 - the same
-    from holdfast.sim.run import simulate  # noqa: PLC0415 - the same
-    from holdfast.sim.settings import CALM, STORMY  # noqa: PLC0415 - the same
-
-    if "saved" in work:
-        from holdfast.sim import sweep  # noqa: PLC0415 - the same
-
-        outcome = sweep.Found.load(work["saved"]).run()
-        json.dump(Found(outcome.check, -1, 1, outcome.detail)._asdict(), sys.stdout)
-        return
-    from holdfast.sim.swarm import draw  # noqa: PLC0415 - the same
-
-    changes = dict(work["settings"])
-    drawn = changes.pop("drawn", False)
-    base = CALM if changes.pop("calm", False) else STORMY
-    for seed in range(work["seeds"]):
-        settings = draw(seed, changes) if drawn else replace(base, **changes)
-        outcome = simulate(settings, RandomChoices(seed))
-        if outcome.check:
-            found = Found(outcome.check, seed, seed + 1, outcome.detail)
-            break
-    else:
-        found = Found("", -1, work["seeds"], "")
-    json.dump(found._asdict(), sys.stdout)
 
 
 SEEDS, CONTROL = 2000, 150
@@ -575,60 +515,60 @@ REPLICAS = [
 ]
 """Mutants of locks on one server with replicas."""
 
-HAND_OFFS: SettingChanges = {"hand_off": 0.4}
-HAND_OFFS_SLOW: SettingChanges = {**HAND_OFFS, "slow": 0.2, "pause": 0.05, "hold": 1.0}
-HAND_OFFS_LATE: SettingChanges = {
-    **HAND_OFFS,
+EXPORTS: SettingChanges = {"export": 0.4}
+EXPORTS_SLOW: SettingChanges = {**EXPORTS, "slow": 0.2, "pause": 0.05, "hold": 1.0}
+EXPORTS_LATE: SettingChanges = {
+    **EXPORTS,
     "ttl": 30.0,
     "cancel": 0.04,
     "slow": 0.2,
     "doubled": 0.0,
 }
-HAND_OFFS_CALM: SettingChanges = {**HAND_OFFS, "calm": True, "ttl": 5.0}
-HAND_OFFS_UNRENEWED: SettingChanges = {**HAND_OFFS, "calm": True, "renew": False, "hold": 1.6}
-HAND_OFFS_UNSTABLE: SettingChanges = {
+EXPORTS_CALM: SettingChanges = {**EXPORTS, "calm": True, "ttl": 5.0}
+EXPORTS_UNRENEWED: SettingChanges = {**EXPORTS, "calm": True, "renew": False, "hold": 1.6}
+EXPORTS_UNSTABLE: SettingChanges = {
     "calm": True,
     "clients": 1,
     "turns": 6,
     "ttl": 30.0,
-    "hand_off": 0.5,
+    "export": 0.5,
     "cancel": 0.1,
     "slow": 0.4,
 }
-HAND_OFFS_REPLICATED: SettingChanges = {**HAND_OFFS, "replicas": 2, "failover": 0.3}
+EXPORTS_REPLICATED: SettingChanges = {**EXPORTS, "replicas": 2, "failover": 0.3}
 
-HAND_OFF = [
+EXPORT = [
     Mutant(
         "an exported lease carries its fence",
-        "core/hand_off.py",
+        "core/export.py",
         '"fence": lease.fence,',
         '"fence": lease.fence - 1,',
-        HAND_OFFS_CALM,
+        EXPORTS_CALM,
         "S8",
     ),
     Mutant(
         "an export ends the lease of the exporter",
-        "core/hand_off.py",
+        "core/export.py",
         "        lease.state = RELEASED\n    except BaseException:\n",
         "    except BaseException:\n",
-        HAND_OFFS_CALM,
+        EXPORTS_CALM,
         "S12",
     ),
     Mutant(
         "an export renews the lease",
-        "core/hand_off.py",
+        "core/export.py",
         "    sent_at = await renew_now(session, ref, lease, spec.ttl)\n"
         "    lease.prolong(sent_at, spec.ttl, session.port.now())\n",
         "",
-        HAND_OFFS_UNRENEWED,
+        EXPORTS_UNRENEWED,
         "ADOPT",
     ),
     Mutant(
         "a late push does not release an exported lease",
-        "core/hand_off.py",
+        "core/export.py",
         "lease.unregister_waiter(session.port.now())",
         "lease.unregister_waiter()",
-        HAND_OFFS_SLOW,
+        EXPORTS_SLOW,
         "S4",
     ),
     Mutant(
@@ -636,7 +576,7 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "if (holder ~= exported and holder ~= token) or",
         "if not holder or",
-        HAND_OFFS_CALM,
+        EXPORTS_CALM,
         "S4",
     ),
     Mutant(
@@ -644,7 +584,7 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "if (holder ~= exported and holder ~= token) or is_over(left) or",
         "if (holder and holder ~= exported and holder ~= token) or",
-        HAND_OFFS,
+        EXPORTS,
         "S5",
     ),
     Mutant(
@@ -652,7 +592,7 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "return (call('GET', KEYS[2]) or new_fence()) .. serial",
         "return new_fence() .. serial",
-        HAND_OFFS_CALM,
+        EXPORTS_CALM,
         "S8",
     ),
     Mutant(
@@ -660,7 +600,7 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "add_tombstone(exported, 60000)\n",
         "",
-        HAND_OFFS_LATE,
+        EXPORTS_LATE,
         "S10",
     ),
     Mutant(
@@ -668,31 +608,31 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "or is_over(left) or has_tombstone then",
         "or is_over(left) then",
-        HAND_OFFS_UNSTABLE,
+        EXPORTS_UNSTABLE,
         "S10",
     ),
     Mutant(
         "an abandoned adoption releases its token",
-        "core/hand_off.py",
+        "core/export.py",
         "            elif maybe_adopted or not isinstance(error, HoldfastError):\n",
         "            elif False:\n",
-        HAND_OFFS_LATE,
+        EXPORTS_LATE,
         "S10 S16",
     ),
     Mutant(
         "an adoption that completes too late is released",
-        "core/hand_off.py",
+        "core/export.py",
         "        maybe_adopted = may_have_run or bool(given)\n",
         "        maybe_adopted = may_have_run\n",
-        {"calm": True, "hand_off": 0.5, "ttl": 0.4, "pause": 0.1},
+        {"calm": True, "export": 0.5, "ttl": 0.4, "pause": 0.1},
         "S16",
     ),
     Mutant(
         "the deadline of an adopted lease counts from before the request",
-        "core/hand_off.py",
+        "core/export.py",
         "LeaseState(spec, token, fence, sent_at, actor, process, session, ref)",
         "LeaseState(spec, token, fence, port.now(), actor, process, session, ref)",
-        HAND_OFFS_SLOW,
+        EXPORTS_SLOW,
         "S2 S1",
     ),
     Mutant(
@@ -700,7 +640,7 @@ HAND_OFF = [
         "scripts/adopt.lua",
         "  call('SET', lock, token, 'PX', math.max(left, ttl + delay))",
         "  call('SET', lock, token, 'PX', left)",
-        HAND_OFFS,
+        EXPORTS,
         "S2 S1",
     ),
     Mutant(
@@ -708,7 +648,7 @@ HAND_OFF = [
         "wire/replication.py",
         "frozenset((ACQUIRE.name, ADOPT.name, RENEW.name))",
         "frozenset((ACQUIRE.name, RENEW.name))",
-        HAND_OFFS_REPLICATED,
+        EXPORTS_REPLICATED,
         "S1 S2 S4",
     ),
 ]
@@ -1563,7 +1503,7 @@ RARE = [
         "MAX_HOLD",
     ),
     Mutant(
-        "a handed-off token is remembered for a connection that is being opened",
+        "an exported token is remembered for a connection that is being opened",
         "core/waiter_channel.py",
         "        self._draining.append((token, drain_from))\n        if drain_from",
         "        self._draining.append((token, drain_from))\n"
@@ -1990,7 +1930,4 @@ OPERATED = [
 ]
 """Mutants of evictions, `max_hold`, forks, closed clients, quarantine, and other rare events."""
 
-MUTANTS += QUORUM + REPLICAS + HAND_OFF + OPERATED
-
-if __name__ == "__main__":
-    _main()
+MUTANTS += QUORUM + REPLICAS + EXPORT + OPERATED

@@ -90,7 +90,7 @@ class _Link:
         self._target = target
         self._state: list[bytes] = []
         self.subscribes = False
-        """Whether this is a push connection: its client has subscribed to a channel."""
+        """Whether this is a pub/sub connection: its client has subscribed to a channel."""
         self.muted = False
         """Whether all traffic is silently dropped, in both directions."""
         self._unanswered: deque[Plan] = deque()
@@ -292,7 +292,7 @@ class Proxy(Faults):
             link.join()
 
     def cut_push(self) -> None:
-        """Reset all existing push connections."""
+        """Reset all existing pub/sub connections."""
         for link in self._push_links():
             link.close(reset=True)
 
@@ -303,12 +303,12 @@ class Proxy(Faults):
                 link.muted = True
 
     def mute_push(self) -> None:
-        """Drop all traffic of the existing push connections, and keep these open."""
+        """Drop all traffic of the existing pub/sub connections, and keep these open."""
         for link in self._push_links():
             link.muted = True
 
     def inject(self, data: bytes) -> None:
-        """Send bytes to the client on all existing push connections."""
+        """Send bytes to the client on all existing pub/sub connections."""
         for link in self._push_links():
             link.inject(data)
 

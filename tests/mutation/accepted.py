@@ -189,7 +189,7 @@ ACCEPTED = [
         "performance only: equal numbers are compared as text",
     ),
     Accepted(
-        "core/hand_off.py",
+        "core/export.py",
         "",
         'G = TypeVar("G", bound=LeaseRef)',
         'G = TypeVar("G", )',

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import coverage
 import lupa.lua51  # type: ignore[import-untyped]  # it has no hints
 
-from kit.mutants import SOURCE, mutate
+from kit.mutant_run import mutate
+from kit.mutants import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -289,7 +289,7 @@ class AsyncioPort(AsyncioRuntime[_LoopState]):
         timeout: float,
         keys: Keys,  # noqa: ARG002 - there is one server
     ) -> Coroutine[Any, Any, None]:
-        """Subscribe on the push connection that all tasks of this loop share."""
+        """Subscribe on the pub/sub connection that all tasks of this loop share."""
         return self._current().pubsub.listen(listener, timeout)
 
 

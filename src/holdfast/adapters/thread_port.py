@@ -1,7 +1,7 @@
 """The port for threads: every method blocks, and none suspends.
 
 So `run` executes an operation of the core with a single `coroutine.send(None)`. The renewer is a
-daemon thread that runs only while the client has leases or clean-ups. It does not keep the process
+daemon thread that runs only while the client has leases or cleanups. It does not keep the process
 alive. A forked child does not inherit it.
 """
 
@@ -241,7 +241,7 @@ class BackgroundThread:
     `call_many` uses connections of this thread, which `drop` closes.
 
     A signal handler may call `wake` while the thread that it interrupts is inside `wake`. So the
-    mutex and the `put` of the queue are re-entrant.
+    mutex and the `put` of the queue are reentrant.
     """
 
     now = staticmethod(now)

@@ -77,7 +77,7 @@ class Acquirable(AnyLockSettings, Generic[L]):
                 lease.release()
 
         Args:
-            timeout: seconds to wait, instead of the lock's `timeout`; None waits for ever. It
+            timeout: seconds to wait, instead of the lock's `timeout`; None waits forever. It
                 limits the wait while other clients hold the lock. If nothing listens at the address
                 of the only server, the call fails at once. If the server hangs, the call fails
                 after three to five command timeouts, or 0.1 s after `timeout` if that is sooner. A

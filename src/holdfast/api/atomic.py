@@ -199,7 +199,7 @@ class Atomic:
                 must not be None. Each attempt calls it again.
             ttl: seconds until the key expires. None keeps the expiry (a new key has none); math.inf
                 removes it.
-            timeout: seconds during which it retries; None retries for ever, 0 never.
+            timeout: seconds during which it retries; None retries forever, 0 never.
             codec: how values are encoded.
             once: an id. A repeated call with the same id on the same key changes nothing.
 

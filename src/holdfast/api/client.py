@@ -26,8 +26,8 @@ from holdfast.api.lease_view import (
     require_one_server,
 )
 from holdfast.core.evict import evict
+from holdfast.core.export import adopt, export
 from holdfast.core.extend import extend
-from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.release import release
 from holdfast.core.spec import checked_longest_ttl
@@ -176,7 +176,7 @@ class Client:
         Args:
             name: what is locked. Locks with the same name exclude each other.
             ttl: seconds for which the server keeps the lock without a renewal.
-            timeout: seconds to wait in `acquire`: None waits for ever, 0 does not wait. On several
+            timeout: seconds to wait in `acquire`: None waits forever, 0 does not wait. On several
                 servers and behind Sentinels, `acquire` also waits while too few servers reply or
                 may grant locks.
             renew: renew the lease in the background until it is released. This does not work in
@@ -254,7 +254,7 @@ class Client:
             locks: their names. A lock with other settings is given as `client.lock(...)`; of that
                 lock all settings count but its timeout.
             ttl: seconds for which the server keeps each lock without a renewal.
-            timeout: seconds to wait in `acquire` for all locks together: None waits for ever, 0
+            timeout: seconds to wait in `acquire` for all locks together: None waits forever, 0
                 does not wait.
             renew: renew the leases in the background until they are released.
             max_hold: seconds after which the leases are no longer renewed, counted from the moment
@@ -300,7 +300,7 @@ class Client:
                 train(model)
 
         Each lease takes `weight` permits, and at most `limit` permits are in use. Permits are
-        granted first come, first served: a lease with a great weight is not overtaken. The permits
+        granted first come, first served: a lease with a large weight is not overtaken. The permits
         of a client that dies are free again after the ttl.
 
         Args:
@@ -310,7 +310,7 @@ class Client:
                 limit is in use, its own permits included.
             weight: the permits that one lease takes.
             ttl: seconds for which the server keeps a lease without a renewal.
-            timeout: seconds to wait in `acquire`: None waits for ever, 0 does not wait.
+            timeout: seconds to wait in `acquire`: None waits forever, 0 does not wait.
             renew: renew the lease in the background until it is released.
             max_hold: seconds after which the lease is no longer renewed; an event and a warning
                 report it.
@@ -359,7 +359,7 @@ class Client:
         Args:
             name: what is locked. Locks and semaphores with this name are independent of it.
             ttl: seconds for which the server keeps a lease without a renewal.
-            timeout: seconds to wait in `acquire`: None waits for ever, 0 does not wait.
+            timeout: seconds to wait in `acquire`: None waits forever, 0 does not wait.
             renew: renew the lease in the background until it is released.
             max_hold: seconds after which the lease is no longer renewed; an event and a warning
                 report it.
@@ -454,7 +454,7 @@ class Client:
             lock_ttl: ttl of the lock under which a value is computed. If the computing process
                 dies, another one computes the value within this time, provided that computing takes
                 less than half of it.
-            timeout: seconds to wait while another client computes the value; None waits for ever.
+            timeout: seconds to wait while another client computes the value; None waits forever.
 
         Raises:
             ConfigurationError: a setting is invalid; the message shows what to write instead.
@@ -550,7 +550,7 @@ class Client:
             keep: seconds for which the result is kept. After that, the work is done again.
             ttl: seconds after which the work of a process that died is done by the next caller.
                 While the process lives, the lease is renewed.
-            timeout: seconds to wait while another caller does the work: None waits for ever. With
+            timeout: seconds to wait while another caller does the work: None waits forever. With
                 0, `AcquireTimeout` is raised at once, and names the holder.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.

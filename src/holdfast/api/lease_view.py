@@ -264,7 +264,7 @@ class AnyLockSettings:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds to wait in `acquire`; None waits for ever."""
+        """Seconds to wait in `acquire`; None waits forever."""
         return self._spec.timeout
 
     @property

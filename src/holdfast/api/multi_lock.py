@@ -115,7 +115,7 @@ class MultiLock(MultiLockSettings):
 
         Args:
             timeout: seconds to wait for all locks together, instead of the `timeout` that
-                `lock_all` was given; None waits for ever. A call whose timeout is over ends three
+                `lock_all` was given; None waits forever. A call whose timeout is over ends three
                 command timeouts later at the latest.
             *positional: rejected; the error shows what to write.
             **unknown: rejected. For an argument of other lock libraries the error names the

@@ -102,7 +102,7 @@ class MultiLockSettings:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds to wait in `acquire` for all locks; None waits for ever."""
+        """Seconds to wait in `acquire` for all locks; None waits forever."""
         return self._timeout
 
     @property

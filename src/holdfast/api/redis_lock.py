@@ -156,7 +156,7 @@ class _LockMixin:
     def _seconds_to_wait(
         self, sleep: Number | None, blocking: object, blocking_timeout: Number | None
     ) -> float | None:
-        """Return how long to wait: None for ever, 0 not at all."""
+        """Return how long to wait: None forever, 0 not at all."""
         if blocking is None:
             blocking = self.blocking
         if not blocking:

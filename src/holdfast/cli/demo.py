@@ -89,7 +89,7 @@ def _killed_holder(show: _Demo, holder: _Worker, waiter: _Worker) -> None:
     show.code(f"kill -9 {holder.pid}")
     next_fence = int(waiter.receive())
     waited = time.monotonic() - died_at
-    show.success(f"Process {waiter.pid} holds the lock {waited:.1f} s later, without any clean-up.")
+    show.success(f"Process {waiter.pid} holds the lock {waited:.1f} s later, without any cleanup.")
     show.text("Each lease has a fence, greater than all fences before it:")
     show.text(f"{fence} < {next_fence}.")
 

@@ -111,8 +111,8 @@ def ls(
 
     * 2: wrong usage
 
-    * 3: so few servers answered that locks may be missing (a single server, or no majority of a
-    quorum), because one or more did not answer, or refused; or no URL is given and no embedded
+    * 3: so few servers replied that locks may be missing (a single server, or no majority of a
+    quorum), because one or more did not reply, or refused; or no URL is given and no embedded
     server is running
     """
     from holdfast.cli.listing import format_listing
@@ -166,7 +166,7 @@ def show(
 
     * 2: wrong usage
 
-    * 3: the server (of a quorum, a majority) did not answer, or refused; or no URL is given and no
+    * 3: the server (of a quorum, a majority) did not reply, or refused; or no URL is given and no
     embedded server is running
     """
     with open_overview(urls, local=local) as overview:
@@ -213,7 +213,7 @@ def break_(
 
     * 2: wrong usage, or neither a terminal nor `--yes`
 
-    * 3: the server (of a quorum, a majority) did not answer, or refused; or no URL is given and no
+    * 3: the server (of a quorum, a majority) did not reply, or refused; or no URL is given and no
     embedded server is running
     """
     from holdfast.api.client import Client
@@ -423,7 +423,7 @@ def _rows(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
     facts = [*_holder_rows(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
     facts.append(("server", ", ".join(servers)))
     if lock.nodes[1] > 1 and lock.state != "free":
-        facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that answered"))
+        facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that replied"))
     facts.append(("waiting", str(lock.waiting or "none")))
     there = [waiter for waiter in lock.waiters if waiter.connected is not False]
     for number, waiter in enumerate(there, 1):

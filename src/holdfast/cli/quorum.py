@@ -67,7 +67,7 @@ def init(
 
     * 2: wrong usage (two servers, or an address given twice), or neither a terminal nor `--yes`
 
-    * 3: a server did not answer
+    * 3: a server did not reply
     """
     from holdfast.errors import ConfigurationError
     from holdfast.quorum_init import end_quarantine, examine

@@ -46,7 +46,7 @@ def status(*, as_json: AsJson = False) -> None:
 
     * 1: it is not running
 
-    * 3: it does not answer
+    * 3: it does not reply
     """
     from holdfast.embedded import control, socket_path
 
@@ -86,7 +86,7 @@ def stop(
 
     * 2: wrong usage, or it is in use and there is neither a terminal nor `--yes`
 
-    * 3: it does not answer
+    * 3: it does not reply
     """
     from holdfast.embedded import control
 

@@ -140,8 +140,8 @@ def run(
         ),
     ] = None,
     drop: Annotated[float | None, _chance("A lease is dropped instead of released.", SETUP)] = None,
-    hand_off: Annotated[
-        float | None, _chance("A lease is handed off to another client.", SETUP)
+    export: Annotated[
+        float | None, _chance("A lease is exported, and other clients adopt it.", SETUP)
     ] = None,
     atomic: Annotated[float | None, _chance("A turn begins with atomic operations.", SETUP)] = None,
     cached: Annotated[

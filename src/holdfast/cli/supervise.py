@@ -49,7 +49,7 @@ not count the time for which the machine sleeps."""
 
 CLEANUP_TIME = 5.0
 """Seconds after the signal that ended the waiting in which further signals are ignored. They would
-interrupt the clean-up: timeout(1) sends two at once, and people press Ctrl-C again."""
+interrupt the cleanup: timeout(1) sends two at once, and people press Ctrl-C again."""
 
 NAME_MAX = 60
 """Longest name of a lock in a message, in characters."""

@@ -34,7 +34,9 @@ Rules:
    retry, so the real deadline may be later. The rule for pushed grants is in
    `core.waiter_channel`.
 2. A request without a reply may still arrive. So the release of its token leaves a tombstone.
-3. The attempt alone determines what has to be removed from the server when it ends (`tombstone`).
+3. A confirmation of a pushed grant uses the fence of its reply, not that of the message. Since the
+   message, the lock may have been granted to the same token again.
+4. The attempt alone determines what has to be removed from the server when it ends (`tombstone`).
    So an attempt may be interrupted between any two lines.
 """
 

@@ -1,4 +1,4 @@
-"""Clean-ups: removing tokens from the servers in the background.
+"""Cleanups: removing tokens from the servers in the background.
 
 A request without a reply, an interruption or a lost lease may leave a token on a server, with the
 lock or with a place in the queue. The renewer releases each such token, and retries as long as the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Cleanups:
-    """The clean-ups of one client in one process."""
+    """The cleanups of one client in one process."""
 
     def __init__(self, deployment: Deployment, renewer: Renewer) -> None:
         self._deployment = deployment

@@ -23,7 +23,7 @@ The rules on which everything else relies:
    send them.
 
 The threads of the program and the renewer use a lease at the same time. `HeldLeases.mutex` guards
-`refs` and the start of a release. The mutex is re-entrant, so it does not stop a signal handler in
+`refs` and the start of a release. The mutex is reentrant, so it does not stop a signal handler in
 the thread that has it. `claim_release` does: only its first caller sends the release. Nothing else
 needs a mutex:
 
@@ -32,7 +32,7 @@ needs a mutex:
 - A callback is removed from the list by `pop`, so only one thread calls it.
 
 A loss has these steps, in this order: the state changes; `lease.lost` is set, and the body of an
-`async with` is cancelled; the event is reported, and the clean-up on the server is scheduled; the
+`async with` is cancelled; the event is reported, and the cleanup on the server is scheduled; the
 callbacks of the user are called. A callback that raises does not prevent the others.
 """
 

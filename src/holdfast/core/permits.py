@@ -87,7 +87,7 @@ def _shared(kind: str, name: str, weight: int, limit: int, settings: dict[str, A
 
 
 class SharedSpecs:
-    """The semaphores and rwlocks of one client. Describing one again is a look-up.
+    """The semaphores and rwlocks of one client. Describing one again is a lookup.
 
     `of_client` are the settings that all locks of the client share. The methods take the other
     settings in the order of `_SETTINGS`.

@@ -161,7 +161,7 @@ class _QuorumAttempt:
     def _time_left(self) -> float:
         return self._budget.for_request(self._port.now())
 
-    # Clean-up
+    # Cleanup
 
     def _releasing(self, token: str) -> Request:
         """Return the release of a token. Its ttl sets how long the background retries it."""

@@ -61,7 +61,7 @@ _TAKE_NOTHING = str(-(2**53))
 
 
 class Verdict(NamedTuple):
-    """The answer to a request. It is true if the request is allowed."""
+    """The reply to a request. It is true if the request is allowed."""
 
     allowed: bool
     """Whether the request is allowed."""
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
     retry_after: float
     """Seconds until this request would be allowed if no other is sent; 0.0 if it is allowed."""
     unavailable: str = ""
-    """Why the server gave no answer, if the request is allowed by `on_unavailable="allow"`."""
+    """Why the server did not reply, if the request is allowed by `on_unavailable="allow"`."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -86,7 +86,7 @@ class RateSettings:
         self.per = per
         self.burst = burst
         self.allows = allows
-        """Whether requests are allowed if the server does not answer."""
+        """Whether requests are allowed if the server does not reply."""
         self.per_us = round(per * SECOND)
         exact = self.time_of(burst)
         self.burst_us = min(burst * self.time_of(1), exact + min(ROUNDING, exact // 100))
@@ -277,13 +277,13 @@ class RateLimit:
         return kind(message, lock=self.name, node=error.node)
 
     def _allowed(self, error: NodeUnavailable | OutcomeUnknown) -> Verdict:
-        """Return the verdict for a request without an answer, or raise the error."""
+        """Return the verdict for a request without a reply, or raise the error."""
         if not self.settings.allows or self._session.closed:
             raise error
         return Verdict(allowed=True, remaining=0, retry_after=0.0, unavailable=str(error))
 
     def _verdict(self, time: str, left: int) -> Verdict:
-        """Return the verdict for a request that the server answered, without a wait."""
+        """Return the verdict for a request with a reply, without a wait."""
         if left >= 0:
             return Verdict(True, self._remaining(left), 0.0)  # noqa: FBT003 - faster
         return Verdict(False, self._remaining(left + int(time)), -left / SECOND)  # noqa: FBT003 - as above
@@ -295,7 +295,7 @@ class RateLimit:
 
 
 class Rates:
-    """The rates of one client. Describing one again is a look-up."""
+    """The rates of one client. Describing one again is a lookup."""
 
     def __init__(
         self, session: Session, port: AtomicPort, timeout: float, namespace: str = ""

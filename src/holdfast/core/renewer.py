@@ -1,6 +1,6 @@
-"""The renewer: the one background job of a client. It renews leases and carries out clean-ups.
+"""The renewer: the one background job of a client. It renews leases and carries out cleanups.
 
-A heap orders its items by their due time. An item is a lease, a clean-up, or a task. A lease is due
+A heap orders its items by their due time. An item is a lease, a cleanup, or a task. A lease is due
 when it has to be renewed, when its renewal ends (`max_hold`), and at its deadline. The rules:
 
 1. Requests that are due within a short time are sent in one pipeline.
@@ -65,7 +65,7 @@ class Cleanup:
     deadline: float
     fence: int
     forget: Callable[[], object]
-    """Called if the clean-up is given up. The token then expires by itself."""
+    """Called if the cleanup is given up. The token then expires by itself."""
     is_scheduled: bool = True
 
     @property
@@ -107,7 +107,7 @@ class Renewer:
         self._compact_at = SLACK
         self._ready: list[LeaseState | Cleanup] = []
         self._cleanups: dict[tuple[Keys, tuple[str, ...]], Cleanup] = {}
-        """The scheduled clean-ups, by keys and arguments."""
+        """The scheduled cleanups, by keys and arguments."""
         self._wake_at = math.inf
         self._closed = False
         self._renews_all = False
@@ -138,7 +138,7 @@ class Renewer:
     ) -> None:
         """Send a release in the background until it is carried out, or the token has expired.
 
-        It replaces a scheduled clean-up with the same request, whose reply may be older than a new
+        It replaces a scheduled cleanup with the same request, whose reply may be older than a new
         grant to the token.
         """
         now = self._background.now()
@@ -294,7 +294,7 @@ class Renewer:
         )
 
     def _next_batch(self) -> list[LeaseState | Cleanup]:
-        """Return what is sent next. Clean-ups on single nodes of a quorum are sent separately."""
+        """Return what is sent next. Cleanups on single nodes of a quorum are sent separately."""
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
         first = [
             item for item in batch if isinstance(item, LeaseState) or item.request[1].node is None

@@ -1,4 +1,4 @@
-"""The state of one client in one process: its leases, waiters, clean-ups, and its renewer.
+"""The state of one client in one process: its leases, waiters, cleanups, and its renewer.
 
 A forked child inherits the session. `begin` replaces its contents there, before any code of the
 child runs. So a child never renews or releases what its parent holds.
@@ -131,7 +131,7 @@ class Session:
             self.cleanups.schedule(lease.spec, lease.downgrade[1], longest=lease.longest_ttl)
 
     def on_lost(self, lease: LeaseState) -> None:
-        """Report a loss, and schedule the clean-up on the server."""
+        """Report a loss, and schedule the cleanup on the server."""
         self.forget(lease)
         # The token stays registered until earlier messages have arrived. A grant to an unknown
         # token is released at once, and that release would end the lock delay.

@@ -1,4 +1,4 @@
-"""A cache of lock specs: describing the same lock again is a look-up.
+"""A cache of lock specs: describing the same lock again is a lookup.
 
 Locks are mostly used as `with client.lock(name):` in a loop. Checking the settings each time would
 make the loop slower. For a new name with known settings only the keys are made. The caches are

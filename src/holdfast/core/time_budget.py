@@ -35,7 +35,7 @@ class TimeBudget(NamedTuple):
         return cls(timeout, spec.command_timeout, give_up, now + seconds_to_end(spec, timeout))
 
     def after_reply(self, sent_at: float, now: float) -> TimeBudget:
-        """Return the budget after a reply. A clean-up may take twice as long as this request."""
+        """Return the budget after a reply. A cleanup may take twice as long as this request."""
         end = self.give_up + min(self.command_timeout, 2 * (now - sent_at))
         return self._replace(end=end) if end > self.end else self
 
@@ -45,7 +45,7 @@ class TimeBudget(NamedTuple):
 
 
 class Backoff(NamedTuple):
-    """Exponential back-off with jitter: pauses in seconds, up to the longest."""
+    """Exponential backoff with jitter: pauses in seconds, up to the longest."""
 
     next: float
     longest: float
@@ -55,7 +55,7 @@ class Backoff(NamedTuple):
         return self.next * (0.5 + 0.5 * jitter)
 
     def doubled(self) -> Backoff:
-        """Return the back-off with the next pause doubled."""
+        """Return the backoff with the next pause doubled."""
         return self._replace(next=min(2 * self.next, self.longest))
 
 

@@ -214,7 +214,7 @@ class TokenLocations:
         if self._due:
             self._flush()
 
-    # Clean-up
+    # Cleanup
 
     def _retry_release(self, node: int, request: Request) -> None:
         """Release the token of a request on one node, in the background, after `_flush`."""

@@ -18,6 +18,9 @@ A grant counts from the later of the two. So a grant that a paused process reads
 expired. A grant may also arrive in the reply to a request of this client, mostly a release: such a
 grant was made after that request was sent.
 
+**A grant that no caller waits for** is released: one to a token that is not registered. So a token
+stays registered until its release has a reply.
+
 **A lost message.** Each lock has a timer. It is due when the lease of the holder, or the window of
 a grant, should be over. Then `tick` has the first waiter request again. When the connection is
 lost, all waiters request again.

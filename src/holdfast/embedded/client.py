@@ -25,7 +25,7 @@ class SocketClient:
     def __init__(self, name: Path, timeout: float | None = None) -> None:
         self.name = name
         self.timeout = timeout
-        """Seconds to wait for a reply before TimeoutError; None waits for ever."""
+        """Seconds to wait for a reply before TimeoutError; None waits forever."""
 
     def info(self, *sections: str) -> dict[str, str]:
         """Return the fields of INFO."""

@@ -50,7 +50,7 @@ class Redis:
 
     Args:
         client: a redis-py or valkey-py client for threads, of a single server or of a cluster.
-        keep: seconds for which a fence is kept after the last write; None for ever. A holder that
+        keep: seconds for which a fence is kept after the last write; None forever. A holder that
             is paused for longer is no longer refused.
 
     Raises:
@@ -176,7 +176,7 @@ class AsyncRedis:
 
     Args:
         client: a redis-py or valkey-py client for asyncio, of a single server or of a cluster.
-        keep: seconds for which a fence is kept after the last write; None for ever. A holder that
+        keep: seconds for which a fence is kept after the last write; None forever. A holder that
             is paused for longer is no longer refused.
 
     Raises:

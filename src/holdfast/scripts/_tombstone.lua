@@ -5,6 +5,12 @@
 -- Server: the release arrives first, and the delayed acquire afterwards.
 -- Without the tombstone, the acquire would be granted a lock that no client releases.
 --
+-- One is written if a request with the token may still arrive: by the release of an acquire that was
+-- interrupted, got no reply or was granted too late; by a release in the background; after a loss; for
+-- a token that an eviction, an adoption or a downgrade ended; and on a node of a quorum, if another
+-- thread releases, or if the lease was restored there. An ordinary release writes none, so that it
+-- needs no memory.
+--
 -- A tombstone is '+' and the token, in the queue behind all waiters. Its score is 1e16 plus the
 -- time at which it expires. So the last member of the queue shows whether there are tombstones.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.acquire import acquire
 from holdfast.core.evict import evict
+from holdfast.core.export import adopt, export
 from holdfast.core.extend import extend
-from holdfast.core.hand_off import adopt, export
 from holdfast.core.inspect import holder
 from holdfast.core.lease_state import HELD, LOST, RELEASED, RELEASING, LeaseRef
 from holdfast.core.release import check_valid, release
@@ -126,8 +126,8 @@ class LockTurns:
             self._checks.reached["cancelled while holding"] += 1
         if self._sim.choices.chance("drops", self._settings.drop):
             self._drop(client, ref)
-        elif self._sim.choices.chance("hands off", self._settings.hand_off):
-            await self._hand_off(client, ref)
+        elif self._sim.choices.chance("exports", self._settings.export):
+            await self._export(client, ref)
         else:
             await self._release(client, ref)
 
@@ -247,7 +247,7 @@ class LockTurns:
             await acquire(client.session, client.spec, 5.0, ref)
         except WouldDeadlock:
             if self._settings.reentrant or client.spec.owner is not None:
-                self._checks.fail("S12", "a re-entrant acquire raised WouldDeadlock")
+                self._checks.fail("S12", "a reentrant acquire raised WouldDeadlock")
             return
         except (AcquireTimeout, NodeUnavailable):
             held = self._checks.considers_held(client, lease) and client.spec.owner is None
@@ -332,7 +332,7 @@ class LockTurns:
         else:
             self._checks.ended(client, lease, "release")
 
-    async def _hand_off(self, client: SimClient, ref: LeaseRef) -> None:
+    async def _export(self, client: SimClient, ref: LeaseRef) -> None:
         """Export a lease and send the text to adopters; release it if the export fails."""
         lease = ref._lease  # noqa: SLF001 - as the API does
         assert lease is not None  # noqa: S101 - it was granted
@@ -371,7 +371,7 @@ class LockTurns:
             self._sim.note("turn ended", actor, type(error).__name__)
             self._check_nothing_held(ref)
             if not client.closed:
-                self._checks.hand_off.not_adopted(exported, error)
+                self._checks.export.not_adopted(exported, error)
             return
         lease = ref._lease  # noqa: SLF001 - as the API does
         assert lease is not None  # noqa: S101 - adopt returned

@@ -68,8 +68,8 @@ class Observer(Protocol):
     def message_received(self, client: SimClient, message: bytes) -> None:
         """A client received a pub/sub message."""
 
-    def push_connection_lost(self, client: SimClient) -> None:
-        """A client lost its push connection while a task waited."""
+    def pubsub_connection_lost(self, client: SimClient) -> None:
+        """A client lost its pub/sub connection while a task waited."""
 
     def node_in_quarantine(self, client: SimClient) -> None:
         """A client did not use a node because the node is in quarantine."""

@@ -43,7 +43,7 @@ class OnceTurns:
 
     def _set_up(self, settings: Settings, checks: Checks) -> None:
         """Draw the settings of the work, and check that invalid ones are rejected."""
-        name, ttl = self._one_of("name", NAMES), self._one_of("once ttl", (2.0, 0.5, 10.0))
+        name, ttl = self._one_of("name", NAMES), self._one_of("once ttl", (2.0, 0.5, 10.0, 30.0))
         keep = self._one_of("keep", (3600.0, 1.0, 5.0))
         timeout = self._one_of("once timeout", (None, None, 0.0, 0.5))
         lock = _lock(name, ttl, timeout, settings)

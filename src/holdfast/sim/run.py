@@ -57,7 +57,7 @@ OWNERS = ("us", "us2", None)
 """The owners that clients act for, if the run has owners: usually the first, sometimes none."""
 
 CLEAN_UP = 5 * SECOND
-"""Microseconds within which a clean-up finishes when there are no faults."""
+"""Microseconds within which a cleanup finishes when there are no faults."""
 
 ATOMIC_LIMIT = 10.0
 """Seconds within which the atomic operations of a turn finish when there are no faults."""
@@ -290,7 +290,7 @@ class SimulationRun:
         turns = settings.clients * settings.tasks * settings.turns
         each = 8 * settings.hold + settings.lock_delay + 1.0
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
-        if settings.hand_off:  # several clients hold it, or it expires
+        if settings.export:  # several clients hold it, or it expires
             each += 3 * each + LONGER * settings.ttl
         if settings.atomic:
             each += ATOMIC_LIMIT

@@ -14,8 +14,8 @@ DRIFT_MOST = 0.005
 LONGER = 3.0
 """A lease is extended to at most this many ttls."""
 
-HAND_OFF_MOST = 0.5
-"""The upper limit of `hand_off` and `drop`. An adopter may hand the lease off again, and that chain
+EXPORT_MOST = 0.5
+"""The upper limit of `export` and `drop`. An adopter may export the lease again, and that chain
 must end."""
 
 OVERLAP = 2.0
@@ -48,7 +48,7 @@ class Settings:
 
     nodes: int = 1  # one server, or an odd number of nodes that form a quorum
     clients: int = 3
-    tasks: int = 1  # per client; they share its push connection
+    tasks: int = 1  # per client; they share its pub/sub connection
     turns: int = 3  # per task
     ttl: float = 2.0
     timeout: float | None = None
@@ -68,7 +68,7 @@ class Settings:
     replicas: int = 0  # one server only: a grant waits until all replicas have it
     loop: bool = False  # quorum only: tasks share connections, as on an event loop
     drop: float = 0.0  # a lease is dropped instead of released; its client is closed later
-    hand_off: float = 0.0  # a lease is exported instead of released
+    export: float = 0.0  # a lease is exported instead of released
     atomic: float = 0.0  # one server only: a turn begins with atomic operations
     cached: float = 0.0  # one server only: a turn begins with calls of a cached function
     rate: float = 0.0  # one server only: a turn begins with requests to a rate
@@ -134,8 +134,8 @@ class Settings:
             raise ValueError("atomic, cached, once and periodic: 0 to 1")
         if not 0 <= self.several <= 1 or (self.several and self.owner):
             raise ValueError("several: 0 to 1, and without owner")
-        if not 0 <= self.hand_off <= HAND_OFF_MOST:
-            raise ValueError(f"hand_off: 0 to {HAND_OFF_MOST}")
+        if not 0 <= self.export <= EXPORT_MOST:
+            raise ValueError(f"export: 0 to {EXPORT_MOST}")
         self._check_lock()
         self._check_shared()
         self._check_nodes()
@@ -145,14 +145,14 @@ class Settings:
             raise ValueError("min_validity: less than 99 % of the ttl")
         if not 0 <= self.max_hold <= LONGEST or (self.max_hold and not self.renew):
             raise ValueError(f"max_hold: up to {LONGEST:.0f} seconds, and only with renewal")
-        if not 0 <= self.drop <= HAND_OFF_MOST:
-            raise ValueError(f"drop: 0 to {HAND_OFF_MOST}")
+        if not 0 <= self.drop <= EXPORT_MOST:
+            raise ValueError(f"drop: 0 to {EXPORT_MOST}")
         if self.drop and self.reentrant:
             raise ValueError(
                 "drop cannot be combined with reentrant: a task would re-enter its lease"
             )
-        if self.hand_off and (self.owner or self.nodes > 1):
-            raise ValueError("hand_off needs one node and no owner: others cannot export a lease")
+        if self.export and (self.owner or self.nodes > 1):
+            raise ValueError("export needs one node and no owner: others cannot export a lease")
         if self.owner and self.reentrant:
             raise ValueError("reentrant cannot be combined with owner, which re-enters anyway")
 
@@ -161,12 +161,12 @@ class Settings:
             raise ValueError("semaphore: its limit, 0 for a lock")
         if self.semaphore and self.rwlock:
             raise ValueError("the lock is a semaphore or an rwlock, not both")
-        others = self.owner or self.reentrant or self.lock_delay or self.hand_off or not self.fair
+        others = self.owner or self.reentrant or self.lock_delay or self.export or not self.fair
         others = others or self.atomic or self.cached or self.several
         if self.shared and (others or self.nodes > 1):
             raise ValueError(
                 "semaphore and rwlock need one node, and cannot be combined with owner, reentrant, "
-                "lock_delay, hand_off, no fairness, atomic, cached and several"
+                "lock_delay, export, no fairness, atomic, cached and several"
             )
 
     @property
@@ -222,7 +222,7 @@ class Settings:
         """Whether clients detect every fault at once, so that liveness is checked from the start.
 
         False if one of several nodes resets connections: a client connects to it once per second,
-        so a clean-up there may fail for many seconds.
+        so a cleanup there may fail for many seconds.
         """
         detected = {"cancel", "doubled", "script_flush"}
         if self.nodes == 1:

@@ -1,4 +1,4 @@
-"""The push connection of a simulated client: it subscribes, receives messages and sends pings."""
+"""A simulated client's pub/sub connection: it subscribes, receives messages and sends PINGs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from holdfast.sim.simulation import Timer
 
 LINGER = 30.0
-"""Seconds for which an idle push connection is kept open."""
+"""Seconds for which an idle pub/sub connection is kept open."""
 
 
 class Subscription:
-    """The push connection of one client."""
+    """The pub/sub connection of one client."""
 
     def __init__(self, client: SimClient, listener: Listener, server: Server) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class Subscription:
         if self._timer is not None:
             self._timer.cancel()
         if not self._listener.idle:
-            self._client.observer.push_connection_lost(self._client)
+            self._client.observer.pubsub_connection_lost(self._client)
         self._listener.on_disconnect(self._client.now())
 
     def _receive(self, message: Any) -> None:  # noqa: ANN401 - any message

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.sim.settings import CALM, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 class Draw(NamedTuple):
@@ -121,7 +121,7 @@ FEATURES: Mapping[str, Draw] = {
     "polls": Draw(0.15, _on),
     "uncounted": Draw(0.12, _on),
     "loop": Draw(0.5, _on),
-    "hand_off": Draw(0.35, _from(0.05, 0.5)),
+    "export": Draw(0.35, _from(0.05, 0.5)),
     "extend": Draw(0.35, _from(0.2, 1.0)),
     "drop": Draw(0.08, _from(0.05, 0.5)),
     "sentinel": Draw(0.15, _on),
@@ -176,13 +176,36 @@ UNSAFE_RUNS = 0.15
 """The fraction of runs that may have faults under which exclusion is not promised."""
 
 
+RARE_COMBINATIONS: Sequence[Mapping[str, Any]] = (
+    # A reservation is returned, after another one
+    {"nodes": 1, "rate": 1.0, "cancel": 0.1},
+    # A result is stored in the background
+    {"nodes": 1, "once": 1.0, "hold": 0.1, "server_crash": 0.07, "freeze": 0.4, "slow": 0.2},
+    # A downgrade gets no reply
+    {"nodes": 1, "rwlock": True, "replicas": 2, "server_crash": 0.05, "slow": 0.2},
+)
+"""Combinations of settings that most runs lack, although a required state needs all of them."""
+
+RARE_RUNS = 0.15
+"""The fraction of runs that have one of these combinations. Their other settings are drawn."""
+
+
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Settings:
     """Draw the settings of the run with this seed, except the `fixed` ones.
 
     Raises:
         ValueError: the fixed settings cannot be combined.
     """
-    random, fixed = Random(f"settings {seed}"), fixed or {}  # noqa: S311 - it must be reproducible
+    fixed, random = fixed or {}, Random(f"combination {seed}")  # noqa: S311 - it must be reproducible
+    if random.random() < RARE_RUNS:
+        both = {**random.choice(RARE_COMBINATIONS), **fixed}
+        if _accepts(both):
+            return _drawn(seed, both)
+    return _drawn(seed, fixed)
+
+
+def _drawn(seed: int, fixed: Mapping[str, Any]) -> Settings:
+    random = Random(f"settings {seed}")  # noqa: S311 - it must be reproducible
     settings = _deployed(random, fixed)
     for name, (chance, value) in SIZES.items():
         if random.random() < chance:

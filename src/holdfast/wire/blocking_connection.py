@@ -84,7 +84,7 @@ class BlockingConnection:
         `waiting` has one entry per thread that waits for a reply. A thread spins only if it is the
         only one.
         """
-        # The hottest path of the client: a single function with few attribute look-ups.
+        # The hottest path of the client: a single function with few attribute lookups.
         sock, gets, clock = self._sock, self._reader.gets, time.perf_counter
         sent_at = clock()
         self._end = sent_at + timeout

@@ -1,4 +1,4 @@
-"""The push connections of an event loop to a cluster; as `wire.cluster_pubsub_thread`."""
+"""The pub/sub connections of an event loop to a cluster; as `wire.cluster_pubsub_thread`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AsyncioClusterPubSub:
-    """The push connections of one client on one event loop; as `AsyncioPubSub`."""
+    """The pub/sub connections of one client on one event loop; as `AsyncioPubSub`."""
 
     sharded = True
 

@@ -1,4 +1,4 @@
-"""The push connections of a client's threads to a cluster: one per node with waiters.
+"""The pub/sub connections of a client's threads to a cluster: one per node with waiters.
 
 A listener is subscribed on the node that owns the slot of its channel. Many listeners share the
 connection to a node (`wire.node_subscriptions`). A listener that is still subscribed on another
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class NodeSubscriber:
-    """One node, and the subscriptions on its push connection."""
+    """One node, and the subscriptions on its pub/sub connection."""
 
     def __init__(self, cluster: Cluster, address: Address) -> None:
         self.address = address
@@ -50,7 +50,7 @@ class NodeSubscriber:
 
 
 class ThreadClusterPubSub:
-    """The push connections of the threads of one client; as `ThreadPubSub`."""
+    """The pub/sub connections of the threads of one client; as `ThreadPubSub`."""
 
     sharded = True
 

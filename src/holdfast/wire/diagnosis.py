@@ -85,9 +85,15 @@ def no_reply_error(node: str, error: object) -> OutcomeUnknown:
     return OutcomeUnknown(f"{node} did not reply: {error}", node=node)
 
 
-def unreachable_reason(error: Exception, *, tls: bool, timeout: float) -> str:
-    """Explain why connecting within `timeout` failed, and what to do about it."""
-    causes = list(_causes(error))
+def unreachable_reason(
+    error: Exception, handled: BaseException | None, *, tls: bool, timeout: float
+) -> str:
+    """Explain why connecting within `timeout` failed, and what to do about it.
+
+    `handled` is the exception that the caller was already handling. It is part of the context of
+    `error`, but explains nothing.
+    """
+    causes = list(_causes(error, handled))
     texts = " ".join(map(str, causes))
     for cause in causes:
         words = _system_reason(cause)
@@ -106,10 +112,10 @@ def unreachable_reason(error: Exception, *, tls: bool, timeout: float) -> str:
     return _system_message(causes) or str(error)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, its cause, the cause of that, and so on."""
+def _causes(error: BaseException | None, handled: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, its cause, the cause of that, and so on, up to `handled`."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and error is not handled and id(error) not in seen:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

@@ -1,6 +1,6 @@
-"""The subscriptions of many listeners on one push connection to a cluster node.
+"""The subscriptions of many listeners on one pub/sub connection to a cluster node.
 
-In a cluster, a channel belongs to the slot of its lock. So a client has one push connection per
+In a cluster, a channel belongs to the slot of its lock. So a client has one pub/sub connection per
 node. On it, the client subscribes to one channel for each lock of that node that it waits for, and
 unsubscribes when no waiter has used the channel for a while.
 

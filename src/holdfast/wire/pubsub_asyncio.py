@@ -1,4 +1,4 @@
-"""The push connection of an event loop; as `wire.pubsub_thread`, without a thread.
+"""The pub/sub connection of an event loop; as `wire.pubsub_thread`, without a thread.
 
 A message is handled in the iteration of the loop that receives it, so its waiter runs in the next.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AsyncioPubSub:
-    """The push connection of one client on one event loop."""
+    """The pub/sub connection of one client on one event loop."""
 
     sharded = False
     """Whether it uses sharded pub/sub of a cluster."""

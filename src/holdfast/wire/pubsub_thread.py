@@ -1,4 +1,4 @@
-"""The push connection of a client's threads, and the thread that opens and reads it.
+"""The pub/sub connection of a client's threads, and the thread that opens and reads it.
 
 The thread passes messages to the listener, sends the PINGs that the listener requests, and sleeps
 until the next PING is due or `wake` is called. It ends when no waiter has needed it for
@@ -40,7 +40,7 @@ _BUFFER = 65_536
 
 
 def subscribe_commands(channel: bytes) -> list[bytes]:
-    """Return the first commands of a push connection: SUBSCRIBE, if `channel` is set, and PING.
+    """Return the first commands of a pub/sub connection: SUBSCRIBE, if `channel` is set, and PING.
 
     PING is included to detect early that the server denies it. Each command has one reply.
     """
@@ -49,7 +49,7 @@ def subscribe_commands(channel: bytes) -> list[bytes]:
 
 
 class ThreadPubSub:
-    """The push connection of the threads of one client."""
+    """The pub/sub connection of the threads of one client."""
 
     sharded = False
     """Whether it uses sharded pub/sub of a cluster."""

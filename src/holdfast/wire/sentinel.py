@@ -54,7 +54,7 @@ class SentinelTarget:
         reset_after_fork(self._reset)
 
     def _reset(self) -> None:
-        self._mutex = threading.RLock()  # re-entrant: a signal handler may connect
+        self._mutex = threading.RLock()  # reentrant: a signal handler may connect
 
     @property
     def node(self) -> str:

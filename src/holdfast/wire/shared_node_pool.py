@@ -104,7 +104,7 @@ class SharedNodePool(NodePool):
     def __init__(self, targets: Sequence[Target], timeout: float, pipe: WakePipe) -> None:
         self._pipe = pipe
         super().__init__(targets, timeout)
-        self._mutex = threading.RLock()  # re-entrant: a finalizer may close the client at any point
+        self._mutex = threading.RLock()  # reentrant: a finalizer may close the client at any point
         self._queue: deque[_Pending] = deque()
         """Requests that are not sent yet."""
         self._waiting: dict[_Pending, None] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -183,7 +184,7 @@ class ServerTarget:
             NodeUnavailable: the server cannot be reached.
             ConfigurationError: it can never serve with these settings.
         """
-        connection = self._make(threads, timeout)
+        connection, handled = self._make(threads, timeout), sys.exception()
         try:
             connection.connect()
             found = _run_handshake(connection, handshake)
@@ -194,14 +195,14 @@ class ServerTarget:
             raise
         except Exception as error:  # noqa: BLE001 - whatever redis-py raises
             connection.disconnect()
-            raise self._unreachable(error, timeout) from None
+            raise self._unreachable(error, handled, timeout) from None
         except BaseException:
             connection.disconnect()
             raise
 
     async def open_async(self, timeout: float, handshake: Handshake[T]) -> tuple[Any, T]:
         """Open a connection on the running event loop; otherwise as `open`."""
-        connection = self._make(tasks, timeout)
+        connection, handled = self._make(tasks, timeout), sys.exception()
         try:
             await connection.connect()
             return connection, await _run_handshake_async(connection, handshake)
@@ -210,7 +211,7 @@ class ServerTarget:
             raise
         except Exception as error:  # noqa: BLE001 - whatever redis-py raises
             await connection.disconnect(nowait=True)
-            raise self._unreachable(error, timeout) from None
+            raise self._unreachable(error, handled, timeout) from None
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -247,7 +248,9 @@ class ServerTarget:
         """Convert an error reply to the exception to raise."""
         return error_for_reply(text, self.node)
 
-    def _unreachable(self, error: Exception, timeout: float) -> HoldfastError:
+    def _unreachable(
+        self, error: Exception, handled: BaseException | None, timeout: float
+    ) -> HoldfastError:
         """Convert an exception of redis-py to one with the reason and advice."""
         if isinstance(error, redis.AuthenticationError):
             given = self.settings.get("password") or self.settings.get("credential_provider")
@@ -258,7 +261,7 @@ class ServerTarget:
             return self.error_for_reply(str(error))
         if isinstance(error, redis.ResponseError):
             return ConfigurationError(f"{self.node} refused the connection: {error}")
-        why = unreachable_reason(error, tls=self._is_tls, timeout=timeout)
+        why = unreachable_reason(error, handled, tls=self._is_tls, timeout=timeout)
         return NodeUnavailable(f"cannot reach {self.node}: {why}", node=self.node)
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.sim.resource import Resource
 
 CLEANED_UP = 5_000_000
-"""Microseconds within which a clean-up finishes when there are no faults."""
+"""Microseconds within which a cleanup finishes when there are no faults."""
 
 DOWN_AT_MOST = 15.0
 """Seconds: the longest time for which a server is down before its quarantine begins."""
@@ -95,7 +95,7 @@ class LeftoverCheck:
             record.fail("S10", f"{holder!r} has the lock, and no client holds it")
 
     def check_empty(self, server: Server, resource: Resource) -> None:
-        """Check that neither a holder nor a waiter is left after all clean-ups (S10)."""
+        """Check that neither a holder nor a waiter is left after all cleanups (S10)."""
         record = self._record
         holder = server.data.string(record.key)
         if holder is not None:
@@ -120,9 +120,9 @@ class LeftoverCheck:
         return record.is_doubled(token)
 
     def check_tombstones(self, stopped: set[str]) -> None:
-        """Check after all clean-ups that every request that may still arrive is refused (S16).
+        """Check after all cleanups that every request that may still arrive is refused (S16).
 
-        Exceptions: a node that lost its data and was in quarantine for longer than clean-ups are
+        Exceptions: a node that lost its data and was in quarantine for longer than cleanups are
         retried, and clients that were `stopped`.
         """
         record, settings, doubled = self._record, self._record.settings, self._record.sim.doubled
@@ -157,7 +157,7 @@ class LeftoverCheck:
             )
 
     def check_no_tokens(self, client: SimClient) -> None:
-        """Check that a client keeps no token after all leases and clean-ups have ended (LEAK)."""
+        """Check that a client keeps no token after all leases and cleanups have ended (LEAK)."""
         left = sorted(client.remembered())
         if left:
             self._record.fail("LEAK", f"{client.machine.name} keeps {left}, which have ended")

@@ -28,24 +28,24 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "S3": Promise("lease_end", "a lease is lost at its deadline, and that is reported"),
     "S4": Promise(
-        "ownership hand_off eviction quorum shared",
+        "ownership export eviction quorum shared",
         "only a request of the holder, an adoption or an eviction ends a hold",
     ),
     "S5": Promise(
-        "record ownership renewal hand_off server quorum restore shared",
+        "record ownership renewal export server quorum restore shared",
         "a lease that is over does not come back",
     ),
     "S6": Promise("fences leftovers quorum shared", "each fence is granted once, and fences grow"),
     "S7": Promise("fences quorum shared", "fences grow in the order in which the lock is held"),
     "S8": Promise(
-        "fences hand_off quorum shared shared_turns", "a fence changes only with the lease"
+        "fences export quorum shared shared_turns", "a fence changes only with the lease"
     ),
     "S9": Promise(
         "fences lease_end shared",
         "a client has the fence that its token was granted, and knows how its lease ended",
     ),
     "S10": Promise(
-        "ownership hand_off eviction leftovers quorum cached once periodic shared",
+        "ownership export eviction leftovers quorum cached once periodic shared",
         "no client keeps a lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
@@ -79,7 +79,7 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "L6": Promise("quorum", "in a quorum, one of the acquiring clients is granted the lock"),
     "L8": Promise("renewal lock_turns", "a full server renews and releases"),
-    "ADOPT": Promise("hand_off", "an exported lease can be adopted by one client"),
+    "ADOPT": Promise("export", "an exported lease can be adopted by one client"),
     "BUSY": Promise("server", "no background job sends requests in an endless loop"),
     "CLOSE": Promise("server lock_turns", "a closed client renews nothing, and its waiters end"),
     "DELAY": Promise(

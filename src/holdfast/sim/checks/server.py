@@ -16,9 +16,9 @@ from holdfast.sim.checks.abandon import AbandonCheck
 from holdfast.sim.checks.eviction import EvictionCheck
 from holdfast.sim.checks.exclusion import ExclusionCheck
 from holdfast.sim.checks.expiry import ExpiryCheck
+from holdfast.sim.checks.export import ExportCheck
 from holdfast.sim.checks.fences import FenceCheck
 from holdfast.sim.checks.free_lock import FreeLockCheck
-from holdfast.sim.checks.hand_off import HandOffCheck
 from holdfast.sim.checks.hand_over import RetryCheck, WatchCheck
 from holdfast.sim.checks.lease_end import LeaseEndCheck
 from holdfast.sim.checks.lease_start import LeaseStartCheck
@@ -89,7 +89,7 @@ class Checks:
         self.renewals = RenewalCheck(record)
         self.max_hold = MaxHoldCheck(record)
         self.lease_end = LeaseEndCheck(record, self.renewals, self.max_hold)
-        self.hand_off = HandOffCheck(record, self.fences)
+        self.export = ExportCheck(record, self.fences)
         self.abandoned = AbandonCheck()
         self.evictions = EvictionCheck(record, self.abandoned)
         self.leftovers = LeftoverCheck(record, self.abandoned)
@@ -158,7 +158,7 @@ class Checks:
         if holder is None:
             return
         if run.script == "adopt":
-            self.hand_off.passed_on(run)
+            self.export.passed_on(run)
             return
         if run.script == "renew":
             self.fail("S5", "a renewal created a lock that did not exist")
@@ -217,13 +217,13 @@ class Checks:
     def exported(self, client: SimClient, lease: LeaseState, takers: int) -> None:
         """A client exported a lease, and `takers` clients will try to adopt it."""
         self.sim.note("exported", client.machine.name)
-        self.hand_off.exported(lease, takers)
+        self.export.exported(lease, takers)
         self.max_hold.exported(lease)
         self.ended(client, lease, "export")
 
     def adopted(self, client: SimClient, lease: LeaseState, exported: str) -> None:
         """A client adopted a lease."""
-        self.hand_off.adopted(lease, exported)
+        self.export.adopted(lease, exported)
         self.granted(client, lease)
 
     def releasing(self, client: SimClient, lease: LeaseState) -> None:
@@ -431,11 +431,11 @@ class Checks:
         if message.startswith(b"W") and client.waiting(self.record.key):
             self.retries.expect(client, message)
 
-    def push_connection_lost(self, client: SimClient) -> None:
-        """A client lost its push connection while a task waited."""
-        self.sim.note("push connection lost", client.machine.name)
+    def pubsub_connection_lost(self, client: SimClient) -> None:
+        """A client lost its pub/sub connection while a task waited."""
+        self.sim.note("pub/sub connection lost", client.machine.name)
         self.retries.forget(client)
-        self.reached["the push connection lost while waiting"] += 1
+        self.reached["the pub/sub connection lost while waiting"] += 1
 
     def node_in_quarantine(self, client: SimClient) -> None:
         """Nothing: a single server has no quarantine."""

@@ -172,10 +172,10 @@ class SeveralChecks:
             if message.endswith(key):
                 checks.message_received(client, message)
 
-    def push_connection_lost(self, client: SimClient) -> None:
-        """A client lost its push connection while a task waited."""
+    def pubsub_connection_lost(self, client: SimClient) -> None:
+        """A client lost its pub/sub connection while a task waited."""
         for checks in self.each.values():
-            checks.push_connection_lost(client)
+            checks.pubsub_connection_lost(client)
 
     def node_in_quarantine(self, client: SimClient) -> None:
         """A client did not use a node because the node is in quarantine."""

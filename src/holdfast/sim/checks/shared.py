@@ -522,7 +522,7 @@ class SharedLeftovers(LeftoverCheck):
                 record.fail("S10", f"{token!r} has permits, and no client holds them")
 
     def check_empty(self, server: Server, resource: Resource) -> None:
-        """Check that neither a holder nor a waiter is left after all clean-ups (S10)."""
+        """Check that neither a holder nor a waiter is left after all cleanups (S10)."""
         record = self._record
         if server.data.left(record.key) != -2:  # noqa: PLR2004 - no such key
             record.fail("S10", f"the holders are still {holders_of(server, record.key)!r}")

@@ -560,8 +560,8 @@ class HoldfastClient(ScriptedClient):
     def message_received(self, client: SimClient, message: bytes) -> None:
         """Ignore messages."""
 
-    def push_connection_lost(self, client: SimClient) -> None:
-        """Ignore lost push connections."""
+    def pubsub_connection_lost(self, client: SimClient) -> None:
+        """Ignore lost pub/sub connections."""
 
     def node_in_quarantine(self, client: SimClient) -> None:
         """Ignore nodes in quarantine."""

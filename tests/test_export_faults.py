@@ -11,8 +11,8 @@ import pytest
 
 import holdfast
 from holdfast.adapters.thread_port import run
-from holdfast.core import hand_off
-from holdfast.core.hand_off import _MARK, adopt, export
+from holdfast.core import export as export_module
+from holdfast.core.export import _MARK, adopt, export
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.core.subscription import Subscription
@@ -99,13 +99,13 @@ def test_a_lease_that_is_lost_during_its_export_is_lost(
     client: Any, port: FailingPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = client.lock("a", ttl=30).acquire()
-    write = hand_off._write
+    write = export_module._write
 
     def lose_and_write(state: Any, at: float) -> str:
         state.lose("taken")
         return write(state, at)
 
-    monkeypatch.setattr(hand_off, "_write", lose_and_write)
+    monkeypatch.setattr(export_module, "_write", lose_and_write)
     with pytest.raises(holdfast.LeaseLost, match="an operator evicted"):
         lease.export()
     assert lease.lost.is_set()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.sim.script_run import ScriptRun
 
 
-class HandOffCheck:
+class ExportCheck:
     """Checks exports and adoptions."""
 
     def __init__(self, record: Record, fences: FenceCheck) -> None:

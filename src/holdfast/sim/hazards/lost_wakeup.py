@@ -1,4 +1,4 @@
-"""A lost wake-up.
+"""A lost wakeup.
 
 Bob finds the lock taken, and subscribes to a channel for its release. Alice releases and publishes
 after his SET but before his SUBSCRIBE. The lock is free, no client publishes again, and Bob waits

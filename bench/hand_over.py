@@ -1,6 +1,6 @@
 """Benchmark: hand-overs of a contended lock, compared with other locks and with a round trip.
 
-    make bench, or: PYTHONPATH=tests python bench/handover.py [--program PATH] [--rounds N]
+    make bench, or: PYTHONPATH=tests python bench/hand_over.py [--program PATH] [--rounds N]
 
 Many threads or tasks take turns at one lock, and request it again right after each release. A turn
 counts as a hand-over if another thread or task held the lock before. A lock that polls is mostly

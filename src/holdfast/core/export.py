@@ -128,7 +128,7 @@ def _read(text: str, session: Session, command_timeout: float) -> tuple[str, int
         token, fence, name = str(fields.pop("token")), int(fields.pop("fence")), fields.pop("name")
         longest = fields.pop("longest")
         check_ttl(longest, lock=name, name="longest")
-    # Clean-ups rely on the fact that no lock of this client has a longer ttl.
+    # Cleanups rely on the fact that no lock of this client has a longer ttl.
     check_ttl(longest, lock=name, longest=session.deployment.longest_ttl, name="longest")
     with _refusing_others():
         spec = describe(
