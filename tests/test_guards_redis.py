@@ -257,6 +257,28 @@ def test_fences_are_kept_for_the_given_time(client_class: Any, server: Server) -
                 guard.set("page", "late", OLDER)
 
 
+def test_a_guard_never_shortens_the_time_for_which_another_keeps_a_fence(
+    client_class: Any, server: Server
+) -> None:
+    def write(keep: float | None) -> int:
+        with guard_of(client_class(host=server.host, port=server.port), keep=keep) as guard:
+            guard.set("page", "text", NEWER)
+        return int(server.command("PTTL", FENCE_KEY))
+
+    assert write(60) <= 60_000 < write(3600)
+    assert write(60) > 3_500_000
+    assert write(None) == -1
+    assert write(60) == -1
+
+
+def test_keys_that_are_one_string_are_rejected(client_class: Any, server: Server) -> None:
+    with guard_of(client_class(host=server.host, port=server.port)) as guard:
+        for keys in ("abc", b"abc"):
+            with pytest.raises(holdfast.ConfigurationError, match="give a list of keys"):
+                guard.eval(APPEND, keys, ["x"], NEWER)
+    assert not server.command("DBSIZE")
+
+
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", "volatile-random"])
 def test_a_full_server_keeps_the_fences_of_a_guard_without_keep(
     policy: str, own_server: Server
@@ -372,6 +394,25 @@ def test_an_invalid_argument_raises_configuration_error(
 ) -> None:
     with pytest.raises(holdfast.ConfigurationError, match=message):
         call(guard)
+
+
+def test_a_lease_that_is_not_exclusive_is_refused_with_the_remedy(
+    guard: Any, server: Server
+) -> None:
+    with holdfast.Client(server.url) as client:
+        catalog = client.rwlock("catalog")
+        with catalog.write() as lease:
+            guard.set("page", "new", lease)
+            lease.downgrade()
+            with pytest.raises(holdfast.ConfigurationError, match="is not exclusive"):
+                guard.set("page", "late", lease)
+        for shared in (catalog.read(), client.semaphore("gpu", limit=2)):
+            with shared as lease, pytest.raises(holdfast.ConfigurationError, match="not exclusive"):
+                guard.check("page", lease)
+        with client.lock_all(["a", "b"]) as leases:
+            with pytest.raises(holdfast.ConfigurationError, match=r"lease\.leases\[name\]"):
+                guard.check("page", leases)
+            guard.check("other", leases.leases["a"])
 
 
 def test_swapped_arguments_are_named(guard: Any) -> None:

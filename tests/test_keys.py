@@ -49,7 +49,7 @@ def test_keys_of_a_name_with_braces_are_in_one_slot(text: str) -> None:
     assert_in_one_slot(lock(key=text, owner="us"))
 
 
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, TEXTS)
 def test_keys_of_a_lock_are_in_one_slot_and_belong_to_no_other_lock(one: str, other: str) -> None:
     specs = [lock(one, owner="us"), lock(key=one, owner="us")]
@@ -79,7 +79,7 @@ def test_key_names_do_not_change(given: dict[str, str], fence: bytes) -> None:
     assert lock(**given).keys[1] == fence
 
 
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS)
 def test_every_key_identifies_its_lock(text: str) -> None:
     for spec, name in ((lock(text, owner="us"), text), (lock(key=text, owner="us"), None)):

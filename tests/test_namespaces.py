@@ -32,7 +32,7 @@ def spec_of(client: Any, name: str = "a", **given: Any) -> LockSpec:
     return spec
 
 
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@settings(max_examples=200)
 @given(NAMESPACES, TEXTS, NAMESPACES, TEXTS)
 def test_two_namespaces_share_no_key_and_each_key_identifies_its_lock(
     namespace: str, name: str, other_namespace: str, other: str

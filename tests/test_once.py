@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import itertools
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from holdfast.scripts import CLAIM, FINISH
 from kit.apis import Tasks
 from kit.contention import tombstones, waiters
 from kit.failing_port import LATE, LOST, UNSENT, hook_raising, install, record_cleanups
+from kit.interrupts import InterruptAt
 from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
 
@@ -83,6 +85,17 @@ async def test_the_first_caller_does_the_work_and_later_callers_receive_its_resu
         assert again.fence == fence
         assert again.result == {"paid": [1, 2]}
     assert is_free(server)
+
+
+async def test_fences_grow_after_the_clock_was_set_back_however_long_it_takes(
+    client: Any, server: Server
+) -> None:
+    """The counter lives until the clock has passed it. Otherwise the next fence would be lower."""
+    ahead = int(server.command("TIME")[0]) * 1_000_000 + 7_200_000_000
+    server.command("SET", FENCE, ahead)
+    async with client.once("a", keep=60) as run:
+        assert run.fence > ahead
+    assert 7_200_000 < server.command("PTTL", FENCE) <= 7_260_000
 
 
 async def test_a_result_costs_a_later_caller_one_request(client: Any, server: Server) -> None:
@@ -454,6 +467,39 @@ def test_an_interrupted_store_is_completed(on: Setting) -> None:
     assert on.stored()
     assert not on.locked()
     assert not on.cleanups
+
+
+# A coroutine that is interrupted before its first step warns that it was never awaited.
+@pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")
+def test_an_interrupt_at_any_line_at_the_end_of_the_block_stores_the_result(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        for at in itertools.count(1):
+            run = client.once(f"order {at}", keep=60)
+            run.__enter__()
+            run.result = at
+            interrupt = InterruptAt(at, ("",))
+            try:
+                with interrupt:
+                    run.__exit__(None, None, None)
+            except KeyboardInterrupt:
+                with client.once(f"order {at}", keep=60) as again:
+                    assert (again.first, again.result) == (False, at), interrupt.position
+            else:
+                break
+    assert at > 100
+
+
+def test_an_interrupted_store_that_is_refused_reports_the_loss(on: Setting) -> None:
+    def evict_and_interrupt() -> None:
+        on.server.command("DEL", LOCK)
+        raise KeyboardInterrupt
+
+    on.port.before["finish"] = evict_and_interrupt
+    with pytest.raises(KeyboardInterrupt), on.client.once("a") as run:
+        run.result = 1
+    assert run.lease.lost.is_set()
+    with pytest.raises(holdfast.LeaseLost):
+        run.lease.check()
 
 
 def test_an_interrupted_store_without_a_reply_continues_in_the_background(on: Setting) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
 import inspect
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,10 @@ async def test_a_call_during_a_run_is_skipped_and_names_the_process_that_runs(
         assert 0 < skipped.by.remaining <= 30
         assert skipped.at == pytest.approx(run.fence / 1_000_000)
         assert 0 < skipped.next <= YEAR
+    # The run of an earlier period: the present period begins a run as soon as that one ends.
+    fence = (server_time(server) - YEAR) * 1_000_000
+    server.command("SET", f"{LOCK}:fence", f"{fence:.0f}")
+    assert (await other.call()).next <= 30.001
     job.go.set()
     await call.result()
     assert not other.runs
@@ -384,11 +389,18 @@ def test_the_wrong_kind_of_function_is_rejected_with_the_remedy() -> None:
     def generator(run: Any) -> Any:
         yield run
 
+    class AsyncCall:
+        async def __call__(self, run: Any) -> None: ...
+
     for decorate, function, remedy in (
         (sync, coroutine, "AsyncClient"),
         (aio, plain, "holdfast.Client"),
         (sync, generator, "generator"),
         (aio, generator, "generator"),
+        (sync, functools.partial(coroutine), "AsyncClient"),
+        (sync, AsyncCall(), "AsyncClient"),
+        (sync, "nightly", "is not a function"),
+        (aio, "nightly", "is not a function"),
     ):
         with pytest.raises(holdfast.ConfigurationError, match=remedy):
             decorate(function)

@@ -43,11 +43,8 @@ SMALLEST_TIME = 500
 TOLERANCE = 1000
 """Milliseconds that may pass between the server's reply to TIME and its next command."""
 
-SAME_EVERY_TIME = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+UNHURRIED = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -436,7 +433,7 @@ def test_a_key_that_expires_before_it_is_read_is_gone_from_both(both: ServerAndM
     both.agree(both.state())
 
 
-@settings(SAME_EVERY_TIME, max_examples=120)
+@settings(UNHURRIED, max_examples=120)
 @given(steps=st.lists(COMMANDS, min_size=10, max_size=40))
 def test_the_model_answers_commands_as_servers_do(both: ServerAndModel, steps: list[Step]) -> None:
     both.begin()
@@ -763,7 +760,7 @@ SAME_CLIENT_STEPS = [
 ]
 
 
-@settings(SAME_EVERY_TIME, max_examples=90)
+@settings(UNHURRIED, max_examples=90)
 @given(
     steps=st.lists(STEPS, min_size=15, max_size=30),
     kinds=st.lists(SETTINGS, min_size=1, max_size=2),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import TYPE_CHECKING, Generic, Never, ParamSpec, TypeVar
 
 from holdfast.adapters.thread_port import block_owner, run
@@ -23,14 +22,14 @@ from holdfast.api.active_leases import (
 from holdfast.api.advice import (
     MissingMethod,
     check_name_of_decorator,
-    generator_advice,
+    check_plain_function,
     refuse,
 )
 from holdfast.api.lease_view import UNSET, AnyLockSettings, Unset
 from holdfast.core.acquire import acquire
 from holdfast.core.duration import in_seconds
 from holdfast.core.spec import check_timeout
-from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.errors import AcquireTimeout, HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,14 +191,8 @@ class Acquirable(AnyLockSettings, Generic[L]):
                 body does not run during the call; or the name of the lock has a field for one of
                 its arguments, which is not replaced.
         """
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{function.__name__} is a coroutine function: decorate it with a lock of "
-                "holdfast.AsyncClient",
-                lock=self.name,
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=self.name)
+        advice = "decorate it with a lock of holdfast.AsyncClient"
+        check_plain_function(function, advice, self.name)
         check_name_of_decorator(self._spec, function, "with")
 
         @functools.wraps(function)

@@ -97,12 +97,59 @@ def _of_keyword(method: str, name: str, value: object, wait: str) -> str:
     }.get(name, "")
 
 
-def generator_advice(function: Callable[..., object]) -> str:
-    """Return why a generator function cannot be decorated, and what to write instead."""
-    why = f"{function.__name__} is a generator function: its body runs after the call returns"
-    if inspect.isasyncgenfunction(function):
-        return f"{why}; write 'async with lock:' inside it, with a lock of holdfast.AsyncClient"
-    return f"{why}; write 'with lock:' inside it, with a lock of holdfast.Client"
+def check_plain_function(function: Callable[..., object], advice: str, lock: str = "") -> None:
+    """Check that a decorator of a `Client` gets a function whose body runs during the call.
+
+    Args:
+        function: the decorated function.
+        advice: what to write for a coroutine function.
+        lock: the name of the lock, for the error.
+
+    Raises:
+        ConfigurationError: it is a coroutine function, a generator function, or no function.
+    """
+    _check_body_runs(function, lock)
+    if _is_coroutine_function(function):
+        message = f"{_name_of(function)} is a coroutine function: {advice}"
+        raise ConfigurationError(message, lock=lock)
+
+
+def check_coroutine_function(function: Callable[..., object], advice: str, lock: str = "") -> None:
+    """Check that a decorator of an `AsyncClient` gets a coroutine function.
+
+    The arguments are those of `check_plain_function`.
+
+    Raises:
+        ConfigurationError: it is another function, or no function.
+    """
+    _check_body_runs(function, lock)
+    if not _is_coroutine_function(function):
+        message = f"{_name_of(function)} is not a coroutine function: {advice}"
+        raise ConfigurationError(message, lock=lock)
+
+
+def _check_body_runs(function: Callable[..., object], lock: str) -> None:
+    name = _name_of(function)
+    if not callable(function):
+        message = f"{name} is not a function: wrap it in a function"
+        raise ConfigurationError(message, lock=lock)
+    is_async = inspect.isasyncgenfunction(function)
+    if is_async or inspect.isgeneratorfunction(function):
+        message = f"{name} is a generator function: its body runs after the call returns; " + (
+            "write 'async with lock:' inside it, with a lock of holdfast.AsyncClient"
+            if is_async
+            else "write 'with lock:' inside it, with a lock of holdfast.Client"
+        )
+        raise ConfigurationError(message, lock=lock)
+
+
+def _is_coroutine_function(function: Callable[..., object]) -> bool:
+    called = getattr(type(function), "__call__", None)  # noqa: B004 - of an object that is called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", None) or repr(function)
 
 
 def check_name_of_decorator(spec: LockSpec, function: Callable[..., object], with_: str) -> None:

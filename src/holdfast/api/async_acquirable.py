@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar
 
 from holdfast.api.active_leases import (
@@ -17,15 +16,15 @@ from holdfast.api.active_leases import (
 )
 from holdfast.api.advice import (
     MissingMethod,
+    check_coroutine_function,
     check_name_of_decorator,
-    generator_advice,
     refuse,
 )
 from holdfast.api.lease_view import UNSET, AnyLockSettings, Unset
 from holdfast.core.acquire import acquire
 from holdfast.core.duration import in_seconds
 from holdfast.core.spec import check_timeout
-from holdfast.errors import AcquireTimeout, ConfigurationError
+from holdfast.errors import AcquireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -169,14 +168,7 @@ class AsyncAcquirable(AnyLockSettings, Generic[L]):
             ConfigurationError: `function` is not a coroutine function, or the name of the lock has
                 a field for one of its arguments, which is not replaced.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=self.name)
-        if not inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{getattr(function, '__name__', function)} is not a coroutine function: decorate "
-                "it with a lock of holdfast.Client",
-                lock=self.name,
-            )
+        check_coroutine_function(function, "decorate it with a lock of holdfast.Client", self.name)
         check_name_of_decorator(self._spec, function, "async with")
 
         @functools.wraps(function)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 from weakref import ref as weak_ref
 
@@ -22,8 +21,8 @@ from holdfast.api.active_leases import (
 )
 from holdfast.api.advice import (
     MissingMethod,
+    check_coroutine_function,
     check_name_of_decorator,
-    generator_advice,
     refuse,
 )
 from holdfast.api.async_body import LeaseBody
@@ -36,7 +35,7 @@ from holdfast.core.duration import in_seconds
 from holdfast.core.extend import extend_all
 from holdfast.core.release_all import release_all
 from holdfast.core.spec import check_timeout
-from holdfast.errors import AcquireTimeout, ConfigurationError
+from holdfast.errors import AcquireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -212,15 +211,8 @@ class AsyncMultiLock(MultiLockSettings):
             ConfigurationError: `function` is not a coroutine function, or the name of a lock has a
                 field for one of its arguments, which is not replaced.
         """
-        name = self._names[0]
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=name)
-        if not inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{getattr(function, '__name__', function)} is not a coroutine function: decorate "
-                "it with lock_all of holdfast.Client",
-                lock=name,
-            )
+        advice = "decorate it with lock_all of holdfast.Client"
+        check_coroutine_function(function, advice, self._names[0])
         for spec in self._locks.specs:
             check_name_of_decorator(spec, function, "async with")
 

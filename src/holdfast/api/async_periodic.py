@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.api.advice import check_name_of_decorator, generator_advice
+from holdfast.api.advice import check_coroutine_function, check_name_of_decorator
 from holdfast.api.async_client import AsyncLease
 from holdfast.api.periodic_run import PeriodicRun
 from holdfast.core.periodic import Skipped, start
-from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,19 +27,12 @@ def decorator(
     Callable[P, Coroutine[Any, Any, R | Skipped]],
 ]:
     """Return the decorator that `@client.periodic(...)` applies."""
-    session, name = client._session, job.lock.name  # noqa: SLF001 - within the API
+    session = client._session  # noqa: SLF001 - within the API
 
     def decorate(
         function: Callable[Concatenate[PeriodicRun[AsyncLease], P], Coroutine[Any, Any, R]],
     ) -> Callable[P, Coroutine[Any, Any, R | Skipped]]:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=name)
-        if not inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{getattr(function, '__name__', function)} is not a coroutine function: use "
-                "holdfast.Client",
-                lock=name,
-            )
+        check_coroutine_function(function, "use holdfast.Client", job.lock.name)
         check_name_of_decorator(job.lock, function, "async with")
 
         @functools.wraps(function)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar, cas
 
 from holdfast.adapters.background import BackgroundThreads
 from holdfast.adapters.thread_port import run
+from holdfast.api.advice import check_plain_function
 from holdfast.api.cache_key import CacheKey
 from holdfast.api.codecs import JSON
 from holdfast.core.cache import Cache, get, invalidate, refresh
@@ -107,15 +108,11 @@ class Caching:
         """Return the decorator that `@client.cached(...)` applies."""
 
         def decorate(function: Callable[P, R]) -> Cached[P, R]:
-            if inspect.iscoroutinefunction(function):
-                raise ConfigurationError(
-                    f"{function.__name__} is a coroutine function: cache it with a "
-                    "holdfast.AsyncClient"
-                )
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise ConfigurationError(
                     f"{function.__name__} is a generator function: return a list instead"
                 )
+            check_plain_function(function, "cache it with a holdfast.AsyncClient")
             cache_key = CacheKey(function, spec, key, JSON if codec is None else codec)
 
             def entry_for(*args: P.args, **kwargs: P.kwargs) -> CacheEntry:

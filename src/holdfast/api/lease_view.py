@@ -161,6 +161,16 @@ class LeaseView(LeaseRef):
         return self._state.fence
 
     @property
+    def exclusive(self) -> bool:
+        """Whether this lease excludes all other holders.
+
+        It is False for a reader of an rwlock, and for a lease of a semaphore that leaves permits to
+        others. Guards refuse such leases: several of them are valid at once, each with another
+        fence.
+        """
+        return self._state.spec.weight == self._state.spec.limit
+
+    @property
     def token(self) -> str:
         """The unique value of the lock's key while this lease holds it."""
         return self._state.token

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
@@ -25,7 +24,7 @@ from holdfast.api.active_leases import (
 from holdfast.api.advice import (
     MissingMethod,
     check_name_of_decorator,
-    generator_advice,
+    check_plain_function,
     refuse,
 )
 from holdfast.api.client import Lease, Lock
@@ -36,7 +35,7 @@ from holdfast.core.duration import in_seconds
 from holdfast.core.extend import extend_all
 from holdfast.core.release_all import release_all
 from holdfast.core.spec import check_timeout
-from holdfast.errors import AcquireTimeout, ConfigurationError, HoldfastError
+from holdfast.errors import AcquireTimeout, HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -228,15 +227,8 @@ class MultiLock(MultiLockSettings):
                 body does not run during the call; or the name of a lock has a field for one of its
                 arguments, which is not replaced.
         """
-        name = self._names[0]
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{function.__name__} is a coroutine function: decorate it with lock_all of "
-                "holdfast.AsyncClient",
-                lock=name,
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=name)
+        advice = "decorate it with lock_all of holdfast.AsyncClient"
+        check_plain_function(function, advice, self._names[0])
         for spec in self._locks.specs:
             check_name_of_decorator(spec, function, "with")
 

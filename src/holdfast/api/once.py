@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.thread_port import run
@@ -70,5 +71,10 @@ class Once(OnceView[Lease]):
                 lease.__exit__(kind, error, traceback)
         except BaseException as failure:
             if not isinstance(failure, HoldfastError):
+                if error is None and self._stored is None:
+                    # The interrupt came before `finish`. After it, NotHeld or LeaseLost is raised.
+                    with contextlib.suppress(HoldfastError):
+                        session = self._client._session  # noqa: SLF001 - within the API
+                        run(finish(session, self._work, self._entered(), self._to_store))
                 self._entered()._abandon()  # noqa: SLF001 - within the API
             raise

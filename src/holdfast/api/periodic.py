@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from holdfast.adapters.thread_port import run
-from holdfast.api.advice import check_name_of_decorator, generator_advice
+from holdfast.api.advice import check_name_of_decorator, check_plain_function
 from holdfast.api.client import Lease
 from holdfast.api.periodic_run import PeriodicRun
 from holdfast.core.periodic import Skipped, start
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,17 +26,12 @@ def decorator(
     client: Client, job: Job
 ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Callable[P, R | Skipped]]:
     """Return the decorator that `@client.periodic(...)` applies."""
-    session, name = client._session, job.lock.name  # noqa: SLF001 - within the API
+    session = client._session  # noqa: SLF001 - within the API
 
     def decorate(
         function: Callable[Concatenate[PeriodicRun[Lease], P], R],
     ) -> Callable[P, R | Skipped]:
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{function.__name__} is a coroutine function: use holdfast.AsyncClient", lock=name
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(generator_advice(function), lock=name)
+        check_plain_function(function, "use holdfast.AsyncClient", job.lock.name)
         check_name_of_decorator(job.lock, function, "with")
 
         @functools.wraps(function)

@@ -50,6 +50,7 @@ from holdfast.scripts import CLAIM, FINISH
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.retry import RetryResult
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.port import Reply, Request
@@ -138,26 +139,32 @@ async def finish(session: Session, work: Work, ref: LeaseRef, result: Result) ->
         NodeUnavailable: the client is closed, and nothing was stored.
         ConfigurationError: the server refuses the request; nothing was stored.
     """
-    lease = _check_held(session, ref)
     # From then on a result that an earlier try has stored may be gone.
     gone_at = session.port.now() + work.keep * (1 - DRIFT)
-    request = _request(work, lease, result)
     try:
+        lease = _check_held(session, ref)
+        request = _request(work, lease, result)
         if not begin_release(session, lease, ref):
             check_valid(session, ref)  # raises: another thread has released it
-        try:
-            reply, may_have_run = await retry(
-                partial(session.deployment.call, *request, lease.spec.command_timeout),
-                partial(on_failure, session, lease),
-            )
-        except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
-            _give_up(session, lease, request, error)
+        reply, may_have_run = await _send(session, lease, request)
         _handle(session, lease, reply, may_be_gone=may_have_run and session.port.now() >= gone_at)
     except HoldfastError:
         raise
     except BaseException as error:
-        await _interrupted(session, lease, ref, request, error)
+        found = ref._lease
+        if found is not None and take_over_release(session, found, ref):
+            await _interrupted(session, found, _request(work, found, result), gone_at, error)
         raise
+
+
+async def _send(session: Session, lease: LeaseState, request: Request) -> RetryResult:
+    try:
+        return await retry(
+            partial(session.deployment.call, *request, lease.spec.command_timeout),
+            partial(on_failure, session, lease),
+        )
+    except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
+        _give_up(session, lease, request, error)
 
 
 def _handle(session: Session, lease: LeaseState, reply: Reply, *, may_be_gone: bool) -> None:
@@ -224,26 +231,27 @@ def _give_up(
 
 
 async def _interrupted(
-    session: Session, lease: LeaseState, ref: LeaseRef, request: Request, by: BaseException
+    session: Session, lease: LeaseState, request: Request, gone_at: float, by: BaseException
 ) -> None:
-    if not take_over_release(session, lease, ref):
-        return
     if isinstance(by, GeneratorExit):
         session.cleanups.schedule_end(lease, request)
         lease.unregister_waiter()
         lease.state = RELEASED
     else:
-        await session.port.shielded(_complete(session, lease, request))
+        await session.port.shielded(_complete(session, lease, request, gone_at))
 
 
-async def _complete(session: Session, lease: LeaseState, request: Request) -> None:
+async def _complete(session: Session, lease: LeaseState, request: Request, gone_at: float) -> None:
     """Store the result of an interrupted call, or leave it to the background."""
     try:
-        await session.deployment.call(*request, lease.spec.command_timeout)
+        reply = await session.deployment.call(*request, lease.spec.command_timeout)
+        if reply != 1 and session.port.now() < gone_at:
+            lease.lose(lease.refusal_reason(reply, session.port.now()))
     except BaseException as error:
         session.cleanups.schedule_end(lease, request)
         if not isinstance(error, HoldfastError):
             raise
     finally:
         lease.unregister_waiter()
-        lease.state = RELEASED
+        if lease.state is not LOST:
+            lease.state = RELEASED

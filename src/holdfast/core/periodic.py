@@ -192,9 +192,12 @@ def _last_run(last: bytes) -> LastRun | None:
 
 def _running(job: Job, by: bytes, now_ms: int, left_ms: int) -> Skipped:
     fence, token = by.split(b" ", 1)
-    holder = read_holder(token, left_ms, fence)
+    holder, started_ms = read_holder(token, left_ms, fence), int(fence) // 1000
     wait_ms = _ms_to_next_period(job, now_ms)
-    return Skipped("running", holder, int(fence) / 1_000_000, wait_ms / 1000)
+    if left_ms >= 0 and started_ms < now_ms + wait_ms - job.every_ms:
+        # The run began in an earlier period. The present one begins a run when that run has ended.
+        wait_ms = min(wait_ms, left_ms + 1)
+    return Skipped("running", holder, started_ms / 1000, wait_ms / 1000)
 
 
 def _skipped(job: Job, why: Why, last: bytes, now_ms: int) -> Skipped:

@@ -4,7 +4,8 @@ The algorithm is GCRA (a leaky bucket as a meter), in `scripts/rate.lua`. The ru
 
 - The server keeps one time per rate: when the full burst is available again. A request moves it by
   `cost * per / limit`. It is allowed if the time is then at most `burst * per / limit` ahead. So no
-  window of t seconds has more than `burst + limit * t / per`, by the clock of the server.
+  window of t seconds has more than `burst + limit * t / per`, by the clock of the server (with
+  more than 10,000 requests per second, up to 1 % of the burst more, see `ROUNDING`).
 - One request is one script. It is sent again only if it was certainly not executed.
 - The key has no settings. Each request is judged by its own.
 - A reservation is a request that is allowed later. It is kept in the same time, so it is never
@@ -47,7 +48,7 @@ PER_MIN = 0.001
 
 ROUNDING = 1000
 """Microseconds by which a burst may be longer, so that `burst` requests of cost 1 fit into it,
-although the time of each is rounded up."""
+although the time of each is rounded up. It is never more than 1 % of the burst."""
 
 LONGEST_WAIT = 10 * int(TTL_MAX) * SECOND
 """Microseconds: no request waits longer, even without a timeout."""
@@ -87,7 +88,8 @@ class RateSettings:
         self.allows = allows
         """Whether requests are allowed if the server does not reply."""
         self.per_us = round(per * SECOND)
-        self.burst_us = min(burst * self.time_of(1), self.time_of(burst) + ROUNDING)
+        exact = self.time_of(burst)
+        self.burst_us = min(burst * self.time_of(1), exact + min(ROUNDING, exact // 100))
         """Microseconds in which a full burst becomes available."""
         self.one = str(self.time_of(1)), str(self.burst_us)
         """The arguments of a request with a cost of 1."""

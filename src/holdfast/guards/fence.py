@@ -33,6 +33,15 @@ def fence_of(lease: HasFence) -> int:
     Raises:
         ConfigurationError: it has none, or one that is out of range.
     """
+    if getattr(lease, "leases", None) is not None:
+        raise ConfigurationError(
+            f"{lease!r} has several fences: give the lease of one lock, lease.leases[name]"
+        )
+    if getattr(lease, "exclusive", True) is False:
+        raise ConfigurationError(
+            f"{lease!r} is not exclusive, so another valid lease may have a greater fence: guard "
+            "writes with the lease of a lock, or of the writer of an rwlock"
+        )
     if has_fence(lease):
         return lease.fence
     raise ConfigurationError(

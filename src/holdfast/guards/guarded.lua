@@ -32,7 +32,13 @@ for _, key in ipairs(fence_keys) do
   if keep_ms == '' then
     redis.call('SET', key, fence)
   else
-    redis.call('SET', key, fence, 'PX', keep_ms)
+    -- Another guard may keep it longer: -1 is without expiry, -2 means that there is none.
+    local left = redis.call('PTTL', key)
+    if left == -1 or left > tonumber(keep_ms) then
+      redis.call('SET', key, fence, 'KEEPTTL')
+    else
+      redis.call('SET', key, fence, 'PX', keep_ms)
+    end
   end
 end
 local result = write()

@@ -303,6 +303,8 @@ def _request(
 ) -> _Request:
     if not has_fence(lease) and any(map(has_fence, [*keys, *args])):
         raise TypeError("the arguments are swapped: write guard.check(key, lease), the lease last")
+    if isinstance(keys, (str, bytes)):
+        raise ConfigurationError(f"keys={keys!r}: give a list of keys, as in [{keys!r}]")
     names = [to_bytes("key", key) if isinstance(key, str) else key for key in keys]
     if not names or not all(isinstance(name, bytes) and name for name in names):
         raise ConfigurationError(f"keys={keys!r}: give at least one string or bytes, none empty")

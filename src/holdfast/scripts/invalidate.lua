@@ -15,7 +15,7 @@
 
 local call, ttl = redis.call, tonumber(ARGV[1])
 --:include _fence
-new_fence()
-call('PEXPIRE', KEYS[2], 60000)
+--:include _expire_counter
+expire_counter(new_fence())
 call('DEL', KEYS[4])
 return '1' .. ARGV[2]

@@ -25,7 +25,8 @@ if call('GET', lock) ~= token or call('GET', KEYS[2]) ~= fence then
   return '0' .. serial
 end
 call('SET', KEYS[4], fence .. ' ' .. ARGV[4] .. '\n' .. ARGV[5], 'PX', ARGV[3])
-call('PEXPIRE', KEYS[2], 60000)
+--:include _expire_counter
+expire_counter(fence)
 
 --:include _notify_all
 

@@ -12,7 +12,8 @@ from fractions import Fraction
 SECOND = 1_000_000
 
 FIT = 1000
-"""Microseconds by which a burst may be longer, so that `burst` requests of cost 1 fit into it."""
+"""Microseconds by which a burst may be longer, so that `burst` requests of cost 1 fit into it; at
+most 1 % of the burst."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RateModel:
     def span(self) -> int:
         """The time in which a full burst becomes available."""
         exact, of_ones = self.time_of(self.burst), self.burst * self.time_of(1)
-        return of_ones if of_ones - exact < FIT else exact + FIT
+        return min(of_ones, exact + min(FIT, exact // 100))
 
     def after(self, full_at: int | None, now: int, cost: int) -> int:
         """Return the time at which all is available again after a cost was taken."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RATES = (
     *(RateModel(3, 1.0, 3), RateModel(10, 1.0, 1), RateModel(7, 0.5, 20), RateModel(2, 0.7, 5)),
     *(RateModel(1, 0.25, 1), RateModel(3_000_000, 1.0, 5_000_000), RateModel(999_983, 3600.0, 40)),
+    RateModel(125_000_000, 1.0, 65_536),
 )
 """Possible settings: with intervals that are no whole microseconds, that are shorter than one, and
 that are longer than a run."""
