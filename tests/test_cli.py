@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import OUTPUT_FAILED
 from holdfast.cli.app import COMMANDS, Commands, app
+from holdfast.cli.run import _names_and_command
 from kit.terminal import HOLDFAST, SOURCE, environment
 
 FULL = Path("/dev/full")
@@ -183,3 +184,20 @@ def test_the_demo_runs_its_four_scenes() -> None:
     assert "LeaseLost, reason 'expired'" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 78  # pids may have two more digits
     assert "What to read next" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "command"),
+    [
+        ("a b", "a", "b"),
+        ("a -- b", "a", "b"),
+        ("a b -- c", "a b", "c"),
+        ("a -- b -- c", "a", "b -- c"),
+        ("a b -- c -d -- e", "a b", "c -d -- e"),
+    ],
+)
+def test_the_words_before_the_first_separator_are_names(
+    words: str, names: str, command: str
+) -> None:
+    first, *rest = words.split()
+    assert _names_and_command(first, rest) == (tuple(names.split()), command.split())
