@@ -70,9 +70,9 @@ def test_help_shows_values_only_after_options_that_take_one(words: tuple[str, ..
 
 def test_the_usage_of_run_is_that_of_the_reference_page() -> None:
     result = CliRunner().invoke(app, ["run", "--help"], terminal_width=100)
-    assert "holdfast run [OPTIONS] NAME [--] COMMAND..." in result.output
+    assert "holdfast run [OPTIONS] NAME... -- COMMAND..." in result.output
     page = (SOURCE.parent / "docs" / "cli.md").read_text()
-    assert "`holdfast run [OPTIONS] NAME [--] COMMAND…`" in page
+    assert "`holdfast run [OPTIONS] NAME… -- COMMAND…`" in page
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_usage_line_has_no_braces(words: tuple[str, ...], usage: str) -> None:
 def test_a_missing_command_is_reported_with_an_example() -> None:
     result = run("run", "nightly", COLUMNS="100")
     assert result.returncode == 2
-    assert "Usage: holdfast run [OPTIONS] NAME [--] COMMAND..." in result.stderr
+    assert "Usage: holdfast run [OPTIONS] NAME... -- COMMAND..." in result.stderr
     assert "Missing argument 'COMMAND'. Write: holdfast run NAME -- COMMAND" in result.stderr
 
 

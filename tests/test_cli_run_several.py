@@ -52,6 +52,7 @@ def test_the_command_holds_all_locks_and_has_their_fences_in_its_environment(
     assert server.command("EXISTS", "holdfast:{z}", "holdfast:{b c}", "holdfast:{a}") == 0
 
 
+@pytest.mark.long
 def test_one_lock_has_the_variables_with_and_without_a_number(
     place: RunFolder,
 ) -> None:
@@ -75,6 +76,7 @@ def test_the_command_does_not_run_and_no_lock_stays_if_one_is_held(
     assert place.run("-n", "a", "b", "--", "touch", "x", name="c").status == 0
 
 
+@pytest.mark.long
 def test_the_report_names_the_lock_that_is_waited_for(
     place: RunFolder,
     server: Server,
@@ -112,6 +114,7 @@ def test_the_command_ends_when_one_of_its_locks_is_lost(
     eventually(lambda: not server.command("EXISTS", "holdfast:{a}"), what="the other is released")
 
 
+@pytest.mark.long
 def test_max_hold_ends_a_command_under_several_locks_with_its_own_status(
     place: RunFolder,
 ) -> None:

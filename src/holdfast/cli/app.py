@@ -20,7 +20,7 @@ COMMANDS = {
     "run": "holdfast.cli.run:run",
     "ls": "holdfast.cli.locks:ls",
     "show": "holdfast.cli.locks:show",
-    "break": "holdfast.cli.locks:break_",
+    "break": "holdfast.cli.breaking:break_",
     "top": "holdfast.cli.top:top",
     "doctor": "holdfast.cli.doctor:doctor",
     "quorum": "holdfast.cli.quorum:quorum",

@@ -225,7 +225,7 @@ def _names_and_command(first: str, rest: Sequence[str]) -> tuple[tuple[str, ...]
     Without `--` there is one name.
 
     Raises:
-        typer.BadParameter: there is no command, or an option or the same name a second time.
+        typer.BadParameter: there is no command, an option is among the names, or two names are equal.
     """
     end = rest.index("--") if "--" in rest else -1
     names, command = (first, *rest[: max(end, 0)]), list(rest[end + 1 :])
@@ -388,15 +388,12 @@ def _lock(settings: RunSettings, client: Client) -> Single | MultiLock:
             replicas=settings.replicas,
         )
         return rwlock.read() if settings.side == "read" else rwlock.write()
-    several = len(settings.names) > 1
     locks = [
         client.lock(
             name,
             ttl=settings.ttl,
             timeout=settings.timeout,
-            # Of several locks, the first is held while the command waits for the others. The time
-            # counts from the start of the command, and the supervisor enforces it.
-            max_hold=None if several else settings.max_hold,
+            max_hold=settings.max_hold,
             owner=settings.owner,
             label=settings.label,
             lock_delay=settings.lock_delay,
@@ -404,7 +401,7 @@ def _lock(settings: RunSettings, client: Client) -> Single | MultiLock:
         )
         for name in settings.names
     ]
-    return client.lock_all(locks, timeout=settings.timeout) if several else locks[0]
+    return locks[0] if len(locks) == 1 else client.lock_all(locks, timeout=settings.timeout)
 
 
 def _awaited(lock: Single | MultiLock) -> tuple[str, Holder | None]:

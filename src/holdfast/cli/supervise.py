@@ -70,7 +70,7 @@ def leases_of(lease: Lease | MultiLease) -> Sequence[Lease]:
 
 
 def _environment(leases: Sequence[Lease]) -> dict[str, str]:
-    """Return what the environment of the command tells about the leases.
+    """Return the variables that describe the leases to the command.
 
     The variables without a number are those of the first lock, so that a command for one lock needs
     no number. The number of locks is set even for one: a command in another command's `holdfast
