@@ -225,7 +225,7 @@ def _names_and_command(first: str, rest: Sequence[str]) -> tuple[tuple[str, ...]
     Without `--` there is one name.
 
     Raises:
-        typer.BadParameter: there is no command, an option is among the names, or two names are equal.
+        typer.BadParameter: no command, an option among the names, or a name given twice.
     """
     end = rest.index("--") if "--" in rest else -1
     names, command = (first, *rest[: max(end, 0)]), list(rest[end + 1 :])
