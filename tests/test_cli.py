@@ -172,16 +172,20 @@ def test_shell_completion_lists_the_commands() -> None:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_demo_runs_its_four_scenes() -> None:
+def test_the_demo_runs_its_scenes() -> None:
     result = run("demo")
     assert result.returncode == 0, result.stderr
     assert not ESCAPE.search(result.stdout)
     titles = [line for line in result.stdout.splitlines() if re.match(r"\d ", line)]
-    assert len(titles) == 4
+    assert len(titles) == 7
     assert re.search(r"without a lock +[1-9]\d* left in stock", result.stdout)
     assert re.search(r"with holdfast +0 left in stock, no sales lost", result.stdout)
     assert "The database refuses" in result.stdout
     assert "LeaseLost, reason 'expired'" in result.stdout
+    assert "ended by the timeout, and nothing is done" in result.stdout
+    assert "100 transfers" in result.stdout
+    assert "2 of 2 permits are in use" in result.stdout
+    assert "receives the stored result" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 78  # pids may have two more digits
     assert "What to read next" in result.stdout
 
