@@ -86,9 +86,12 @@ class Commands(TyperGroup):
 def _simplify(params: Iterable[Any]) -> None:
     """Show no `<bool>` after a flag, which takes no value.
 
-    Show no type after an argument, and no braces around a required one in the usage line.
+    Show no type after an argument, and no braces around a required one in the usage line. Show no
+    range such as `[0<=x<=1]`: on 80 columns it leaves too little width for the help. The error for
+    a value out of range names the range.
     """
     for param in params:
+        param._get_number_range_help_str = lambda: None  # noqa: SLF001 - typer has no setting for it
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.param_type_name == "argument":

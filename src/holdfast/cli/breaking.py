@@ -69,19 +69,19 @@ def break_(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Take a lock from its holder, and grant it to the first waiter; or forget a result.
+    """Take a lock from its holder, or forget a result.
 
     Example: `holdfast break nightly-backup`
 
-    Shows the holder, and asks for confirmation. If the holder has changed by then, nothing is
-    done. The holder is not stopped: it detects the loss at its next renewal, after up to a third
-    of its ttl. Until then two clients may work at the same time, so the resource should check
-    fences. If the lock has a lock_delay, the first waiter is granted the lock after it; a second
-    break ends the delay.
+    Shows the holder, and asks for confirmation. The first waiter is granted the lock. If the holder
+    has changed by then, nothing is done. The holder is not stopped: it detects the loss at its next
+    renewal, after up to a third of its ttl. Until then two clients may work at the same time, so
+    the resource should check fences. If the lock has a lock_delay, the first waiter is granted the
+    lock after it; a second break ends the delay.
 
     Permits of a semaphore or an rwlock, the run of work that is done once or of a periodic job, and
-    the computation of a cached value are taken in the same way. With --forget, their holder keeps
-    what it has, and what is stored is deleted, so that the work is done again:
+    the computation of a cached value are taken in the same way. With --forget, the holder stays,
+    and what is stored is deleted, so that the work is done again:
 
     `holdfast break --kind once --forget 'order 42'`
 

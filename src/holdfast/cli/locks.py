@@ -67,7 +67,7 @@ OfKind = Annotated[
     typer.Option(
         "--kind",
         metavar="KIND",
-        help=f"One of {', '.join(KINDS)}. By default the first one that is in use.",
+        help=f"One of {', '.join(KINDS)}. By default the one that is in use.",
         show_default=False,
     ),
 ]
@@ -104,7 +104,7 @@ def ls(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """List what is held or waited for: locks, semaphores, rwlocks, work in progress.
+    """List locks, permits and work that are held or waited for.
 
     Example: `holdfast ls 'invoice:*' --waiting --sort wait`
 
@@ -169,7 +169,7 @@ def show(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Show one lock with its holders and all waiters in order; or work that is done, or a value.
+    """Show a lock with its holders and all waiters, a result, or a value.
 
     Example: `holdfast show nightly-backup`
 

@@ -48,12 +48,12 @@ SHOWN_MAX = 3
 def run(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of the lock. Several are acquired together."),
+        typer.Argument(metavar="NAME", help="Name of the lock, or of locks to acquire together."),
     ],
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND", help="Command to run, after --, which one NAME does not need."
+            metavar="COMMAND", help="Command to run, after --, which may be omitted after one NAME."
         ),
     ],
     *,
@@ -77,7 +77,9 @@ def run(
     ] = 1,
     ttl: Annotated[
         float,
-        typer.Option(min=1.0, metavar="SECONDS", help="Expiry of the lock if this machine dies."),
+        typer.Option(
+            min=1.0, metavar="SECONDS", help="Expiry of the lock if this machine dies; 1 or more."
+        ),
     ] = 30.0,
     max_hold: Annotated[
         float | None,

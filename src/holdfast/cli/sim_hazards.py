@@ -33,7 +33,7 @@ def hazards(
         bool, typer.Option("--pictures", help="Draw all pictures, not only those of named hazards.")
     ] = False,
 ) -> None:
-    """Play thirteen ways in which locks fail: with a classic recipe, and with holdfast.
+    """Play thirteen ways in which locks fail, without and with holdfast.
 
     Example: `holdfast sim hazards --page hazards.html`
 
