@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import keys
-from holdfast.cli.locks import KINDS
+from holdfast.cli.kinds import KINDS, LISTED_KINDS
 from holdfast.overview import kinds
 from kit.servers import ONE_KIND
 from kit.waiting import PATIENCE, eventually
@@ -48,6 +48,7 @@ def names_of(server: Server, *words: str) -> list[tuple[str, str]]:
 
 def test_every_kind_has_its_name_everywhere(server: Server) -> None:
     assert tuple(kind.name for kind in kinds.KINDS) == KINDS
+    assert tuple(kind.name for kind in kinds.KINDS if kind.script) == LISTED_KINDS
     for kind in kinds.KINDS:
         for name, namespace in (("a", ""), ("a}:{%7D b", "shop")):
             key = keys.key_of_kind(kind.name, name, namespace)

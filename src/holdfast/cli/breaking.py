@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import format_seconds, identity, open_console, sanitized
-from holdfast.cli.kinds import text_of
+from holdfast.cli.kinds import text_of, with_article
 from holdfast.cli.locks import (
     FREE_TEXT,
     NOT_HELD,
@@ -19,7 +19,6 @@ from holdfast.cli.locks import (
     OfKind,
     print_lock,
     read_kinds,
-    with_article,
 )
 from holdfast.cli.servers import (
     Local,

@@ -1,7 +1,7 @@
 """How `holdfast show` and `break` describe each kind, and how they forget its record.
 
-A new kind is added to `overview/kinds.py`, and has an entry in `TEXTS` here if it has a record, or
-if the words for a lock do not fit it.
+A new kind is added to `overview/kinds.py` and to `KINDS` here. It has an entry in `TEXTS` if it has
+a record, or if the words for a lock do not fit it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,28 @@ if TYPE_CHECKING:
     Rows: TypeAlias = list[tuple[str, str]]
 
 
+KINDS = (
+    "lock",
+    "semaphore",
+    "rwlock",
+    "once",
+    "periodic",
+    "cache",
+    "rate",
+)
+"""The names of `overview.kinds.KINDS`, written out so that `--help` imports less."""
+
+UNLISTED_KINDS = {"rate"}
+"""Kinds that `holdfast ls` does not find."""
+
+LISTED_KINDS = tuple(kind for kind in KINDS if kind not in UNLISTED_KINDS)
+
+
 class KindText(NamedTuple):
     """The words for one kind."""
 
+    called: str = ""
+    """Its name in a sentence, if it is not "a" and the kind."""
     held_by: str = "held by"
     """The label of its holder."""
     free: str = "not held"
@@ -104,7 +123,9 @@ def _reset(client: Client, lock: LockView) -> bool:
 
 
 TEXTS: Mapping[str, KindText] = {
+    "rwlock": KindText(called="an rwlock"),
     "once": KindText(
+        called="work done once",
         held_by="run by",
         free="not running, and no result is stored",
         record="its result",
@@ -113,6 +134,7 @@ TEXTS: Mapping[str, KindText] = {
         forget=_forget_exactly,
     ),
     "periodic": KindText(
+        called="a periodic job",
         held_by="run by",
         free="not running, and no start is recorded",
         record="its last start",
@@ -121,6 +143,7 @@ TEXTS: Mapping[str, KindText] = {
         forget=_forget_exactly,
     ),
     "cache": KindText(
+        called="a cached value",
         held_by="computed by",
         free="no value is stored, and none is being computed",
         record="its value",
@@ -136,12 +159,17 @@ TEXTS: Mapping[str, KindText] = {
         forget=_reset,
     ),
 }
-"""The words for the kinds that are no locks."""
+"""The words for the kinds for which those of a lock do not fit."""
 
 
 def text_of(lock: LockView) -> KindText:
     """Return the words for the kind of this lock."""
     return TEXTS.get(lock.kind, KindText())
+
+
+def with_article(kind: str) -> str:
+    """Return a kind as it is named in a sentence."""
+    return TEXTS.get(kind, KindText()).called or f"a {kind}"
 
 
 def record_rows(lock: LockView) -> Rows:

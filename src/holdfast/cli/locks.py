@@ -16,7 +16,7 @@ from holdfast.cli.console import (
     open_wide_console,
     sanitized,
 )
-from holdfast.cli.kinds import record_rows, text_of
+from holdfast.cli.kinds import KINDS, LISTED_KINDS, record_rows, text_of, with_article
 from holdfast.cli.servers import (
     UNREACHABLE,
     AsJson,
@@ -59,9 +59,6 @@ ByKey = Annotated[
     bool,
     typer.Option("--key", help="NAME is the exact key, for locks created with key=."),
 ]
-KINDS = "lock", "semaphore", "rwlock", "once", "periodic", "cache", "rate"
-"""The names of `overview.kinds.KINDS`, written out so that `--help` imports less."""
-
 OfKind = Annotated[
     str | None,
     typer.Option(
@@ -76,7 +73,7 @@ OnlyKind = Annotated[
     typer.Option(
         "--kind",
         metavar="KIND",
-        help=f"Only this kind: {', '.join(KINDS[:-1])}.",
+        help=f"Only this kind: {', '.join(LISTED_KINDS)}.",
         show_default=False,
     ),
 ]
@@ -132,7 +129,7 @@ def ls(
 
     if sort not in SORTS:
         raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {sanitized(sort)!r}")
-    _check_kind(kind, KINDS[:-1])
+    _check_kind(kind, LISTED_KINDS)
     with open_overview(urls, local=local) as overview:
         survey = overview.survey(matching(pattern, namespace), waiters=ALL if as_json else 1)
     locks = [
@@ -418,14 +415,3 @@ def _other_kinds(also: Sequence[str]) -> list[tuple[str, str]]:
     if not also:
         return []
     return [("also", ", ".join(f"{with_article(kind)} (--kind {kind})" for kind in also))]
-
-
-def with_article(kind: str) -> str:
-    """Return a kind as it is named in a sentence."""
-    words = {
-        "cache": "a cached value",
-        "once": "work done once",
-        "periodic": "a periodic job",
-        "rwlock": "an rwlock",
-    }
-    return words.get(kind, f"a {kind}")
