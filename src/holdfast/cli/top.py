@@ -198,8 +198,8 @@ def top(
 
     Each update scans the server (SCAN); the interval starts when the previous update has ended. A
     lock whose holder differs from the previous update counts as one hand-over, even if there were
-    more in between. If the server becomes unreachable, the last update stays on the screen, and
-    the next ones are tried at each interval.
+    more in between; so does a semaphore whose holders differ. If the server becomes unreachable,
+    the last update stays on the screen, and the next ones are tried at each interval.
 
     Exit status:
 
