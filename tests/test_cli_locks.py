@@ -53,7 +53,7 @@ def run(server: Server | str, *words: str, width: int = 100) -> CommandResult:
     return CommandResult(ended.exit_code, ended.stdout, ended.stderr)
 
 
-def data(server: Server, *words: str) -> Any:
+def data(server: Server | str, *words: str) -> Any:
     return json.loads(run(server, *words, "--json").out)
 
 

@@ -114,3 +114,31 @@ def test_run_shared_runs_beside_readers_and_not_beside_a_writer(
     assert catalog.holders() == []
     wrong = command("--shared", "--exclusive")
     assert (wrong.returncode, "give one of" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.long
+def test_a_command_under_a_shared_lock_ends_when_its_holder_is_evicted(
+    server: Server, client: holdfast.Client
+) -> None:
+    words = "run", "--shared", "--ttl", "1", "catalog", "--", "sh", "-c", "echo begun; sleep 60"
+    with subprocess.Popen(
+        [*HOLDFAST, *words],
+        env=environment(HOLDFAST_URL=server.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        with client.rwlock("catalog").read():
+            (other,) = (
+                number
+                for number, holder in enumerate(data(server, "show", "catalog")["holders"], 1)
+                if holder["label"]
+            )
+            broken = run(server, "break", "catalog", "--yes", "--holder", str(other))
+            assert broken.status == 0, broken.err
+            _, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 75
+            assert "the lease of 'catalog' (fence " in err
+            assert len(client.rwlock("catalog").holders()) == 1

@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast.cli.top import SORTS, TopState
 from holdfast.overview.scan import Overview
+from holdfast.overview.views import NO_READING, Survey, merge_readings
 from kit.servers import ONE_KIND, Server, programs
 from kit.terminal import HOLDFAST, PATIENCE, Terminal, environment
 from kit.waiting import eventually
@@ -289,3 +290,12 @@ def test_top_scrolls_and_shows_the_visible_rows(kind: str) -> None:
                 top.shows(shown)
             top.types("/lock2")
             top.shows("rows 1 to 5 of 10", "lock20")
+
+
+def test_new_holders_of_a_semaphore_count_as_one_hand_over() -> None:
+    key, state = b"holdfast:{gpu}:semaphore", TopState("here")
+    for at, tokens in enumerate(([b"a", b"b"], [b"a", b"b"], [b"a", b"c"])):
+        holds = tuple((token, 30_000.0) for token in tokens)
+        view = merge_readings(key, [NO_READING._replace(holds=holds)])
+        state.update(Survey((view,), {}, complete=True), now=float(at), took=0.0)
+        assert state.changes == ({key: 1} if b"c" in tokens else {})

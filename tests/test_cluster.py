@@ -39,6 +39,7 @@ from kit.history import (
 from kit.processes import Process
 from kit.servers import HOST, Server, commands_processed, programs
 from kit.waiting import PATIENCE, eventually
+from test_cli_locks import data, run
 from test_waiting_signal_handlers import CHANNELS, check_every_line
 
 if TYPE_CHECKING:
@@ -948,6 +949,21 @@ async def test_locks_of_all_nodes_are_listed_and_can_be_evicted(api: Api, cluste
         assert overview.survey(lambda _: True).locks == ()
     finally:
         overview.close()
+
+
+@pytest.mark.long
+def test_a_result_on_any_node_is_shown_and_forgotten(cluster: Cluster) -> None:
+    names = [
+        cluster.name_on(node) for node in cluster.nodes if node.command("ROLE")[0] == b"master"
+    ]
+    with holdfast.Client(cluster.url) as client:
+        for name in names:
+            with client.once(name, keep=60) as work:
+                work.result = 1
+            record = data(cluster.url, "show", name)["record"]
+            assert record["fence"] == work.fence
+            assert run(cluster.url, "break", name, "--yes", "--forget").status == 0
+            assert run(cluster.url, "show", name).status == 1
 
 
 def test_a_killed_waiter_is_shown_as_gone_in_a_cluster(cluster: Cluster) -> None:

@@ -104,8 +104,9 @@ async def test_a_run_knows_its_lease_its_period_and_the_run_before_it(
     assert (run.name, run.last) == ("a", None)
     assert before * 1e6 <= run.fence <= after * 1e6
     assert int((before - 3600.5) // YEAR) <= run.number <= int((after - 3600.5) // YEAR)
-    at, fence, token = server.command("GET", RECORD).decode().split(" ", 2)
+    at, fence, *settings, token = server.command("GET", RECORD).decode().split(" ", 5)
     assert (int(fence), token) == (run.fence, run.lease.token)
+    assert settings == [str(YEAR * 1000), "3600500", "0"]
     assert 30 * 86_400_000 < server.command("PTTL", RECORD) <= 30 * 86_400_000 + 2 * YEAR * 1000
     started_ago(server, YEAR)
     await job.call()

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from holdfast.sim.hazards import Hazard
     from holdfast.sim.timeline import Timeline
 
-WAITS_FOREVER = {"setnx_without_expiry", "setnx_then_expire", "lost_wakeup"}
+WAITS_FOREVER = {
+    "setnx_without_expiry",
+    "setnx_then_expire",
+    "lost_wakeup",
+    "leaked_permits",
+    "opposite_orders",
+}
 BREAKS_ASSUMPTIONS = {"failover_before_replication", "split_brain", "clock_jump_in_a_quorum"}
 NEEDS_THE_FENCE = {*BREAKS_ASSUMPTIONS, "paused_holder"}
 
@@ -42,6 +48,8 @@ def test_all_hazards_are_listed() -> None:
         "expiry_under_a_long_job",
         "local_reentry_count",
         "lost_wakeup",
+        "leaked_permits",
+        "opposite_orders",
         "paused_holder",
         "failover_before_replication",
         "split_brain",

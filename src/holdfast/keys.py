@@ -34,15 +34,22 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
         rb"holdfast:odd:\{\d+\}:(.*)",
     )
 )
-KINDS = "once", "periodic"
-"""The kinds of locks that are not created with `client.lock`, as `ls` shows them."""
-
+CACHE, ONCE, PERIODIC, RATE = "cache", "once", "periodic", "rate"
 SEMAPHORE, RWLOCK = "semaphore", "rwlock"
+KINDS = (
+    CACHE,
+    ONCE,
+    PERIODIC,
+)
+"""The kinds of locks that are not created with `client.lock`. In their keys, `tag_for` encodes the
+name."""
+
 SHARED_KINDS = SEMAPHORE, RWLOCK
-"""The kinds of locks with several holders. Their keys end with the kind."""
+"""The kinds of locks with several holders. Their keys end with the kind, after the exact name."""
 
 _NAME = re.compile(
-    rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}(?::(%b))?" % "|".join(SHARED_KINDS).encode(), re.DOTALL
+    rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}(?::(%b))?" % "|".join((*SHARED_KINDS, RATE)).encode(),
+    re.DOTALL,
 )
 _OF_KIND = re.compile(
     rb"holdfast:(?:in:([^{}:]+):)?\{([^{}]+)\}:(%b)" % "|".join(KINDS).encode(), re.DOTALL
@@ -160,10 +167,28 @@ def keys_of_kind(kind: str, name: str, namespace: str, record: str) -> Keys:
     Raises:
         ConfigurationError: the name is invalid.
     """
-    encoded_name("name", name)
-    tag, within = tag_for(name), b"%b:" % namespace.encode() if namespace else b""
-    lock_key = b"%b{%b}:%b" % (prefix_of(namespace), tag, kind.encode())
-    return Keys((*keys_of(lock_key), b"holdfast:%b:%b{%b}" % (record.encode(), within, tag)))
+    lock_key = key_of_kind(kind, name, namespace)
+    return Keys((*keys_of(lock_key), record_key_of(lock_key, record)))
+
+
+def key_of_kind(kind: str, name: str, namespace: str = "") -> bytes:
+    """Return the key of the lock of this kind with this name; `kind` is "lock" for a plain one.
+
+    Raises:
+        ConfigurationError: the name is invalid.
+    """
+    plain = lock_key_of(name, None, namespace)
+    if kind in KINDS:
+        return b"%b{%b}:%b" % (prefix_of(namespace), tag_for(name), kind.encode())
+    return plain if kind == "lock" else b"%b:%b" % (plain, kind.encode())
+
+
+def record_key_of(lock_key: bytes, record: str) -> bytes:
+    """Return the key of the record beside a lock of one of KINDS: "result", "last" or "value"."""
+    found = _OF_KIND.fullmatch(lock_key)
+    assert found is not None  # noqa: S101 - the callers know the kind
+    within = b"%b:" % found[1] if found[1] else b""
+    return b"holdfast:%b:%b{%b}" % (record.encode(), within, found[2])
 
 
 def lock_key_in(key: bytes) -> bytes | None:
@@ -201,7 +226,7 @@ def name_in(lock_key: bytes) -> str | None:
 
 
 def kind_in(lock_key: bytes) -> str:
-    """Return the kind of the lock with this key: of KINDS or SHARED_KINDS; "" for a lock."""
+    """Return the kind of a key: of KINDS or SHARED_KINDS, or RATE; "" for that of a lock."""
     found = _NAME.fullmatch(lock_key) or _OF_KIND.fullmatch(lock_key)
     return found[3].decode() if found and found[3] else ""
 

@@ -569,7 +569,7 @@ PERIODIC_MUTANTS = [
     Mutant(
         "the start is recorded with its grant",
         "scripts/start.lua",
-        "  redis.call('SET', KEYS[4], start, 'PX', ARGV[8])\n",
+        "  redis.call('SET', KEYS[4], table.concat(start, ' '), 'PX', ARGV[8])\n",
         "",
         PERIODIC_CALM,
         "PERIOD",

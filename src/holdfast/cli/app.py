@@ -20,7 +20,7 @@ COMMANDS = {
     "run": "holdfast.cli.run:run",
     "ls": "holdfast.cli.locks:ls",
     "show": "holdfast.cli.locks:show",
-    "break": "holdfast.cli.locks:break_",
+    "break": "holdfast.cli.breaking:break_",
     "top": "holdfast.cli.top:top",
     "doctor": "holdfast.cli.doctor:doctor",
     "quorum": "holdfast.cli.quorum:quorum",
@@ -35,11 +35,11 @@ WITH_COMMAND = {"run"}
 
 
 class WithCommand(TyperCommand):
-    """A subcommand whose arguments are a name and a command."""
+    """A subcommand whose arguments are names and a command."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's signature
         """Return the words of the usage line."""
-        return [self.options_metavar or "", "NAME", "[--]", "COMMAND..."]
+        return [self.options_metavar or "", "NAME...", "--", "COMMAND..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's signature
         """Parse the arguments; show how to write them if one is missing."""
@@ -86,9 +86,12 @@ class Commands(TyperGroup):
 def _simplify(params: Iterable[Any]) -> None:
     """Show no `<bool>` after a flag, which takes no value.
 
-    Show no type after an argument, and no braces around a required one in the usage line.
+    Show no type after an argument, and no braces around a required one in the usage line. Show no
+    range such as `[0<=x<=1]`: on 80 columns it leaves too little width for the help. The error for
+    a value out of range names the range.
     """
     for param in params:
+        param._get_number_range_help_str = lambda: None  # noqa: SLF001 - typer has no setting for it
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.param_type_name == "argument":

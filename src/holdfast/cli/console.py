@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holdfast.core.token import TokenInfo
+    from holdfast.holder import Holder
+
 UNLIMITED_WIDTH = 100_000
 """Columns if the output is no terminal: no row is cut."""
 
@@ -69,3 +72,25 @@ def report_line(text: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"holdfast: {sanitized(text)}\n")
             sys.stderr.flush()
+
+
+def format_seconds(length: float | None) -> str:
+    """Format a duration in few characters; None means that it never ends."""
+    if length is None:
+        return "∞"
+    if length < 10:  # noqa: PLR2004 - a decimal matters here
+        return f"{length:.1f} s"
+    for unit, size, until in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
+        if length < until * size:
+            return f"{length / size:.0f} {unit}"
+    return f"{length / 86400:.0f} d"
+
+
+def identity(holder: Holder | TokenInfo | None, before_pid: str = ", pid ") -> str:
+    """Return the process of a holder or waiter, and its label, as text."""
+    if holder is None or holder.pid is None:
+        return "another client"
+    place = holder.host or ""
+    place = place if holder.user is None else f"{holder.user}@{place}"
+    label = f" ({holder.label})" if holder.label else ""
+    return f"{place}{before_pid}{holder.pid}{label}"

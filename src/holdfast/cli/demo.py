@@ -1,4 +1,4 @@
-"""`holdfast demo`: what a lock is for, in four scenes with real processes."""
+"""`holdfast demo`: what a lock is for, in seven scenes with real processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,33 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli import Interrupted
 from holdfast.cli.console import open_console
-from holdfast.cli.demo_workers import SALES, SELLERS, TTL, Account, stock_key
+from holdfast.cli.demo_workers import (
+    GIVE_UP_AFTER,
+    PERMITS,
+    SALES,
+    SELLERS,
+    TTL,
+    Account,
+    key_of,
+)
 from holdfast.cli.servers import exit_if_unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from rich.console import Console
 
 
 def demo() -> None:
-    """Show what a lock is for, with real processes, in ten seconds.
+    """Show what a lock is for, with real processes, in twenty seconds.
 
     Example: `holdfast demo`
 
-    Four scenes on the embedded server: a lost update; the same with a lock; a holder that is
-    killed; a holder that is stopped, and writes after its lease has ended.
+    Seven scenes on the embedded server: a lost update; the same with a lock; a holder that is
+    killed; a holder that is stopped, and writes after its lease has ended; a deadlock of two locks,
+    and how to avoid it; a holder of permits that is killed; work that is done once, although a
+    process dies.
     """
     from holdfast import embedded
 
@@ -50,6 +60,10 @@ def demo() -> None:
         account.create()
         with show.start_workers("write", 2, str(account.path)) as (first, second):
             _late_write(show, account, first, second)
+    with show.start_workers("share", 3, key_of("")) as (first, second, third):
+        _two_locks(show, first, second)
+        _killed_permit(show, first, second, third)
+        _work_once(show, second, third)
     show.title("What to read next")
     show.text("README.md: how to use holdfast, and what it does not guarantee.")
     show.text("docs/guarantees.md: the guarantees on one server, a quorum, Sentinels.")
@@ -84,11 +98,9 @@ def _killed_holder(show: _Demo, holder: _Worker, waiter: _Worker) -> None:
     fence = int(holder.request("acquire"))
     show.text(f"Process {holder.pid} holds the lock (ttl {TTL:g} s), process {waiter.pid} waits.")
     waiter.send("acquire")
-    os.kill(holder.pid, signal.SIGKILL)
-    died_at = time.monotonic()
-    show.code(f"kill -9 {holder.pid}")
-    next_fence = int(waiter.receive())
-    waited = time.monotonic() - died_at
+    answers: list[str] = []
+    waited = show.kill(holder, lambda: answers.append(waiter.receive()))
+    next_fence = int(answers[0])
     show.success(f"Process {waiter.pid} holds the lock {waited:.1f} s later, without any cleanup.")
     show.text("Each lease has a fence, greater than all fences before it:")
     show.text(f"{fence} < {next_fence}.")
@@ -116,6 +128,54 @@ def _late_write(show: _Demo, account: Account, first: _Worker, second: _Worker) 
     show.text(f"{first.request('check')}.")
 
 
+def _two_locks(show: _Demo, first: _Worker, second: _Worker) -> None:
+    show.title("5  Two locks at once")
+    first.request("lock a")
+    second.request("lock b")
+    show.text(f"Process {first.pid} has locked account a, and {second.pid} account b.")
+    first.send("lock b")
+    second.send("lock a")
+    for each in (first, second):
+        each.receive()
+    show.text("Now each of them needs the other account too: a deadlock.")
+    show.failure(f"After {GIVE_UP_AFTER:g} s it is ended by the timeout, and nothing is done.")
+    for each in (first, second):
+        each.request("unlock")
+    show.code("with client.lock_all([source, target]):")
+    left, count = show.transfer(first, second)
+    if left:
+        raise SystemExit(f"holdfast: {left} is missing in the accounts: please report it")
+    show.success(f"{count} transfers, half of them from a to b and half from b to a: no deadlock,")
+    show.success("and the total is unchanged.")
+
+
+def _killed_permit(show: _Demo, first: _Worker, second: _Worker, waiter: _Worker) -> None:
+    show.title("6  A holder of a permit is killed")
+    show.code(f'client.semaphore("gpu", limit={PERMITS})')
+    for each in (first, second):
+        each.request("take_permit")
+    show.text(f"Processes {first.pid} and {second.pid} have a permit each,")
+    show.text(f"process {waiter.pid} waits.")
+    waiter.send("take_permit")
+    waited = show.kill(first, waiter.receive)
+    used = waiter.request("permits_in_use")
+    show.success(f"Process {waiter.pid} has its permit {waited:.1f} s later.")
+    show.success(f"{used} of {PERMITS} permits are in use: none was lost.")
+
+
+def _work_once(show: _Demo, first: _Worker, second: _Worker) -> None:
+    show.title("7  Work that is done once")
+    show.code('with client.once("order 7", keep=86400) as run:')
+    first.request("begin_charge")
+    show.text(f"Process {first.pid} begins to charge order 7, and so would {second.pid}.")
+    second.send("charge")
+    waited = show.kill(first, second.receive)
+    show.text(f"Process {second.pid} waited for the result, and charges {waited:.1f} s later.")
+    if second.request("charge") != f"received {second.pid}":
+        raise SystemExit("holdfast: the order was charged twice: please report it")
+    show.success("The next call charges nothing, and receives the stored result.")
+
+
 class _Demo:
     """Prints the scenes, and starts the worker processes."""
 
@@ -136,6 +196,10 @@ class _Demo:
         """Print a line about something that went well."""
         self._console.print(f"   {words}", style="green", soft_wrap=True)
 
+    def failure(self, words: str) -> None:
+        """Print a line about something that went wrong."""
+        self._console.print(f"   {words}", style="bold red", soft_wrap=True)
+
     def code(self, words: str) -> None:
         """Print a command or a line of code."""
         self._console.print(f"      {words}", style="cyan", soft_wrap=True)
@@ -150,7 +214,7 @@ class _Demo:
         """Start worker processes, and kill them at the end of the block."""
         workers: list[_Worker] = []
         try:
-            workers += [_Worker(role, self._url, resource or stock_key()) for _ in range(count)]
+            workers += [_Worker(role, self._url, resource or key_of("stock")) for _ in range(count)]
             for worker in workers:
                 worker.receive()
             yield workers
@@ -158,17 +222,38 @@ class _Demo:
             for worker in workers:
                 worker.kill()
 
+    def kill(self, worker: _Worker, until: Callable[[], object]) -> float:
+        """Kill a worker; return how many seconds the other one had to wait."""
+        os.kill(worker.pid, signal.SIGKILL)
+        died_at = time.monotonic()
+        self.code(f"kill -9 {worker.pid}")
+        until()
+        return time.monotonic() - died_at
+
+    def transfer(self, first: _Worker, second: _Worker) -> tuple[int, int]:
+        """Have both transfer in opposite directions; return what is missing, and the count."""
+        import redis
+
+        keys = key_of("a"), key_of("b")
+        with redis.Redis.from_url(self._url) as bank:
+            for key in keys:
+                bank.set(key, 100)
+            first.send("transfer a b")
+            second.send("transfer b a")
+            count = int(first.receive()) + int(second.receive())
+            return 200 - sum(int(bank.getdel(key) or 0) for key in keys), count
+
     def sell(self, sellers: list[_Worker], how: str) -> int:
         """Have all sellers sell at the same time; return the stock that is left."""
         import redis
 
         with redis.Redis.from_url(self._url) as shop:
-            shop.set(stock_key(), SALES, px=60_000)
+            shop.set(key_of("stock"), SALES, px=60_000)
             for seller in sellers:
                 seller.send(how)
             for seller in sellers:
                 seller.receive()
-            return int(shop.getdel(stock_key()) or 0)
+            return int(shop.getdel(key_of("stock")) or 0)
 
 
 class _Worker:

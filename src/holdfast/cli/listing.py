@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from holdfast.cli.console import sanitized
-from holdfast.cli.locks import format_seconds, holders_of, waiting_of
+from holdfast.cli.console import format_seconds, sanitized
+from holdfast.cli.locks import age_of, holders_of, waiting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def _columns(width: int, *, several: bool) -> list[str]:
 def _row(lock: LockView, columns: Sequence[str]) -> list[str]:
     is_free = lock.state in {"free", "contested"}
     facts = {
-        "age": "" if is_free else "?" if lock.age is None else format_seconds(lock.age),
+        "age": age_of(lock),
         "left": "" if is_free else format_seconds(lock.remaining),
         "waiting": waiting_of(lock),
         "longest wait": format_seconds(lock.longest_wait) if lock.waiting else "",

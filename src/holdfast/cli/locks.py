@@ -1,26 +1,29 @@
-"""`holdfast ls`, `show` and `break`: list locks, show one, and take one from its holder."""
+"""`holdfast ls` and `show`: list locks, and show one."""
 
 from __future__ import annotations
 
 import json
-import logging
-import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console, open_wide_console, sanitized
+from holdfast.cli.console import (
+    format_seconds,
+    identity,
+    open_console,
+    open_wide_console,
+    sanitized,
+)
+from holdfast.cli.kinds import KINDS, LISTED_KINDS, record_rows, text_of, with_article
 from holdfast.cli.servers import (
     UNREACHABLE,
+    AsJson,
     Local,
-    LongestTtl,
     Namespace,
     OnlyNamespace,
     Urls,
-    chosen_servers,
-    exit_if_unreachable,
     open_overview,
     print_stderr,
 )
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from holdfast.api.client import Lock
-    from holdfast.api.shared import RWLock, Semaphore
     from holdfast.core.token import TokenInfo
     from holdfast.holder import Holder
     from holdfast.overview.scan import Overview
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 NOT_HELD = 1
 """Exit status if the lock is not held, or was not broken."""
-
-TTL = 30.0
-"""The ttl of the evicting client; it does not apply to the next holder."""
 
 SORTS: dict[str, Callable[[LockView], tuple[float, str]]] = {
     "name": lambda lock: (0.0, lock.display_name),
@@ -56,19 +54,26 @@ SORTS: dict[str, Callable[[LockView], tuple[float, str]]] = {
 }
 """Sort keys of `--sort`; the greatest comes first, except for name and left."""
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, or the id of the work.")]
 ByKey = Annotated[
     bool,
     typer.Option("--key", help="NAME is the exact key, for locks created with key=."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-KINDS = "lock", "semaphore", "rwlock"
 OfKind = Annotated[
     str | None,
     typer.Option(
         "--kind",
         metavar="KIND",
-        help=f"One of {', '.join(KINDS)}: by default, the first one that is held or waited for.",
+        help=f"One of {', '.join(KINDS)}. By default the one that is in use.",
+        show_default=False,
+    ),
+]
+OnlyKind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help=f"Only this kind: {', '.join(LISTED_KINDS)}.",
         show_default=False,
     ),
 ]
@@ -90,14 +95,18 @@ def ls(
     sort: Annotated[
         str, typer.Option(metavar="BY", help=f"Sort by {', '.join(SORTS)}.", show_default=True)
     ] = "name",
+    kind: OnlyKind = None,
     as_json: AsJson = False,
     namespace: OnlyNamespace = None,
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """List locks that are held or have waiters.
+    """List locks, permits and work that are held or waited for.
 
     Example: `holdfast ls 'invoice:*' --waiting --sort wait`
+
+    Anything but a lock has its kind after the name. Rates and what is only stored (results, last
+    starts, cached values) are not listed: `holdfast show NAME` shows them.
 
     Locks are found with SCAN, which does not block the server. A lock created with `key=` is
     shown as `key …`, once a client of holdfast has used it. A lock in a namespace is shown with
@@ -120,12 +129,15 @@ def ls(
 
     if sort not in SORTS:
         raise typer.BadParameter(f"sort by one of {', '.join(SORTS)}, not by {sanitized(sort)!r}")
+    _check_kind(kind, LISTED_KINDS)
     with open_overview(urls, local=local) as overview:
         survey = overview.survey(matching(pattern, namespace), waiters=ALL if as_json else 1)
     locks = [
         lock
         for lock in sorted(survey.locks, key=SORTS[sort])
-        if (lock.state == "held" or not held) and (lock.waiting or not waiting)
+        if (lock.state == "held" or not held)
+        and (lock.waiting or not waiting)
+        and kind in {None, lock.kind}
     ]
     servers = ", ".join(overview.servers)
     if as_json:
@@ -137,7 +149,7 @@ def ls(
         coloured = console.color_system is not None and not console.no_color
         typer.echo("\n".join(format_listing(locks, console.width, coloured=coloured)))
     elif survey.complete:
-        which = "matching " if pattern or held or waiting or namespace else ""
+        which = "matching " if pattern or held or waiting or kind or namespace else ""
         print_stderr(f"no {which}locks on {servers}")
     for node, failure in survey.failures.items():
         print_stderr(failure if node in failure else f"{node}: {failure}")
@@ -154,15 +166,19 @@ def show(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Show one lock, semaphore or rwlock: its holders, and all waiters in order.
+    """Show a lock with its holders and all waiters, a result, or a value.
 
     Example: `holdfast show nightly-backup`
 
+    NAME may also be that of a semaphore, an rwlock, a periodic job (its last start), a cached value
+    or a rate, or the id of work that is done once (its result). If several kinds have this name,
+    the first one that is held or waited for is shown, and the others are named.
+
     Exit status:
 
-    * 0: the lock is held
+    * 0: it is held, or something is stored for it
 
-    * 1: the lock is not held
+    * 1: it is not held, and nothing is stored
 
     * 2: wrong usage
 
@@ -170,160 +186,62 @@ def show(
     embedded server is running
     """
     with open_overview(urls, local=local) as overview:
-        lock = _read(overview, name, namespace, kind, key=key)
+        found = read_kinds(overview, name, namespace, kind, key=key)
+    lock, *others = sorted(found, key=lambda each: (not each.is_used, each.record is None))
+    also = [each.kind for each in others if each.is_used or each.record]
     if as_json:
-        typer.echo(json.dumps({**lock.as_data(), "servers": overview.servers}, indent=2))
+        facts = {**lock.as_data(), "also": also, "servers": overview.servers}
+        typer.echo(json.dumps(facts, indent=2))
     else:
-        _print_lock(open_console(), lock, overview.servers)
-    raise typer.Exit(0 if lock.state == "held" else NOT_HELD)
+        print_lock(open_console(), lock, overview.servers, also)
+    raise typer.Exit(0 if lock.state == "held" or lock.record else NOT_HELD)
 
 
-def break_(
-    name: Name,
-    *,
-    key: ByKey = False,
-    kind: OfKind = None,
-    holder: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Of several holders, the one that `show` lists as number N."
-        ),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    longest_ttl: LongestTtl = 60.0,
-    namespace: Namespace = None,
-    urls: Urls = None,
-    local: Local = False,
-) -> None:
-    """Take a lock, or permits, from a holder, and grant them to the first waiter.
-
-    Example: `holdfast break nightly-backup`
-
-    Shows the holder, and asks for confirmation. If the holder has changed by then, nothing is
-    done. The holder is not stopped: it detects the loss at its next renewal, after up to a third
-    of its ttl. Until then two clients may work at the same time, so the resource should check
-    fences. If the lock has a lock_delay, the first waiter is granted the lock after it; a second
-    break ends the delay.
-
-    Exit status:
-
-    * 0: broken
-
-    * 1: the lock is not held, its holder has changed, or you declined
-
-    * 2: wrong usage, or neither a terminal nor `--yes`
-
-    * 3: the server (of a quorum, a majority) did not reply, or refused; or no URL is given and no
-    embedded server is running
-    """
-    from holdfast.api.client import Client
-    from holdfast.errors import ConfigurationError
-
-    console = open_console()
-    with open_overview(urls, local=local) as overview:
-        lock = _read(overview, name, namespace, kind, key=key)
-        if not lock.holders:
-            servers = ", ".join(overview.servers)
-            print_stderr(f"'{lock.display_name}' is {_FREE_TEXT[lock.state]} (on {servers})")
-            raise typer.Exit(NOT_HELD)
-        _print_lock(console, lock, overview.servers)
-        chosen = _chosen(lock, holder)
-        if not yes:
-            _confirm(lock, chosen)
-        # Without a handler, logging would write to stderr.
-        logging.getLogger("holdfast").addHandler(logging.NullHandler())
-        try:
-            client = Client(
-                chosen_servers(urls, local=local), longest_ttl=longest_ttl, namespace=namespace
-            )
-        except ConfigurationError as error:
-            raise typer.BadParameter(sanitized(str(error))) from None
-        with exit_if_unreachable(), client:
-            ttl = min(TTL, longest_ttl)
-            target: Lock | RWLock | Semaphore
-            if lock.kind == "semaphore":
-                target = client.semaphore(name, limit=1, ttl=ttl)
-            elif lock.kind == "rwlock":
-                target = client.rwlock(name, ttl=ttl)
-            else:
-                by_key = name if key else None
-                target = client.lock("a lock by its key" if key else name, key=by_key, ttl=ttl)
-            broken = target.evict(chosen)
-        if not broken:
-            print_stderr(f"'{lock.display_name}' has another holder now: nothing was done")
-            raise typer.Exit(NOT_HELD)
-        result = _result(overview.read_lock(lock.key), ended_delay=lock.state == "delayed")
-        console.print(result, soft_wrap=True)
-
-
-_FREE_TEXT: dict[State, str] = {
+FREE_TEXT: dict[State, str] = {
     "free": "not held",
     "contested": "not held: no majority of the servers has the same holder",
 }
 
 
-def _key_of(name: str, namespace: str | None, *, key: bool) -> bytes:
+def _key_of(name: str, namespace: str | None, kind: str, *, key: bool) -> bytes:
     from holdfast.errors import ConfigurationError
-    from holdfast.keys import checked_namespace, lock_key_of
+    from holdfast.keys import checked_namespace, key_of_kind, lock_key_of
 
     try:
-        return lock_key_of(name, name if key else None, checked_namespace(namespace))
+        within = checked_namespace(namespace)
+        return lock_key_of(name, name) if key else key_of_kind(kind, name, within)
     except ConfigurationError as error:
         raise typer.BadParameter(sanitized(str(error))) from None
 
 
-def _read(
+def _check_kind(kind: str | None, known: Sequence[str]) -> None:
+    if kind is not None and kind not in known:
+        raise typer.BadParameter(f"--kind is one of {', '.join(known)}")
+
+
+def read_kinds(
     overview: Overview, name: str, namespace: str | None, kind: str | None, *, key: bool
-) -> LockView:
-    """Return the lock of this kind, or of the first kind that is held or waited for."""
-    if kind is not None and (kind not in KINDS or key):
-        raise typer.BadParameter(f"--kind is one of {', '.join(KINDS)}, and not for --key")
-    lock_key = _key_of(name, namespace, key=key)
-    wanted = KINDS if kind is None and not key else (kind or "lock",)
-    if len(overview.servers) > 1:  # a quorum has locks only
-        wanted = ("lock",)
-    first: LockView | None = None
-    for each in wanted:
-        lock = overview.read_lock(lock_key if each == "lock" else lock_key + b":" + each.encode())
-        if lock.holders or lock.waiting:
-            return lock
-        first = first or lock
-    assert first is not None  # noqa: S101 - there is at least one kind
-    return first
+) -> list[LockView]:
+    """Return what each kind has under this name; only that kind, or that key, if it is given.
 
+    Raises:
+        typer.BadParameter: the kind, the name or the namespace is not valid.
+    """
+    from holdfast.overview.kinds import KINDS as ALL_KINDS
 
-def _chosen(lock: LockView, number: int | None) -> Holder:
-    """Return the holder that is to be evicted."""
-    if not lock.has_permits:
-        return replace(lock.holders[0], token=lock.token)
-    if number is None and len(lock.holders) > 1:
-        print_stderr(f"it has {len(lock.holders)} holders: give the number of one as --holder")
-        raise typer.Exit(2)
-    if number is not None and number > len(lock.holders):
-        print_stderr(f"it has {len(lock.holders)} holders, and no number {number}")
-        raise typer.Exit(2)
-    return lock.holders[(number or 1) - 1]
-
-
-def _confirm(lock: LockView, chosen: Holder) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        print_stderr("there is no terminal to ask for confirmation: give --yes to break the lock")
-        raise typer.Exit(2)
-    what = "End the lock delay" if lock.state == "delayed" else "Break this lock"
-    if lock.has_permits:
-        what = f"Evict {sanitized(identity(chosen))}"
-    if not typer.confirm(f"{what}?", err=True):
-        print_stderr("nothing was changed")
-        raise typer.Exit(NOT_HELD)
-
-
-def _result(lock: LockView, *, ended_delay: bool) -> str:
-    if lock.state == "delayed":
-        return f"broken; its lock_delay ends in {format_seconds(lock.remaining)}"
-    done = "the lock delay is over" if ended_delay else "broken"
-    if lock.holders:
-        return f"{done}; now held by {sanitized(', '.join(map(identity, lock.holders)))}"
-    return f"{done}; now free"
+    _check_kind(kind, KINDS)
+    if key and kind is not None:
+        raise typer.BadParameter("give --key or --kind, not both: a key has one kind")
+    on_quorum = len(overview.servers) > 1
+    wanted = [
+        each.name
+        for each in ALL_KINDS
+        if (kind in {None, each.name}) and (each.on_quorum or not on_quorum)
+    ]
+    if not wanted:
+        raise typer.BadParameter(f"--kind {kind}: there is none on several independent servers")
+    keys = [_key_of(name, namespace, each, key=key) for each in wanted[: 1 if key else None]]
+    return [overview.read_lock(each) for each in keys]
 
 
 def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bool]:
@@ -356,28 +274,6 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
 # Formatting
 
 
-def format_seconds(length: float | None) -> str:
-    """Format a duration in few characters; None means that it never ends."""
-    if length is None:
-        return "∞"
-    if length < 10:  # noqa: PLR2004 - a decimal matters here
-        return f"{length:.1f} s"
-    for unit, size, until in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
-        if length < until * size:
-            return f"{length / size:.0f} {unit}"
-    return f"{length / 86400:.0f} d"
-
-
-def identity(holder: Holder | TokenInfo | None, before_pid: str = ", pid ") -> str:
-    """Return the process of a holder or waiter, and its label, as text."""
-    if holder is None or holder.pid is None:
-        return "another client"
-    place = holder.host or ""
-    place = place if holder.user is None else f"{holder.user}@{place}"
-    label = f" ({holder.label})" if holder.label else ""
-    return f"{place}{before_pid}{holder.pid}{label}"
-
-
 def holders_of(lock: LockView) -> str:
     """Return the holders of a lock for a row of a list, where width is short."""
     first = identity(lock.holders[0], " ") if lock.holders else ""
@@ -406,25 +302,30 @@ def name_of(lock: LockView) -> Text:
     )
 
 
-def _print_lock(console: Console, lock: LockView, servers: Sequence[str]) -> None:
+def print_lock(
+    console: Console, lock: LockView, servers: Sequence[str], also: Sequence[str] = ()
+) -> None:
+    """Print all that is known; `also` are other kinds with the same name."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, words in _rows(lock, servers):
+    for name, words in [*_rows(lock, servers), *_other_kinds(also)]:
         table.add_row(name, Text(sanitized(words)))
     console.print(Text(sanitized(lock.display_name), "bold", overflow="fold"))
     console.print(table)
 
 
 def _rows(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
-    facts = [*_holder_rows(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
+    holders = _holder_rows(lock) if lock.holders or not lock.record else []
+    facts = [*holders, *record_rows(lock), ("key", lock.key.decode("utf-8", "surrogateescape"))]
     facts.append(("server", ", ".join(servers)))
     if lock.nodes[1] > 1 and lock.state != "free":
         facts.append(("on", f"{lock.nodes[0]} of the {lock.nodes[1]} servers that replied"))
-    facts.append(("waiting", str(lock.waiting or "none")))
+    if lock.kind != "rate":
+        facts.append(("waiting", str(lock.waiting or "none")))
     there = [waiter for waiter in lock.waiters if waiter.connected is not False]
     for number, waiter in enumerate(there, 1):
         share = _share(lock, waiter.party)
@@ -438,6 +339,13 @@ def _rows(lock: LockView, servers: Sequence[str]) -> list[tuple[str, str]]:
     return facts
 
 
+def age_of(lock: LockView) -> str:
+    """Return how long a lock has been held, as text; "?" if that is not known."""
+    if lock.state in {"free", "contested"}:
+        return ""
+    return "?" if lock.age is None else format_seconds(lock.age)
+
+
 def waiting_of(lock: LockView) -> str:
     """Return the number of waiters, and of queue entries whose client is gone."""
     counts = [str(lock.waiting)] if lock.waiting else []
@@ -445,14 +353,16 @@ def waiting_of(lock: LockView) -> str:
 
 
 def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
+    text = text_of(lock)
     if not lock.holders:
-        return [("state", _FREE_TEXT[lock.state])]
+        return [("state", text.free if lock.state == "free" else FREE_TEXT[lock.state])]
     delayed, first = lock.state == "delayed", lock.holders[0]
     if lock.has_permits:
         return _rows_of_permits(lock)
     facts = []
     for number, holder in enumerate(lock.holders):
-        facts.append(("and by" if number else "lost" if delayed else "held by", _shown(holder)))
+        label = "and by" if number else "lost" if delayed else text.held_by
+        facts.append((label, _shown(holder)))
         if holder.pid is not None:
             facts.append(("thread", holder.thread or ""))
     if first.owner is not None:
@@ -475,6 +385,10 @@ def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
 
 def _rows_of_permits(lock: LockView) -> list[tuple[str, str]]:
     facts = [("held by", lock.permits)]
+    if len(lock.limits) > 1:
+        limits = " or ".join(map(str, lock.limits))
+        words = f"clients give different limits ({limits}): each is granted permits while all "
+        facts.append(("limits", f"{words}permits in use are at most its own limit"))
     for number, holder in enumerate(lock.holders, 1):
         left = f"for another {format_seconds(holder.remaining)} unless renewed"
         facts.append((f"{number:>7}", f"{_shown(holder)}{_share(lock, holder)}, {left}"))
@@ -495,3 +409,9 @@ def _share(lock: LockView, party: Holder | TokenInfo | None) -> str:
     if lock.kind == "rwlock":
         return ", to write" if party.weight == party.limit else ", to read"
     return f", {party.weight} of {party.limit} permits"
+
+
+def _other_kinds(also: Sequence[str]) -> list[tuple[str, str]]:
+    if not also:
+        return []
+    return [("also", ", ".join(f"{with_article(kind)} (--kind {kind})" for kind in also))]

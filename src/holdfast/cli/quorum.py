@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console, sanitized
-from holdfast.cli.locks import format_seconds
+from holdfast.cli.console import format_seconds, open_console, sanitized
 from holdfast.cli.servers import LongestTtl, exit_if_unreachable, print_stderr, split_urls
 
 if TYPE_CHECKING:

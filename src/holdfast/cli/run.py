@@ -1,4 +1,4 @@
-"""`holdfast run`: run a command while holding a lock, as flock(1) does on one machine."""
+"""`holdfast run`: run a command while holding locks, as flock(1) does on one machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from holdfast.cli.servers import LOCAL, Local, LongestTtl, Namespace, Urls, chos
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from holdfast.api.client import Client, Lock
+    from holdfast.api.multi_lock import MultiLock
     from holdfast.api.shared import ReadLock, WriteLock
     from holdfast.cli.child import Child
     from holdfast.cli.supervise import CommandEnd, Signals
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.errors import HoldfastError
     from holdfast.holder import Holder
+
+    Single: TypeAlias = Lock | ReadLock | WriteLock
 
 UNAVAILABLE, LOST, MISCONFIGURED, HELD_TOO_LONG = 69, 75, 78, 124
 LABEL_MAX, NAME_MAX = 200, 60
@@ -37,11 +41,20 @@ REPORT_AFTER, CHECK_EVERY = 1.0, 2.0
 OTHERS_WAIT = "other clients are ahead in the queue"
 """Reported instead of the holder if the lock has none."""
 
+SHOWN_MAX = 3
+"""How many names a message lists."""
+
 
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the lock.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the lock, or of locks to acquire together."),
+    ],
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="Command to run, after --.")
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", help="Command to run, after --, which may be omitted after one NAME."
+        ),
     ],
     *,
     no_wait: Annotated[
@@ -64,7 +77,9 @@ def run(
     ] = 1,
     ttl: Annotated[
         float,
-        typer.Option(min=1.0, metavar="SECONDS", help="Expiry of the lock if this machine dies."),
+        typer.Option(
+            min=1.0, metavar="SECONDS", help="Expiry of the lock if this machine dies; 1 or more."
+        ),
     ] = 30.0,
     max_hold: Annotated[
         float | None,
@@ -123,18 +138,26 @@ def run(
 
     Example: `holdfast run nightly-backup -- ./backup.sh`
 
-    With --shared, several commands run at once, but none beside one with --exclusive:
-
-    `holdfast run --shared catalog -- ./report.sh`
-
     To skip the command if another machine runs it already:
 
     `holdfast run -n -E 0 nightly-backup -- ./backup.sh`
 
+    With several names, the command runs when all of these locks are held. They are acquired in a
+    fixed order, so that two of these commands never wait for each other:
+
+    `holdfast run account:1 account:2 -- ./transfer.sh`
+
+    With --shared, several commands run at once, but none beside one with --exclusive:
+
+    `holdfast run --shared catalog -- ./report.sh`
+
     The command has the terminal, input and signals as if it were run directly. Its environment
-    has HOLDFAST_LOCK, HOLDFAST_FENCE (send it with each write) and HOLDFAST_TOKEN. If the lock
-    cannot be renewed, the process group of the command receives TERM and then KILL, so that it
-    has ended before another client is granted the lock.
+    has HOLDFAST_LOCK, HOLDFAST_FENCE (send it with each write) and HOLDFAST_TOKEN: those of the
+    first lock. HOLDFAST_LOCKS is the number of locks, and HOLDFAST_LOCK_1, HOLDFAST_FENCE_1 and
+    HOLDFAST_TOKEN_1, then _2 and so on, are those of each one.
+
+    If a lock cannot be renewed, the process group of the command receives TERM and then KILL, so
+    that it has ended before another client is granted the lock.
 
     If the command does not run because another client holds the lock, one line on stderr names
     the holder, except with `-E 0` outside a terminal.
@@ -155,12 +178,9 @@ def run(
 
     * 126, 127: the command cannot be executed, or does not exist
     """
-    if command[0] == "--":
-        del command[0]
-    if not command or command[0].startswith("-"):
-        raise typer.BadParameter(
-            "usage: holdfast run [OPTIONS] NAME -- COMMAND...; options come before the name"
-        )
+    names, command = _names_and_command(name, command)
+    if len(names) > 1 and (shared or exclusive):
+        raise typer.BadParameter("--shared and --exclusive are for one NAME only")
     if (shared or exclusive) and (shared == exclusive or owner is not None or lock_delay):
         raise typer.BadParameter(
             "give one of --shared and --exclusive, without --owner and --lock-delay: these are for "
@@ -176,10 +196,11 @@ def run(
     try:
         child = Child(command)
     except UnrunnableError as error:
-        report_line(str(error))
+        hint = ": the words before -- are names of locks" if len(names) > 1 else ""
+        report_line(f"{error}{hint}")
         raise typer.Exit(error.status) from None
     settings = RunSettings(
-        name=name,
+        names=names,
         server=server,
         ttl=ttl,
         timeout=0.0 if no_wait else timeout,
@@ -200,6 +221,26 @@ def run(
     _exit(status)
 
 
+def _names_and_command(first: str, rest: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split the arguments into the names, which are before the first `--`, and the command.
+
+    Without `--` there is one name.
+
+    Raises:
+        typer.BadParameter: no command, an option among the names, or a name given twice.
+    """
+    end = rest.index("--") if "--" in rest else -1
+    names, command = (first, *rest[: max(end, 0)]), list(rest[end + 1 :])
+    misplaced = [word for word in (*names[1:], *command[:1]) if word.startswith("-")]
+    if misplaced or not command:
+        raise typer.BadParameter(
+            "usage: holdfast run [OPTIONS] NAME... -- COMMAND...; options come before the names"
+        )
+    if len(set(names)) < len(names):
+        raise typer.BadParameter("a name is given twice: give each lock once")
+    return names, command
+
+
 def _server(urls: Sequence[str] | None, *, local: bool) -> str | Sequence[str] | None:
     """Return the server for the client; warn if it is the embedded server by default."""
     server = chosen_servers(urls, local=local)
@@ -214,9 +255,9 @@ def _server(urls: Sequence[str] | None, *, local: bool) -> str | Sequence[str] |
 
 
 class RunSettings(NamedTuple):
-    """The lock and its settings, the server, and whether to report events."""
+    """The locks and their settings, the server, and whether to report events."""
 
-    name: str
+    names: tuple[str, ...]
     server: str | Sequence[str] | None
     ttl: float
     timeout: float | None
@@ -233,8 +274,14 @@ class RunSettings(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The namespace and the name, for messages."""
-        name = sanitized(self.name, NAME_MAX)
+        """The namespace and the names, for messages."""
+        shown = list(map(self.shown_name, self.names[:SHOWN_MAX]))
+        more = len(self.names) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
+
+    def shown_name(self, name: str) -> str:
+        """Return the namespace and one name, for messages."""
+        name = sanitized(name, NAME_MAX)
         return f"'{sanitized(self.namespace, NAME_MAX)}: {name}'" if self.namespace else f"'{name}'"
 
 
@@ -277,7 +324,7 @@ def _status(settings: RunSettings, child: Child, busy: int) -> int:
             if busy or _is_verbose(settings):
                 holder = error.holder
                 why = f"is held by {holder}" if holder else f"was not acquired: {OTHERS_WAIT}"
-                report_line(f"{settings.shown} {why}")
+                report_line(f"{settings.shown_name(error.lock)} {why}")
             return busy
         except HoldfastError as error:
             _report_error(settings, error)
@@ -293,7 +340,7 @@ def _status(settings: RunSettings, child: Child, busy: int) -> int:
 def _hold_and_run(settings: RunSettings, child: Child, switch: Switch, signals: Signals) -> int:
     from holdfast.api.client import Client
     from holdfast.cli.foreground import Foreground
-    from holdfast.cli.supervise import Supervisor
+    from holdfast.cli.supervise import Supervisor, leases_of
     from holdfast.errors import HoldfastError
 
     logging.getLogger("holdfast").addHandler(logging.NullHandler())  # otherwise it writes to stderr
@@ -311,7 +358,8 @@ def _hold_and_run(settings: RunSettings, child: Child, switch: Switch, signals: 
             signals.start_recording()
             waiting.set()
             if settings.verbose:
-                report_line(f"acquired {settings.shown}, fence {lease.fence}")
+                for each in leases_of(lease):
+                    report_line(f"acquired {settings.shown_name(each.name)}, fence {each.fence}")
             supervisor = Supervisor(
                 lease,
                 child,
@@ -331,10 +379,10 @@ def _hold_and_run(settings: RunSettings, child: Child, switch: Switch, signals: 
     return _status_of(outcome, settings, None)
 
 
-def _lock(settings: RunSettings, client: Client) -> Lock | ReadLock | WriteLock:
+def _lock(settings: RunSettings, client: Client) -> Single | MultiLock:
     if settings.side:
         rwlock = client.rwlock(
-            settings.name,
+            settings.names[0],
             ttl=settings.ttl,
             timeout=settings.timeout,
             max_hold=settings.max_hold,
@@ -342,25 +390,42 @@ def _lock(settings: RunSettings, client: Client) -> Lock | ReadLock | WriteLock:
             replicas=settings.replicas,
         )
         return rwlock.read() if settings.side == "read" else rwlock.write()
-    return client.lock(
-        settings.name,
-        ttl=settings.ttl,
-        timeout=settings.timeout,
-        max_hold=settings.max_hold,
-        owner=settings.owner,
-        label=settings.label,
-        lock_delay=settings.lock_delay,
-        replicas=settings.replicas,
-    )
+    locks = [
+        client.lock(
+            name,
+            ttl=settings.ttl,
+            timeout=settings.timeout,
+            max_hold=settings.max_hold,
+            owner=settings.owner,
+            label=settings.label,
+            lock_delay=settings.lock_delay,
+            replicas=settings.replicas,
+        )
+        for name in settings.names
+    ]
+    return locks[0] if len(locks) == 1 else client.lock_all(locks, timeout=settings.timeout)
 
 
-def _holder_of(lock: Lock | ReadLock | WriteLock) -> Holder | None:
-    """Return the holder, or one of several."""
+def _awaited(lock: Single | MultiLock) -> tuple[str, Holder | None]:
+    """Return the name of the lock that the caller waits for, and its holder, or one of several.
+
+    Several locks are acquired in a fixed order: it is the first one that this process does not
+    hold.
+    """
     from holdfast.api.client import Lock
+    from holdfast.api.multi_lock import MultiLock
 
-    if isinstance(lock, Lock):
-        return lock.holder()
-    return next(iter(lock.holders()), None)
+    name, holder = "", None
+    for each in lock.locks if isinstance(lock, MultiLock) else (lock,):
+        name = each.name
+        holder = each.holder() if isinstance(each, Lock) else next(iter(each.holders()), None)
+        if holder is None or not _is_here(holder):
+            break
+    return name, holder
+
+
+def _is_here(holder: Holder) -> bool:
+    return (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
 
 
 def _status_of(outcome: CommandEnd, settings: RunSettings, unreleased: HoldfastError | None) -> int:
@@ -382,7 +447,7 @@ def _status_of(outcome: CommandEnd, settings: RunSettings, unreleased: HoldfastE
     return outcome.status
 
 
-def _report_waiting(settings: RunSettings, lock: Lock | ReadLock | WriteLock) -> threading.Event:
+def _report_waiting(settings: RunSettings, lock: Single | MultiLock) -> threading.Event:
     """Report the holder during a long wait, on a terminal or with `--verbose`.
 
     It is reported again when it changes, or when the server is unavailable. The caller sets the
@@ -396,14 +461,14 @@ def _report_waiting(settings: RunSettings, lock: Lock | ReadLock | WriteLock) ->
         reported, pause = None, REPORT_AFTER
         while not over.wait(pause):
             try:
-                holder = _holder_of(lock)
+                name, holder = _awaited(lock)
                 current = holder and holder.token
-                text = _why_waiting(settings, holder)
+                text = _why_waiting(settings, name, holder)
             except HoldfastError as error:
                 current = str(error.__context__ or error)
-                text = f": {current}"
+                text = f"{settings.shown}: {current}"
             if text and current != reported and not over.is_set():
-                report_line(f"waiting for {settings.shown}{text}")
+                report_line(f"waiting for {text}")
             reported, pause = current, CHECK_EVERY
 
     if _is_verbose(settings):
@@ -411,13 +476,14 @@ def _report_waiting(settings: RunSettings, lock: Lock | ReadLock | WriteLock) ->
     return over
 
 
-def _why_waiting(settings: RunSettings, holder: Holder | None) -> str:
-    """Return the rest of a report, after the name of the lock; "" if the wait is just over."""
+def _why_waiting(settings: RunSettings, name: str, holder: Holder | None) -> str:
+    """Return a report about a lock; "" if the wait is just over."""
+    shown = settings.shown_name(name)
     if holder is None:
-        return f": {OTHERS_WAIT}"
-    if (holder.host, holder.pid) == (socket.gethostname(), os.getpid()):
-        return ": granted, but not yet on the replicas" if settings.replicas else ""
-    return f", held by {holder}"
+        return f"{shown}: {OTHERS_WAIT}"
+    if _is_here(holder):
+        return f"{shown}: granted, but not yet on the replicas" if settings.replicas else ""
+    return f"{shown}, held by {holder}"
 
 
 def _is_verbose(settings: RunSettings) -> bool:
@@ -426,7 +492,9 @@ def _is_verbose(settings: RunSettings) -> bool:
 
 
 def _report_error(settings: RunSettings, error: BaseException) -> None:
-    text = str(error).replace(repr(settings.name), settings.shown)
+    text = str(error)
+    for name in settings.names:
+        text = text.replace(repr(name), settings.shown_name(name))
     if settings.replicas and f" of {settings.replicas} replicas have it" in text:
         text = f"{text}: restore the replicas, or give a lower --replicas"
     report_line(text)
@@ -436,5 +504,5 @@ def _report_event(settings: RunSettings, event: Event) -> None:
     if event.kind in {"max_hold", "waiting"}:  # the supervisor and `_report_waiting` report these
         return
     fence = f" (fence {event.fence})" if event.fence else ""
-    lock = f" {settings.shown}{fence}" if event.lock else ""
+    lock = f" {settings.shown_name(event.lock)}{fence}" if event.lock else ""
     report_line(f"{event.kind}{lock}: {event.detail}")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.console import open_console, sanitized
-from holdfast.cli.locks import AsJson, format_seconds
-from holdfast.cli.servers import exit_if_unreachable, print_stderr
+from holdfast.cli.console import format_seconds, open_console, sanitized
+from holdfast.cli.servers import AsJson, exit_if_unreachable, print_stderr
 
 if TYPE_CHECKING:
     from holdfast.embedded.control import Status

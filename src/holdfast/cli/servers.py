@@ -1,4 +1,4 @@
-"""Options that choose the servers of a command, and what happens if they are unreachable."""
+"""Options of several commands, the servers that they choose, and what if these are unreachable."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ Local = Annotated[
         "processes of this user on this machine.",
     ),
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Namespace = Annotated[
     str | None,

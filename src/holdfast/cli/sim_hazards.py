@@ -33,7 +33,7 @@ def hazards(
         bool, typer.Option("--pictures", help="Draw all pictures, not only those of named hazards.")
     ] = False,
 ) -> None:
-    """Play eleven ways in which locks fail: with a classic recipe, and with holdfast.
+    """Play thirteen ways in which locks fail, without and with holdfast.
 
     Example: `holdfast sim hazards --page hazards.html`
 
@@ -72,7 +72,8 @@ def hazards(
         failed = len(shown) - as_described
         print_line(console, f"{failed} of {len(shown)} did not end as described", "bold red")
         raise typer.Exit(1)
-    ways = "the classic recipe" if len(shown) == 1 else f"all {len(shown)} classic recipes"
+    counted = {1: "the classic recipe", 2: "both classic recipes"}
+    ways = counted.get(len(shown), f"all {len(shown)} classic recipes")
     print_line(console, f"{ways} failed; with holdfast the resource was never corrupted")
     if overlapping := sum(bool(both.holdfast.overlapping_holders) for _, both in shown):
         print_line(

@@ -194,7 +194,7 @@ def run(
         float | None, _chance("A lagging replica takes over.", UNSAFE_PANEL)
     ] = None,
 ) -> None:
-    """Run simulations by seed: clients share a lock with faults, and all promises are checked.
+    """Run simulations with faults by seed, and check all promises.
 
     The settings of each run are drawn from its seed: servers, clients, features of the lock, and
     faults. An option fixes one setting for all runs. The exit status is 1 if a run breaks a

@@ -29,7 +29,10 @@ from holdfast.errors import HoldfastError, LeaseLost
 from holdfast.wire.clock import now
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.api.client import Lease
+    from holdfast.api.multi_lock import MultiLease
     from holdfast.cli.child import Child, UnrunnableError
     from holdfast.cli.foreground import Foreground
     from holdfast.cli.switch import Switch
@@ -57,6 +60,29 @@ NAME_MAX = 60
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP)
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+def leases_of(lease: Lease | MultiLease) -> Sequence[Lease]:
+    """Return the lease of each lock, in the order in which the names were given."""
+    from holdfast.api.multi_lock import MultiLease
+
+    return list(lease.leases.values()) if isinstance(lease, MultiLease) else [lease]
+
+
+def _environment(leases: Sequence[Lease]) -> dict[str, str]:
+    """Return the variables that describe the leases to the command.
+
+    The variables without a number are those of the first lock, so that a command for one lock needs
+    no number. The number of locks is set even for one: a command in another command's `holdfast
+    run` would otherwise find that of the outer one.
+    """
+    environment = {"HOLDFAST_LOCKS": str(len(leases))}
+    for number, lease in enumerate(leases, 1):
+        for suffix in (f"_{number}", "")[: 2 if number == 1 else 1]:
+            environment[f"HOLDFAST_LOCK{suffix}"] = lease.name
+            environment[f"HOLDFAST_FENCE{suffix}"] = str(lease.fence)
+            environment[f"HOLDFAST_TOKEN{suffix}"] = lease.token
+    return environment
 
 
 class CommandEnd(NamedTuple):
@@ -139,7 +165,7 @@ class Supervisor:
 
     def __init__(  # noqa: PLR0913 - keyword-only
         self,
-        lease: Lease,
+        lease: Lease | MultiLease,
         child: Child,
         *,
         signals: Signals,
@@ -149,6 +175,7 @@ class Supervisor:
         max_hold: float | None,
     ) -> None:
         self._lease = lease
+        self._leases = leases_of(lease)
         self._child = child
         self._signals = signals
         self._switch = switch
@@ -175,18 +202,12 @@ class Supervisor:
         if self._terminal.wanted:
             self._terminal.lend(self._child.pid)
         try:
-            self._child.begin(
-                {
-                    "HOLDFAST_LOCK": self._lease.name,
-                    "HOLDFAST_FENCE": str(self._lease.fence),
-                    "HOLDFAST_TOKEN": self._lease.token,
-                }
-            )
+            self._child.begin(_environment(self._leases))
             _detach_input_and_output()
             status = self._watch()
             # The switch may have killed it, if holdfast was stopped.
             if self._switch.disarm() and self._forced_by is None:
-                self._end("lost", "was about to be lost", 0.0)
+                self._end("lost", "was about to be lost", 0.0, [self._first_to_end()])
         finally:
             self._child.end()
             self._terminal.reclaim(restore=True)
@@ -212,10 +233,10 @@ class Supervisor:
                 self._on_lost()
             elif left < TERM_LEFT * self._ttl:
                 why = "is about to be lost: the server has not renewed it"
-                self._end("lost", why, left - KILL_LEFT * self._ttl)
+                self._end("lost", why, left - KILL_LEFT * self._ttl, [self._first_to_end()])
             elif at >= self._hold_until:
                 why = f"has been held for {self._max_hold:g} s"
-                self._end("max_hold", why, (TERM_LEFT - KILL_LEFT) * self._ttl)
+                self._end("max_hold", why, (TERM_LEFT - KILL_LEFT) * self._ttl, self._leases)
             else:
                 self._set_switch(at, left)
         if at >= self._kill_at:
@@ -226,22 +247,34 @@ class Supervisor:
         self._switch.set_deadline(at + left - SWITCH_LEFT * self._ttl)
 
     def _on_lost(self) -> None:
-        reason, why = "expired", "was lost"
+        reason, why, lost = "expired", "was lost", [self._first_to_end()]
         try:
             self._lease.check()
         except LeaseLost as error:
             reason, why = error.reason, f"was lost: {str(error).rpartition(': ')[2]}"
+            lost = [each for each in self._leases if each.name == error.lock]
         # A loss that the server reports is recent. At the deadline, another client may hold the
         # lock already.
         in_time = reason in {"taken", "key_missing"}
         grace = min(GRACE, (TERM_LEFT - KILL_LEFT) * self._ttl) if in_time else 0.0
-        self._end("lost", why, 0.0 if self._stopped else grace)
+        self._end("lost", why, 0.0 if self._stopped else grace, lost)
 
-    def _end(self, forced_by: Literal["lost", "max_hold"], why: str, grace: float) -> None:
+    def _first_to_end(self) -> Lease:
+        return min(self._leases, key=lambda lease: lease.remaining())
+
+    def _end(
+        self,
+        forced_by: Literal["lost", "max_hold"],
+        why: str,
+        grace: float,
+        leases: Sequence[Lease],
+    ) -> None:
         self._forced_by = forced_by
         self._kill_at = now() + max(0.0, grace)
         while_stopped = " while the command was stopped" if self._stopped else ""
-        name = f"'{sanitized(self._lease.name, NAME_MAX)}' (fence {self._lease.fence})"
+        name = " and ".join(
+            f"'{sanitized(lease.name, NAME_MAX)}' (fence {lease.fence})" for lease in leases
+        )
         if grace > 0:
             self._child.signal(signal.SIGTERM)
             self._child.signal(signal.SIGCONT)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import open_console, sanitized
-from holdfast.cli.locks import cell, format_seconds, holders_of, name_of, waiting_of
+from holdfast.cli.console import format_seconds, open_console, sanitized
+from holdfast.cli.locks import age_of, cell, holders_of, name_of, waiting_of
 from holdfast.cli.servers import Local, OnlyNamespace, Urls, open_overview, print_stderr
 
 if TYPE_CHECKING:
@@ -76,9 +76,11 @@ class TopState:
         for lock in survey.locks:
             if not lock.holders:
                 continue
-            before = self._last_holder.pop(lock.key, lock.token)
-            self._last_holder[lock.key] = lock.token  # moves it to the end
-            if before != lock.token:
+            # A semaphore has a token per holder.
+            tokens = lock.token or " ".join(holder.token for holder in lock.holders)
+            before = self._last_holder.pop(lock.key, tokens)
+            self._last_holder[lock.key] = tokens  # moves it to the end
+            if before != tokens:
                 seen += 1
                 self.changes[lock.key] = self.changes.get(lock.key, 0) + 1
         while len(self._last_holder) > REMEMBERED_MAX:
@@ -196,8 +198,8 @@ def top(
 
     Each update scans the server (SCAN); the interval starts when the previous update has ended. A
     lock whose holder differs from the previous update counts as one hand-over, even if there were
-    more in between. If the server becomes unreachable, the last update stays on the screen, and
-    the next ones are tried at each interval.
+    more in between; so does a semaphore whose holders differ. If the server becomes unreachable,
+    the last update stays on the screen, and the next ones are tried at each interval.
 
     Exit status:
 
@@ -355,7 +357,7 @@ def _table(state: TopState, rows: list[LockView], width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for lock in rows:
         facts = {
-            "age": "" if lock.age is None else format_seconds(lock.age),
+            "age": age_of(lock),
             "left": "" if not lock.holders else format_seconds(lock.remaining),
             "waiting": waiting_of(lock),
             "longest wait": format_seconds(lock.longest_wait) if lock.waiting else "",

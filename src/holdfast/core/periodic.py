@@ -148,6 +148,30 @@ def describe_job(  # noqa: PLR0913 - the settings of a job
     return Job(lock, every_ms, offset_ms, at_least_ms)
 
 
+class Start(NamedTuple):
+    """The record of the last start, with the settings of the job that was started."""
+
+    at_ms: int
+    by: Holder
+    every_ms: int
+    offset_ms: int
+    at_least_ms: int
+
+    @property
+    def next_ms(self) -> int:
+        """When a call with the same settings may start the next run, since the epoch."""
+        period = (self.at_ms - self.offset_ms) // self.every_ms
+        next_period_ms = self.offset_ms + (period + 1) * self.every_ms
+        return max(next_period_ms, self.at_ms + self.at_least_ms)
+
+
+def read_start(record: bytes) -> Start:
+    """Parse the record of the last start."""
+    at_ms, fence, every, offset, at_least, token = record.split(b" ", 5)
+    by = read_holder(token, 0, fence)
+    return Start(int(at_ms), by, int(every), int(offset), int(at_least))
+
+
 async def start(session: Session, job: Job, ref: LeaseRef) -> Started | Skipped:
     """Start the run of the present period, under the lease of `ref`; or return why not.
 
@@ -186,8 +210,8 @@ async def _acquire(session: Session, lock: LockSpec, ref: LeaseRef) -> None:
 def _last_run(last: bytes) -> LastRun | None:
     if not last:
         return None
-    at_ms, fence, token = last.split(b" ", 2)
-    return LastRun(int(at_ms) / 1000, read_holder(token, 0, fence))
+    start = read_start(last)
+    return LastRun(start.at_ms / 1000, start.by)
 
 
 def _running(job: Job, by: bytes, now_ms: int, left_ms: int) -> Skipped:
@@ -201,13 +225,12 @@ def _running(job: Job, by: bytes, now_ms: int, left_ms: int) -> Skipped:
 
 
 def _skipped(job: Job, why: Why, last: bytes, now_ms: int) -> Skipped:
-    at, fence, token = last.split(b" ", 2)
-    at_ms = int(at)
-    next_ms = at_ms + job.at_least_ms
+    start = read_start(last)
+    next_ms = start.at_ms + job.at_least_ms
     if why == "done":
-        latest = max(now_ms, at_ms)  # the clock may have been set back since the start
+        latest = max(now_ms, start.at_ms)  # the clock may have been set back since the start
         next_ms = max(next_ms, latest + _ms_to_next_period(job, latest))
-    return Skipped(why, read_holder(token, 0, fence), at_ms / 1000, (next_ms - now_ms) / 1000)
+    return Skipped(why, start.by, start.at_ms / 1000, (next_ms - now_ms) / 1000)
 
 
 def _ms_to_next_period(job: Job, now_ms: int) -> int:

@@ -20,7 +20,8 @@ import hiredis
 from holdfast import embedded
 from holdfast.core.rounds import without_name
 from holdfast.errors import HoldfastError, NodeUnavailable, NoQuorum
-from holdfast.keys import SHARED_KINDS, SLOTS, Keys, is_named, keys_of, kind_in, lock_key_in
+from holdfast.keys import SLOTS, Keys, is_named, keys_of, lock_key_in
+from holdfast.overview.kinds import kind_of
 from holdfast.overview.views import (
     NO_KEY,
     NO_READING,
@@ -29,7 +30,7 @@ from holdfast.overview.views import (
     Survey,
     merge_readings,
 )
-from holdfast.scripts import OVERVIEW, OVERVIEW_SHARED
+from holdfast.scripts import OVERVIEW, READ_CACHED
 from holdfast.wire.blocking_connection import BlockingConnection
 from holdfast.wire.cluster import Cluster
 from holdfast.wire.cluster_blocking import ClusterWire
@@ -138,18 +139,19 @@ class ServerReader:
         return readings
 
     def read_lock(self, key: bytes) -> LockReading:
-        """Read one lock, even if it is free.
+        """Read one lock, even if it is free, and its record.
 
         Raises:
             NodeUnavailable: the server does not reply, or refuses the request.
             ConfigurationError: the key has another type, or as `survey`.
         """
         self.check()
-        request = _request(key, ALL)
-        reply = self._replies([request])[0]
-        if isinstance(reply, hiredis.ReplyError):
-            raise self._refused(str(reply), request[1])
-        return _parse_reading(reply)
+        requests = _requests(key)
+        replies = self._replies(requests)
+        for reply, (_, keys, _) in zip(replies, requests, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                raise self._refused(str(reply), keys)
+        return _parse_all(key, replies)
 
     def _connected(self) -> BlockingConnection:
         if self._connection is None:
@@ -302,8 +304,9 @@ class Overview:
             ConfigurationError: the key has another type, or the user lacks permissions.
         """
         if self._cluster is not None:
-            reply = self._cluster.call(*_request(lock_key, ALL), REPLY_TIMEOUT)
-            return merge_readings(lock_key, [_parse_reading(reply)])
+            call = self._cluster.call
+            replies = [call(*request, REPLY_TIMEOUT) for request in _requests(lock_key)]
+            return merge_readings(lock_key, [_parse_all(lock_key, replies)])
         readers = list(self._readers.values())
         found = run_in_parallel(
             [partial(_catch_errors, each, each.read_lock, lock_key) for each in readers]
@@ -371,14 +374,32 @@ def _lock_key_of(key: bytes) -> bytes | None:
 
 
 def _request(key: bytes, waiters: int) -> Request:
-    """Return the request that reads a lock of any kind."""
-    if kind_in(key) in SHARED_KINDS:
-        return OVERVIEW_SHARED, keys_of(key), (str(waiters),)
-    return OVERVIEW, keys_of(key, holds=True), (str(waiters),)
+    """Return the request that reads a lock of any kind, without its record."""
+    script = kind_of(key).script or OVERVIEW
+    return script, keys_of(key, holds=script is OVERVIEW), (str(waiters),)
+
+
+def _requests(key: bytes) -> list[Request]:
+    """Return the requests that read a lock with all its waiters, and its record."""
+    kind = kind_of(key)
+    requests = [] if kind.script is None else [_request(key, ALL)]
+    if kind.record_key is not None:
+        requests.append((READ_CACHED, Keys((kind.record_key(key),)), ()))
+    return requests
 
 
 def _is_noscript(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+
+
+def _parse_all(key: bytes, replies: list[Any]) -> LockReading:
+    """Parse the replies to `_requests`."""
+    kind = kind_of(key)
+    reading = NO_READING if kind.script is None else _parse_reading(replies[0])
+    if kind.record_key is None or not replies[-1]:
+        return reading
+    record, left_ms = replies[-1]
+    return reading._replace(record=record, record_left_ms=left_ms)
 
 
 def _parse_reading(reply: list[Any]) -> LockReading:

@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.token import holder_ms_left, parse_token, read_holder
-from holdfast.keys import RWLOCK, SHARED_KINDS, kind_in, name_in, namespace_in
+from holdfast.keys import RWLOCK, SEMAPHORE, SHARED_KINDS, kind_in, name_in, namespace_in
+from holdfast.overview.kinds import kind_of, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.core.token import TokenInfo
     from holdfast.holder import Holder
+    from holdfast.overview.kinds import Record
 
 State: TypeAlias = Literal["held", "delayed", "contested", "free"]
 """The state of a lock.
@@ -34,7 +36,7 @@ NO_KEY = -2
 
 
 class LockReading(NamedTuple):
-    """The reply of one server to `overview.lua`."""
+    """The replies of one server to `overview.lua`, and to the request for the record."""
 
     token: bytes
     left_ms: int
@@ -46,6 +48,8 @@ class LockReading(NamedTuple):
     waiting: int
     gone: int
     waiters: tuple[tuple[bytes, float, bool | None], ...]  # token, ticket in µs, connected
+    record: bytes | None = None
+    record_left_ms: int = NO_KEY
 
     @property
     def exists(self) -> bool:
@@ -87,6 +91,9 @@ class LockView:
     `waiting` counts waiters whose clients are connected, or may be, and `gone` those whose clients
     are not. `waiters` may list fewer than these. `nodes` is how many servers have this holder, and
     how many replied.
+
+    `record` is what is stored beside the lock (see `overview.kinds`), and `record_value` its exact
+    value. A survey does not read them.
     """
 
     key: bytes
@@ -101,6 +108,8 @@ class LockView:
     gone: int
     waiters: tuple[WaiterView, ...]
     nodes: tuple[int, int]
+    record: Record | None = None
+    record_value: bytes = b""
 
     @property
     def namespace(self) -> str:
@@ -109,8 +118,19 @@ class LockView:
 
     @property
     def kind(self) -> str:
-        """The kind: "lock", "semaphore", "rwlock", "once" or "periodic"."""
+        """The name of its kind, which is one of `overview.kinds.KINDS`."""
         return kind_in(self.key) or "lock"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a client holds it or waits for it, or its lock delay is not over."""
+        return bool(self.holders or self.waiting)
+
+    @property
+    def record_key(self) -> bytes | None:
+        """The key of the record that this kind keeps, even if there is none now."""
+        find = kind_of(self.key).record_key
+        return None if find is None else find(self.key)
 
     @property
     def has_permits(self) -> bool:
@@ -142,6 +162,15 @@ class LockView:
         return f"{used} of {' or '.join(map(str, limits))} permits"
 
     @property
+    def limits(self) -> tuple[int, ...]:
+        """The different limits that holders and waiters of a semaphore give, in order."""
+        if self.kind != SEMAPHORE:
+            return ()
+        given = {holder.limit for holder in self.holders}
+        given |= {each.party.limit for each in self.waiters if each.party is not None}
+        return tuple(sorted(limit for limit in given if limit is not None))
+
+    @property
     def longest_wait(self) -> float:
         """Seconds that the first waiter that is not gone has waited; 0.0 if there is none."""
         return next((each.age for each in self.waiters if each.connected is not False), 0.0)
@@ -167,6 +196,7 @@ class LockView:
             "waiting": self.waiting,
             "gone": self.gone,
             "waiters": [_waiter_as_data(waiter) for waiter in self.waiters],
+            "record": None if self.record is None else self.record.as_data(),
             "nodes": {"holding": self.nodes[0], "replied": self.nodes[1]},
         }
 
@@ -195,6 +225,9 @@ def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 
     token, count = tokens.most_common(1)[0] if tokens else (b"", 0)
     waiters = _waiters(readings)
     gone = sum(waiter.connected is False for waiter in waiters)
+    first = readings[0]
+    found = first.record
+    record = None if found is None else read_record(key, found, first.record_left_ms, first.time)
     view = LockView(
         key,
         name_in(key),
@@ -205,12 +238,14 @@ def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 
         remaining=None,
         fence=None,
         waiting=max(len(waiters) - gone, *(reading.waiting for reading in readings)),
-        gone=gone if len(readings) > 1 else readings[0].gone,
+        gone=gone if len(readings) > 1 else first.gone,
         waiters=waiters,
         nodes=(count, len(readings)),
+        record=record,
+        record_value=found or b"",
     )
     if view.has_permits:
-        return _with_holders(view, readings[0])
+        return _with_holders(view, first)
     if count < majority:
         return replace(view, state="contested") if count else view
     view = replace(view, token=token.decode("utf-8", "surrogateescape"))
@@ -224,14 +259,14 @@ def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 
         return replace(view, state="delayed", holders=(lost,), remaining=left_ms / 1000)
     fence = Counter(reading.fence for reading in matching).most_common(1)[0][0]
     reading = matching[0]._replace(left_ms=left_ms, fence=fence if fence.isdigit() else b"")
-    first = read_holder(token, left_ms, reading.fence)
+    holder = read_holder(token, left_ms, reading.fence)
     return replace(
         view,
         state="held",
-        holders=_holders(reading) or (first,),
-        age=None if first.since is None else max(0.0, reading.time - first.since),
-        remaining=first.remaining,
-        fence=first.fence,
+        holders=_holders(reading) or (holder,),
+        age=None if holder.since is None else max(0.0, reading.time - holder.since),
+        remaining=holder.remaining,
+        fence=holder.fence,
     )
 
 

@@ -4,7 +4,7 @@
 -- KEYS  1 lock
 --       2 fence counter
 --       3 queue
---       4 last start: '<time> <fence> <token>'
+--       4 last start: '<time> <fence> <every> <offset> <at_least> <token>'
 -- ARGV  1 to 4 as acquire
 --       5 every: the length of a period
 --       6 offset of the periods from the epoch
@@ -62,7 +62,8 @@ end
 
 local reply = acquire()
 if not is_retry and redis.call('GET', KEYS[1]) == ARGV[1] then
-  local start = string.format('%.0f', now) .. ' ' .. redis.call('GET', KEYS[2]) .. ' ' .. ARGV[1]
-  redis.call('SET', KEYS[4], start, 'PX', ARGV[8])
+  local fence = redis.call('GET', KEYS[2])
+  local start = {string.format('%.0f', now), fence, ARGV[5], ARGV[6], ARGV[7], ARGV[1]}
+  redis.call('SET', KEYS[4], table.concat(start, ' '), 'PX', ARGV[8])
 end
 return reply

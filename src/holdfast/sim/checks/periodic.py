@@ -99,7 +99,9 @@ class PeriodicCheck:
         if holder == token.encode() and token not in self._starts:
             self._check_start(Start(now_ms, number, token, self._last), run, is_held=was_held)
             fence = cast("bytes", data.string(counter)).decode()
-            if record != f"{now_ms} {fence} {token}".encode():
+            job = self._job
+            settings = f"{job.every_ms} {job.offset_ms} {job.at_least_ms}"
+            if record != f"{now_ms} {fence} {settings} {token}".encode():
                 self.fail("PERIOD", f"the start of {token} was recorded as {record!r}")
         elif changed and not self._loses_data:
             self.fail("PERIOD", f"{token} changed the record to {record!r}, and started no run")

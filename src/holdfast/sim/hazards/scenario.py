@@ -19,8 +19,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.acquire import acquire
+from holdfast.core.acquire_all import acquire_all
 from holdfast.core.lease_state import LeaseRef
+from holdfast.core.lock_set import lock_set
+from holdfast.core.permits import describe_semaphore
 from holdfast.core.release import release
+from holdfast.core.release_all import release_all
 from holdfast.core.spec import describe
 from holdfast.errors import LeaseLost
 from holdfast.sim.choices import Choices
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.events import Event
     from holdfast.core.lease_state import LeaseState
+    from holdfast.core.lock_set import LockSet
     from holdfast.port import Reply, Request
     from holdfast.sim.timeline import LaneKind, Timeline
     from holdfast.sim.trace import TraceEvent
@@ -131,6 +136,8 @@ class Scenario:
         self._servers: list[Server] = []
         self.server = self.add_server("server")
         """The current primary."""
+        self.watched: tuple[str, ...] = ()
+        """The keys that show why a client waits forever, if it is not the key of the lock."""
         self._holding: list[str] = []
         self._waiting: list[str] = []
         self._last_writer = ""
@@ -145,10 +152,20 @@ class Scenario:
         return self._add(CommandClient(self, name))
 
     def holdfast_client(
-        self, name: str, *, reentrant: bool = False, nodes: Sequence[Server] = ()
+        self,
+        name: str,
+        *,
+        reentrant: bool = False,
+        nodes: Sequence[Server] = (),
+        permits: tuple[int, int] | None = None,
     ) -> HoldfastClient:
-        """Add a client that uses holdfast, with one server or several nodes."""
-        return self._add(HoldfastClient(self, name, reentrant=reentrant, nodes=nodes))
+        """Add a client that uses holdfast, with one server or several nodes.
+
+        `permits` are the weight and the limit, if the lock is a semaphore.
+        """
+        return self._add(
+            HoldfastClient(self, name, reentrant=reentrant, nodes=nodes, permits=permits)
+        )
 
     def _add(self, client: C) -> C:
         self._clients.append(client)
@@ -273,6 +290,9 @@ class Scenario:
         )
 
     def _state(self) -> str:
+        if self.watched:
+            values = {key: self.server.data.string(key.encode()) or b"" for key in self.watched}
+            return " and ".join(f"{key} is still {values[key].decode()}" for key in values)
         holder = self.server.data.run("GET", f"holdfast:{{{LOCK}}}" if self._fenced else LOCK)
         if isinstance(holder, bytes):
             return f"the holder is still {holder.decode()}"
@@ -439,42 +459,83 @@ class HoldfastClient(ScriptedClient):
     """A client that uses holdfast: the shipped core and scripts."""
 
     def __init__(
-        self, scenario: Scenario, name: str, *, reentrant: bool, nodes: Sequence[Server]
+        self,
+        scenario: Scenario,
+        name: str,
+        *,
+        reentrant: bool,
+        nodes: Sequence[Server],
+        permits: tuple[int, int] | None,
     ) -> None:
         super().__init__(scenario, name)
         self._client = SimClient(self.machine, lambda: nodes or [self.server], _NETWORK, self)
-        self._spec = describe(
-            LOCK,
-            ttl=TTL,
-            timeout=None,
-            renew=True,
-            max_hold=None,
-            reentrant=reentrant,
-            owner=None,
-            fair=True,
-            lock_delay=0.0,
-            key=None,
-            label=None,
-            command_timeout=COMMAND_TIMEOUT,
-            quorum=len(nodes) > 1,
-        )
+        settings: dict[str, Any] = {
+            "ttl": TTL,
+            "timeout": None,
+            "renew": True,
+            "max_hold": None,
+            "label": None,
+            "command_timeout": COMMAND_TIMEOUT,
+            "quorum": len(nodes) > 1,
+        }
+        if permits is None:
+            self._spec = describe(
+                LOCK,
+                reentrant=reentrant,
+                owner=None,
+                fair=True,
+                lock_delay=0.0,
+                key=None,
+                **settings,
+            )
+        else:
+            weight, limit = permits
+            self._spec = describe_semaphore(LOCK, limit=limit, weight=weight, **settings)
         self._ref = LeaseRef()
+        self._several: tuple[LockSet, list[LeaseRef]] | None = None
 
     def acquire(self) -> Future[LeaseRef]:
         """Acquire the lock, without a timeout."""
 
         async def take() -> LeaseRef:
             self.scenario.start_waiting(self.name)
-            ref = self._ref = await acquire(self._client.session, self._spec, None, LeaseRef())
-            lease = ref._lease  # noqa: SLF001 - as the API does
-            assert lease is not None  # noqa: S101 - acquire returned
-            self.fence = lease.fence
-            self.scenario.start_holding(self.name, lease.token, lease.fence)
-            lease.on_loss(self._lease_ended)
-            self._watch_deadline(lease)
+            ref = await acquire(self._client.session, self._spec, None, LeaseRef())
+            self._start_holding(ref)
             return ref
 
         return self.enqueue(take)
+
+    def acquire_all(self, *names: str) -> Future[None]:
+        """Acquire several locks together, without a timeout."""
+
+        async def take() -> None:
+            self.scenario.start_waiting(self.name)
+            locks = lock_set([self._spec.with_name(name) for name in names])
+            refs = [LeaseRef() for _ in names]
+            await acquire_all(self._client.session, locks, None, refs)
+            self._several = locks, refs
+            self._start_holding(refs[0])
+
+        return self.enqueue(take)
+
+    def release_all(self) -> Future[None]:
+        """Release the locks of `acquire_all`."""
+
+        async def let_go() -> None:
+            assert self._several is not None  # noqa: S101 - the scenario has acquired them
+            self.scenario.stop_holding(self.name, "releasing")
+            await release_all(self._client.session, *self._several)
+
+        return self.enqueue(let_go)
+
+    def _start_holding(self, ref: LeaseRef) -> None:
+        lease = ref._lease  # noqa: SLF001 - as the API does
+        assert lease is not None  # noqa: S101 - acquire returned
+        self._ref = ref
+        self.fence = lease.fence
+        self.scenario.start_holding(self.name, lease.token, lease.fence)
+        lease.on_loss(self._lease_ended)
+        self._watch_deadline(lease)
 
     def check_held(self) -> Future[None]:
         """Add a note whether the newest lease is still held."""
