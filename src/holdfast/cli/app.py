@@ -35,11 +35,11 @@ WITH_COMMAND = {"run"}
 
 
 class WithCommand(TyperCommand):
-    """A subcommand whose arguments are names and a command."""
+    """A subcommand whose arguments are a name and a command."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's signature
         """Return the words of the usage line."""
-        return [self.options_metavar or "", "NAME...", "--", "COMMAND..."]
+        return [self.options_metavar or "", "NAME", "[--]", "COMMAND..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's signature
         """Parse the arguments; show how to write them if one is missing."""

@@ -48,15 +48,19 @@ SHOWN_MAX = 3
 def run(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of the lock, or of locks to acquire together."),
+        typer.Argument(metavar="NAME", help="Name of the lock."),
     ],
     command: Annotated[
         list[str],
-        typer.Argument(
-            metavar="COMMAND", help="Command to run, after --, which may be omitted after one NAME."
-        ),
+        typer.Argument(metavar="COMMAND", help="Command to run, after --."),
     ],
     *,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another lock, acquired together with NAME; may be repeated."
+        ),
+    ] = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", "--nb", "-n", help="Do not wait for the lock.")
     ] = False,
@@ -142,18 +146,18 @@ def run(
 
     `holdfast run -n -E 0 nightly-backup -- ./backup.sh`
 
-    With several names, the command runs when all of these locks are held. They are acquired in a
-    fixed order, so that two of these commands never wait for each other:
+    With --also, the command runs when all of these locks are held. They are acquired in a fixed
+    order, so that two of these commands never wait for each other:
 
-    `holdfast run account:1 account:2 -- ./transfer.sh`
+    `holdfast run --also account:2 account:1 -- ./transfer.sh`
 
     With --shared, several commands run at once, but none beside one with --exclusive:
 
     `holdfast run --shared catalog -- ./report.sh`
 
     The command has the terminal, input and signals as if it were run directly. Its environment
-    has HOLDFAST_LOCK, HOLDFAST_FENCE (send it with each write) and HOLDFAST_TOKEN: those of the
-    first lock. HOLDFAST_LOCKS is the number of locks, and HOLDFAST_LOCK_1, HOLDFAST_FENCE_1 and
+    has HOLDFAST_LOCK, HOLDFAST_FENCE (send it with each write) and HOLDFAST_TOKEN: those of
+    NAME. HOLDFAST_LOCKS is the number of locks, and HOLDFAST_LOCK_1, HOLDFAST_FENCE_1 and
     HOLDFAST_TOKEN_1, then _2 and so on, are those of each one.
 
     If a lock cannot be renewed, the process group of the command receives TERM and then KILL, so
@@ -178,9 +182,17 @@ def run(
 
     * 126, 127: the command cannot be executed, or does not exist
     """
-    names, command = _names_and_command(name, command)
-    if len(names) > 1 and (shared or exclusive):
-        raise typer.BadParameter("--shared and --exclusive are for one NAME only")
+    if command[0] == "--":
+        del command[0]
+    if not command or command[0].startswith("-"):
+        raise typer.BadParameter(
+            "usage: holdfast run [OPTIONS] NAME -- COMMAND...; options come before the name"
+        )
+    names = name, *(also or ())
+    if len(set(names)) < len(names):
+        raise typer.BadParameter("a name is given twice: give each lock once")
+    if also and (shared or exclusive):
+        raise typer.BadParameter("--also is for locks: leave out --shared and --exclusive")
     if (shared or exclusive) and (shared == exclusive or owner is not None or lock_delay):
         raise typer.BadParameter(
             "give one of --shared and --exclusive, without --owner and --lock-delay: these are for "
@@ -196,8 +208,7 @@ def run(
     try:
         child = Child(command)
     except UnrunnableError as error:
-        hint = ": the words before -- are names of locks" if len(names) > 1 else ""
-        report_line(f"{error}{hint}")
+        report_line(str(error))
         raise typer.Exit(error.status) from None
     settings = RunSettings(
         names=names,
@@ -219,26 +230,6 @@ def run(
     except Interrupted as interrupted:
         status = -interrupted.number
     _exit(status)
-
-
-def _names_and_command(first: str, rest: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Split the arguments into the names, which are before the first `--`, and the command.
-
-    Without `--` there is one name.
-
-    Raises:
-        typer.BadParameter: no command, an option among the names, or a name given twice.
-    """
-    end = rest.index("--") if "--" in rest else -1
-    names, command = (first, *rest[: max(end, 0)]), list(rest[end + 1 :])
-    misplaced = [word for word in (*names[1:], *command[:1]) if word.startswith("-")]
-    if misplaced or not command:
-        raise typer.BadParameter(
-            "usage: holdfast run [OPTIONS] NAME... -- COMMAND...; options come before the names"
-        )
-    if len(set(names)) < len(names):
-        raise typer.BadParameter("a name is given twice: give each lock once")
-    return names, command
 
 
 def _server(urls: Sequence[str] | None, *, local: bool) -> str | Sequence[str] | None:
