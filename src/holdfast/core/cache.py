@@ -392,7 +392,7 @@ async def _request(  # noqa: PLR0913, PLR0917 - the parts of a request
         if port.now() >= end or port.process() != process:
             raise error
 
-    reply, _ = await retry(send, on_failure)
+    reply, _ = await retry(send, (), on_failure)
     cache.on_server_up()
     return reply
 
