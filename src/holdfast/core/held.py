@@ -51,11 +51,13 @@ class HeldLeases:
 
     def remove(self, lease: LeaseState) -> None:
         """Remove a lease that has ended. A newer lease of the same lock is kept."""
-        key = lease.spec.keys.lock
         if lease.spec.is_shared:
             self.shared.pop(lease, None)
-        elif self.newest.get(key) is lease:
-            self.newest.pop(key, None)
+            return
+        key = lease.spec.keys.lock
+        with self.mutex:
+            if self.newest.get(key) is lease:
+                del self.newest[key]
 
     def _of(self, key: bytes) -> list[LeaseState]:
         """Return the leases of one key. To copy a dict to a list is one atomic step."""
