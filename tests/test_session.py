@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,9 @@ from kit.fake_nodes import ClockedPort, session_of
 from kit.sessions import KEY, START, TOKEN, FakeQuorum, SessionWithLeases
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.lease_state import LeaseState
     from holdfast.core.session import Session
 
 
@@ -47,6 +51,34 @@ def test_the_newest_lease_of_a_key_is_known_until_it_is_forgotten() -> None:
     setup.session.forget(newer)
     setup.session.forget(newer)
     assert not setup.session.held.newest
+
+
+def test_a_lease_that_another_thread_adds_while_an_older_one_is_removed_is_kept() -> None:
+    """The renewer removes a lost lease: between its look-up and the removal, a thread acquires."""
+    setup = SessionWithLeases()
+    older, newer = setup.take(fence=4), setup.take(fence=5)
+    held = setup.session.held
+    held.mutex = threading.RLock()  # the port of this test has none
+    held.newest = AddsDuringGet({KEY: older}, lambda: held.add(newer))
+    held.remove(older)
+    held.newest.thread.join()
+    assert held.newest == {KEY: newer}
+
+
+class AddsDuringGet(dict[bytes, "LeaseState"]):
+    """The newest leases, of which another thread adds one while this thread looks one up."""
+
+    def __init__(self, leases: dict[bytes, LeaseState], add: Callable[[], None]) -> None:
+        super().__init__(leases)
+        self.thread = threading.Thread(target=add)
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        """Return the lease, after the other thread has added its own, or waits for the mutex."""
+        found = super().get(key, default)
+        if self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(0.1)
+        return found
 
 
 def test_an_older_lease_that_comes_late_does_not_replace_a_newer_one() -> None:

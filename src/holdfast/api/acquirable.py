@@ -12,8 +12,6 @@ from holdfast.adapters.thread_port import block_owner, run
 from holdfast.api.active_leases import (
     enter,
     exiting_lease,
-    frame_of_block,
-    mark_exiting,
     note_failure,
     remove,
     remove_exited,
@@ -142,7 +140,7 @@ class Acquirable(AnyLockSettings, Generic[L]):
         lease = self._new_lease()
         try:
             run(acquire(self._session, self._spec, self._spec.timeout, lease))
-            enter(self._entered, lease, frame_of_block(), block_owner())
+            enter(self._entered, lease, block_owner())
             return lease  # noqa: TRY300 - an interrupt here must be caught too
         except BaseException:
             remove(self._entered, lease)
@@ -160,7 +158,8 @@ class Acquirable(AnyLockSettings, Generic[L]):
             lease = exiting_lease(self._entered, block_owner)
             if lease is None:
                 raise unknown_block(self._entered, self.name, "'with lock.acquire()")  # noqa: TRY301 - handled below
-            mark_exiting(lease)
+            # In case that an interrupt prevents its removal.
+            lease._exiting = True  # noqa: SLF001 - within the API
             lease.__exit__(kind, error, traceback)
         except BaseException as failure:
             lease = exiting_lease(self._entered, block_owner)

@@ -19,6 +19,7 @@ was entered on another thread may end on the thread that entered this one.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
@@ -46,42 +47,44 @@ L = TypeVar("L", bound=EnteredLease)
 
 _ENTER_OR_EXIT = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
 """Functions that pass the call on: those of the lock, and of classes that contain one."""
-_TRANSPARENT = {__name__, "contextlib"}
-"""Modules that pass the call on. A method of an ExitStack counts as its caller."""
+_CONTEXTLIB = vars(contextlib)
+"""The globals of its functions, which pass the call on: a method of an ExitStack."""
 _RUNNERS = {"anyio", "asyncio", "concurrent", "gevent", "multiprocessing", "threading", "trio"}
 """Packages that run the functions of others, many in one frame."""
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def frame_of_block() -> FrameType | None:
-    """Return the frame of the `with` statement that calls `__enter__` or `__exit__`.
-
-    It is None if a thread pool or an event loop calls them.
-    """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
-    while frame is not None:
-        module = frame.f_globals.get("__name__") or ""
-        if frame.f_code.co_name not in _ENTER_OR_EXIT and module not in _TRANSPARENT:
-            return None if module.partition(".")[0] in _RUNNERS else frame
+def _calling_block() -> FrameType | None:
+    """Return the frame of the `with` statement that called the `__enter__` or `__exit__` above."""
+    frame = sys._getframe(2).f_back  # noqa: SLF001 - documented
+    while frame is not None and (
+        frame.f_code.co_name in _ENTER_OR_EXIT or frame.f_globals is _CONTEXTLIB
+    ):
         frame = frame.f_back
-    return None
+    return frame
 
 
-def enter(entered: list[L], lease: L, frame: FrameType | None, block_owner: object) -> None:
-    """Add a lease whose block begins. `block_owner` is the calling thread or task."""
+def enter(entered: list[L], lease: L, block_owner: object) -> None:
+    """Add a lease whose block begins. `block_owner` is the calling thread or task.
+
+    Only `__enter__` and `__aenter__` call this, because of `_calling_block`.
+    """
     lease._entered_by = block_owner  # noqa: SLF001 - within the API
-    lease._entered_in = frame  # noqa: SLF001 - within the API
+    lease._entered_in = _calling_block()  # noqa: SLF001 - within the API
     entered.append(lease)
 
 
 def exiting_lease(entered: list[L], block_owner: Callable[[], object]) -> L | None:
-    """Return the lease of the block that ends; None if there is none, or several are possible."""
+    """Return the lease of the block that ends; None if there is none, or several are possible.
+
+    Only `__exit__` and `__aexit__` call this, as `enter`.
+    """
     leases = list(entered)
     if len(leases) == 1:  # the usual case, which needs no frame
         return leases[0]
-    here, frame = block_owner(), frame_of_block()
+    here, frame = block_owner(), _calling_block()
     for lease in reversed(leases):
-        if frame is None or lease._entered_in is not frame:  # noqa: SLF001 - within the API
+        if frame is None or lease._entered_in is not frame or _is_runner(frame):  # noqa: SLF001 - within the API
             continue
         # Without this check, a function that runs many tasks of compiled code would match.
         if lease._entered_by is here or frame.f_code.co_flags & _RESUMABLE:  # noqa: SLF001 - within the API
@@ -91,6 +94,12 @@ def exiting_lease(entered: list[L], block_owner: Callable[[], object]) -> L | No
     if mine and (len(mine) == len(leases) or not isinstance(here, threading.Thread)):
         return mine[-1]
     return None
+
+
+def _is_runner(frame: FrameType) -> bool:
+    """Whether a thread pool or an event loop runs the frame, so that it is not that of a block."""
+    module = frame.f_globals.get("__name__") or ""
+    return module.partition(".")[0] in _RUNNERS
 
 
 def unknown_block(entered: list[L], name: str, call: str) -> NotHeld:
@@ -108,11 +117,6 @@ def unknown_block(entered: list[L], name: str, call: str) -> NotHeld:
 def note_failure(error: BaseException, failure: HoldfastError) -> None:
     """Add to the error of a block that its lease could not be released."""
     error.add_note(f"When the lock was released: {type(failure).__name__}: {failure}")
-
-
-def mark_exiting(lease: EnteredLease) -> None:
-    """Note that the block of a lease ends, in case that an interrupt prevents its removal."""
-    lease._exiting = True  # noqa: SLF001 - within the API
 
 
 def remove_exited(entered: list[L], lease: L, block_owner: Callable[[], object]) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar
 from holdfast.api.active_leases import (
     enter,
     exiting_lease,
-    frame_of_block,
     note_failure,
     remove,
     unknown_block,
@@ -134,7 +133,7 @@ class AsyncAcquirable(AnyLockSettings, Generic[L]):
         await acquire(self._session, self._spec, self._spec.timeout, lease)
         task = lease._state.actor  # noqa: SLF001 - within the API
         lease._enter(task)  # noqa: SLF001 - within the API
-        enter(self._entered, lease, frame_of_block(), task)
+        enter(self._entered, lease, task)
         return lease
 
     async def __aexit__(

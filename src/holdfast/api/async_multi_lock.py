@@ -14,7 +14,6 @@ from holdfast.adapters.asyncio_port import call_on_loop, call_soon_on_loop
 from holdfast.api.active_leases import (
     enter,
     exiting_lease,
-    frame_of_block,
     note_failure,
     remove,
     unknown_block,
@@ -177,7 +176,7 @@ class AsyncMultiLock(MultiLockSettings):
         await acquire_all(self._session, self._locks, self._timeout, lease._refs)  # noqa: SLF001 - same module
         task = asyncio.current_task()
         lease._enter(task)  # noqa: SLF001 - same module
-        enter(self._entered, lease, frame_of_block(), task)
+        enter(self._entered, lease, task)
         return lease
 
     async def __aexit__(

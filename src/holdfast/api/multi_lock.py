@@ -14,8 +14,6 @@ from holdfast.adapters.thread_port import block_owner, run
 from holdfast.api.active_leases import (
     enter,
     exiting_lease,
-    frame_of_block,
-    mark_exiting,
     note_failure,
     remove,
     remove_exited,
@@ -178,7 +176,7 @@ class MultiLock(MultiLockSettings):
         lease = MultiLease(self._client, self._locks, self._names)
         try:
             run(acquire_all(self._session, self._locks, self._timeout, lease._refs))  # noqa: SLF001 - same module
-            enter(self._entered, lease, frame_of_block(), block_owner())
+            enter(self._entered, lease, block_owner())
             return lease  # noqa: TRY300 - an interrupt here must be caught too
         except BaseException:
             remove(self._entered, lease)
@@ -196,7 +194,8 @@ class MultiLock(MultiLockSettings):
             lease = exiting_lease(self._entered, block_owner)
             if lease is None:
                 raise unknown_block(self._entered, self._names[0], "'with lock.acquire()")  # noqa: TRY301 - handled below
-            mark_exiting(lease)
+            # In case that an interrupt prevents its removal.
+            lease._exiting = True  # noqa: SLF001 - within the API
             lease.__exit__(kind, error, traceback)
         except BaseException as failure:
             lease = exiting_lease(self._entered, block_owner)

@@ -19,7 +19,6 @@ The rules:
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.atomic_arguments import (
@@ -238,7 +237,7 @@ class AtomicOperations:
         """Return the value, and what an earlier update with this id has written, or None."""
         key, digest = keys[0], digest_of(COMPARE_AND_SET, (_WRITTEN,))
         try:
-            reply, _ = await retry(lambda: self._port.step(READ, keys, (), self._timeout))
+            reply, _ = await retry(self._port.step, (READ, keys, (), self._timeout))
         except (OutcomeUnknown, NodeUnavailable) as error:
             message = f"{_text(key)!r} cannot be read: {error}"
             raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
@@ -317,8 +316,8 @@ class AtomicOperations:
                 lost.append(error)
 
         try:
-            send = partial(self._port.step, script, keys, args, self._timeout)
-            return (await retry(send, on_failure, tries))[0]
+            request = script, keys, args, self._timeout
+            reply, _ = await retry(self._port.step, request, on_failure, tries)
         except (OutcomeUnknown, NodeUnavailable) as error:
             may_have_run = bool(lost) or isinstance(error, OutcomeUnknown)
             raise _no_reply(
@@ -327,6 +326,7 @@ class AtomicOperations:
         except HoldfastError as error:
             error.lock = error.lock or _named(keys)
             raise
+        return reply
 
 
 def _no_reply(

@@ -149,12 +149,8 @@ class Cache:
         if failure is not None and not self.session.closed:
             detail = f"it is retried as long as the old value may be used: {failure!r}"
             self.session.report(Event("refresh_failed", entry.name, detail=detail))
-            self.session.renewer.call_later(
-                RETRY_REFRESH_AFTER, lambda: self._may_refresh(entry.name)
-            )
-
-    def _may_refresh(self, name: str) -> None:
-        self._refreshing.pop(name, None)
+            allow_next = partial(self._refreshing.pop, entry.name, None)
+            self.session.renewer.call_later(RETRY_REFRESH_AFTER, allow_next)
 
 
 async def get(cache: Cache, entry: CacheEntry) -> Any:  # noqa: ANN401 - any value
@@ -392,7 +388,7 @@ async def _request(  # noqa: PLR0913, PLR0917 - the parts of a request
         if port.now() >= end or port.process() != process:
             raise error
 
-    reply, _ = await retry(send, on_failure)
+    reply, _ = await retry(send, (), on_failure)
     cache.on_server_up()
     return reply
 

@@ -32,11 +32,9 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
         NodeUnavailable: the server cannot be reached, or refuses.
         ConfigurationError: the server will never do this.
     """
-    request = _request(session, spec, holder)
+    request = *_request(session, spec, holder), spec.command_timeout
     try:
-        reply, may_have_run = await retry(
-            lambda: session.deployment.call(*request, spec.command_timeout)
-        )
+        reply, may_have_run = await retry(session.deployment.call, request)
     except OutcomeUnknown as error:
         message = f"the holder of {spec.name!r} may or may not have been evicted: {error}"
         raise OutcomeUnknown(message, lock=spec.name, node=error.node) from None

@@ -187,10 +187,8 @@ async def adopt(session: Session, text: str, ref: G, command_timeout: float) -> 
 
     try:
         try:
-            given, may_have_run = await retry(
-                lambda: session.deployment.call(ADOPT, spec.keys, args, spec.command_timeout),
-                on_failure,
-            )
+            request = ADOPT, spec.keys, args, spec.command_timeout
+            given, may_have_run = await retry(session.deployment.call, request, on_failure)
         except (OutcomeUnknown, NodeUnavailable) as error:
             # The error about missing replicas explains more than a last try without a reply.
             message = f"{spec.name!r} was not adopted: {unreplicated or error}"

@@ -68,7 +68,7 @@ async def renew_now(session: Session, ref: LeaseRef, lease: LeaseState, ttl: flo
         return session.deployment.call(*request, lease.spec.command_timeout)
 
     while True:
-        reply, _ = await retry(send, lambda _: check_valid(session, ref))
+        reply, _ = await retry(send, (), lambda _: check_valid(session, ref))
         check_valid(session, ref)
         if not lease.is_outdated(request, reply):
             break

@@ -40,7 +40,7 @@ class HeldLeases:
 
         A lease may come after a newer one: its thread was slow, and it has ended on the server.
         """
-        if lease.spec.has_several_holders:
+        if lease.spec.is_shared:
             self.shared[lease] = None
             return
         key = lease.spec.keys.lock
@@ -51,10 +51,13 @@ class HeldLeases:
 
     def remove(self, lease: LeaseState) -> None:
         """Remove a lease that has ended. A newer lease of the same lock is kept."""
-        if lease.spec.has_several_holders:
+        if lease.spec.is_shared:
             self.shared.pop(lease, None)
-        elif self.newest.get(lease.spec.keys.lock) is lease:
-            self.newest.pop(lease.spec.keys.lock, None)
+            return
+        key = lease.spec.keys.lock
+        with self.mutex:
+            if self.newest.get(key) is lease:
+                del self.newest[key]
 
     def _of(self, key: bytes) -> list[LeaseState]:
         """Return the leases of one key. To copy a dict to a list is one atomic step."""

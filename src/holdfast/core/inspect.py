@@ -24,7 +24,7 @@ async def holder(session: Session, spec: LockSpec) -> Holder | None:
     """
     request = INSPECT, spec.keys, (), spec.command_timeout
     try:
-        reply, _ = await retry(lambda: session.deployment.call(*request))
+        reply, _ = await retry(session.deployment.call, request)
     except (OutcomeUnknown, NodeUnavailable) as error:
         message = f"the holder of {spec.name!r} is not known: {error}"
         raise NodeUnavailable(message, lock=spec.name, node=error.node) from None

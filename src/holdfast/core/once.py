@@ -20,7 +20,6 @@ Without the server nothing runs. A failover may lose a result together with the 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from holdfast.core.acquire import acquire
@@ -160,8 +159,9 @@ async def finish(session: Session, work: Work, ref: LeaseRef, result: Result) ->
 async def _send(session: Session, lease: LeaseState, request: Request) -> RetryResult:
     try:
         return await retry(
-            partial(session.deployment.call, *request, lease.spec.command_timeout),
-            partial(on_failure, session, lease),
+            session.deployment.call,
+            (*request, lease.spec.command_timeout),
+            lambda error: on_failure(session, lease, error),
         )
     except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
         _give_up(session, lease, request, error)

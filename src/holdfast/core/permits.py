@@ -80,6 +80,7 @@ def _shared(kind: str, name: str, weight: int, limit: int, settings: dict[str, A
         keys=keys,
         suffix=spec.suffix + permits_suffix(weight, limit),
         acquire_script=ACQUIRE_SHARED,
+        is_shared=True,
         kind=SHARED,
         weight=weight,
         limit=limit,
@@ -179,7 +180,7 @@ async def holders(session: Session, spec: LockSpec) -> list[Holder]:
     """
     request = HOLDERS, spec.keys, (), spec.command_timeout
     try:
-        reply, _ = await retry(lambda: session.deployment.call(*request))
+        reply, _ = await retry(session.deployment.call, request)
     except (OutcomeUnknown, NodeUnavailable) as error:
         message = f"the holders of {spec.name!r} are not known: {error}"
         raise NodeUnavailable(message, lock=spec.name, node=error.node) from None
@@ -202,7 +203,7 @@ async def evict(session: Session, spec: LockSpec, holder: Holder) -> bool:
     args = holder.token, spec.ttl_ms, spec.settings
     request = EVICT_SHARED, spec.keys, args, spec.command_timeout
     try:
-        reply, may_have_run = await retry(lambda: session.deployment.call(*request))
+        reply, may_have_run = await retry(session.deployment.call, request)
     except OutcomeUnknown as error:
         message = f"the holder of {spec.name!r} may or may not have been evicted: {error}"
         raise OutcomeUnknown(message, lock=spec.name, node=error.node) from None

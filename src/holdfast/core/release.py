@@ -7,7 +7,6 @@ an earlier try has probably released the lock.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 from weakref import ref as weak_ref
 
@@ -94,8 +93,9 @@ async def complete_release(session: Session, lease: LeaseState, tries: int = TRI
     sent_at = session.port.now()
     try:
         reply, _ = await retry(
-            partial(session.deployment.call, *request),
-            partial(on_failure, session, lease),
+            session.deployment.call,
+            request,
+            lambda error: on_failure(session, lease, error),
             tries,
         )
     except (OutcomeUnknown, NodeUnavailable, ConfigurationError) as error:
@@ -103,7 +103,8 @@ async def complete_release(session: Session, lease: LeaseState, tries: int = TRI
     lease.unregister_waiter()
     if reply != 1:
         _handle(session, lease, reply, sent_at)
-    _check_not_lost(lease)
+    if lease.state is LOST:
+        raise lease.loss()
     lease.state = RELEASED
 
 
@@ -172,11 +173,6 @@ def _handle(session: Session, lease: LeaseState, reply: Reply, sent_at: float) -
     check_process(session, lease)  # the waiter may belong to the parent
     if not session.waiters.on_release(reply, sent_at) and not lease.release_may_have_run:
         lease.lose(lease.refusal_reason(reply, session.port.now()))
-
-
-def _check_not_lost(lease: LeaseState) -> None:
-    if lease.state is LOST:
-        raise lease.loss()
 
 
 async def _interrupted(

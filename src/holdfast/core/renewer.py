@@ -78,7 +78,7 @@ class Cleanup:
 class BackgroundTask:
     """A function that the renewer calls later. It must not block."""
 
-    do: Callable[[], None]
+    do: Callable[[], object]
     due: float
     is_scheduled: bool = True
 
@@ -156,7 +156,7 @@ class Renewer:
         self._renews_all = True
         self._background.wake(self)
 
-    def call_later(self, seconds: float, do: Callable[[], None]) -> BackgroundTask | None:
+    def call_later(self, seconds: float, do: Callable[[], object]) -> BackgroundTask | None:
         """Call `do` after that many seconds, even if the client is closed by then.
 
         Returns None if the background job cannot run.

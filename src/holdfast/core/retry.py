@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVarTuple
 
 from holdfast.errors import NodeUnavailable, OutcomeUnknown
 from holdfast.port import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+Args = TypeVarTuple("Args")
 
 TRIES = 3
 """After this many requests without a reply the server counts as unreachable. A connection that was
@@ -20,11 +22,12 @@ RetryResult: TypeAlias = tuple[Reply, bool]
 
 
 async def retry(
-    send: Callable[[], Awaitable[Reply]],
+    send: Callable[[*Args], Awaitable[Reply]],
+    args: tuple[*Args],
     on_failure: Callable[[OutcomeUnknown | NodeUnavailable], object] | None = None,
     tries: int = TRIES,
 ) -> RetryResult:
-    """Call `send` until there is a reply, up to `tries` times.
+    """Call `send(*args)` until there is a reply, up to `tries` times.
 
     `on_failure` is called after each try that failed. What it raises ends the retries.
 
@@ -36,7 +39,7 @@ async def retry(
     while True:
         tries -= 1
         try:
-            return await send(), may_have_run
+            return await send(*args), may_have_run
         except (OutcomeUnknown, NodeUnavailable) as error:
             may_have_run = may_have_run or isinstance(error, OutcomeUnknown)
             if on_failure is not None:

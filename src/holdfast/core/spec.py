@@ -69,16 +69,12 @@ class LockSpec:
     first_due: float  # the seconds after which the renewer first handles the lease
     command_timeout: float
     longest_ttl: float  # the longest ttl that any lock of this client may have
+    is_shared: bool  # several leases may be valid at once, even in one process
     acquire_script: Script = ACQUIRE  # or a script that acquires the lock only if it is needed
     extra_args: tuple[str, ...] = ()  # the additional arguments of such a script
     kind: Kind = EXCLUSIVE
     weight: int = 0  # of a semaphore or an rwlock: the permits that a lease takes
     limit: int = 0  # and at most how many are in use then; 0 for a lock
-
-    @property
-    def has_several_holders(self) -> bool:
-        """Whether several leases of this lock may be valid at once, even in one process."""
-        return self.owner is not None or self.limit > 0
 
     def with_name(self, name: str) -> LockSpec:
         """Return a lock with another name and the same settings, which are not checked again.
@@ -181,6 +177,7 @@ def describe(  # noqa: PLR0913 - the settings of a lock
         first_due=min(validity / RENEWALS_PER_TTL, max_hold or math.inf) if renew else validity,
         command_timeout=min(command_timeout, ttl / (10 if quorum else 4)),
         longest_ttl=longest_ttl,
+        is_shared=owner is not None,
     )
 
 

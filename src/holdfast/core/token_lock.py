@@ -16,7 +16,6 @@ by then another caller may hold the lock with it.
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from holdfast.core.acquire import acquire
@@ -179,8 +178,8 @@ class TokenLocks:
             if isinstance(error, OutcomeUnknown):  # it may have granted the lock to a waiter here
                 session.waiters.recheck_all(spec)
 
-        send = partial(session.deployment.call, script, spec.keys, args, spec.command_timeout)
-        result = await retry(send, on_failure)
+        request = script, spec.keys, args, spec.command_timeout
+        result = await retry(session.deployment.call, request, on_failure)
         session.check_process(process, spec.name, verb)
         return result
 

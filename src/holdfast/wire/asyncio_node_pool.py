@@ -12,10 +12,11 @@ from holdfast.errors import HoldfastError
 from holdfast.port import Unconnected
 from holdfast.wire.blocking_connection import CAN_SPIN, QUICK
 from holdfast.wire.clock import now
-from holdfast.wire.multiplexer import Multiplexer, ignore_failure
+from holdfast.wire.multiplexer import Multiplexer
 from holdfast.wire.node_connection import PendingPosts, age_failure, retry_after
 from holdfast.wire.node_pool import GRACE
 from holdfast.wire.packing import UnexpectedReply, decode_reply, pack_evalsha, serials
+from holdfast.wire.shared_task import ignore_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,7 +234,7 @@ class AsyncioNodePool:
     async def drain(self) -> None:
         """Read late replies for at most `GRACE` seconds."""
         end = now() + GRACE
-        while any(wire.has_pending for wire in self._wires) and now() < end:  # noqa: ASYNC110 - no common event
+        while any(wire.pending for wire in self._wires) and now() < end:  # noqa: ASYNC110 - no common event
             await asyncio.sleep(0.001)
 
     def close(self) -> None:

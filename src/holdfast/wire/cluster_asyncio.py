@@ -10,10 +10,11 @@ from holdfast.wire.clock import now
 from holdfast.wire.cluster import Address, Redirected, common_slot
 from holdfast.wire.cluster_blocking import Redirects
 from holdfast.wire.cluster_node_wire import PACKED_ASKING
-from holdfast.wire.multiplexer import Future, ignore_failure, wait_for_shared
+from holdfast.wire.multiplexer import Future
 from holdfast.wire.packing import pack_eval
 from holdfast.wire.replication import check_replication, pack_wait, replicas_needed
 from holdfast.wire.server_multiplexer import ServerMultiplexer
+from holdfast.wire.shared_task import ignore_failure, wait_for_shared
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,7 +72,7 @@ class AsyncioClusterWire:
         wire = self._nodes.get(address)
         if wire is None:
             for gone in set(self._nodes) - self.cluster.nodes:
-                if not self._nodes[gone].has_pending:
+                if not self._nodes[gone].pending:
                     self._nodes.pop(gone).close()
             wire = self._nodes[address] = NodeMultiplexer(self.cluster.node(address), self._timeout)
             wire.closed = self.closed

@@ -50,6 +50,7 @@ from holdfast.wire.packing import (
     pack_evalsha,
     serials,
 )
+from holdfast.wire.shared_task import ignore_failure
 from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
@@ -107,11 +108,6 @@ class Multiplexer(asyncio.Protocol):
         self._spinning = self._quick = self._lagged = False
 
     # Opening and closing
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a reply is expected."""
-        return bool(self.pending)
 
     async def open(self, timeout: float) -> float:
         """Connect. Concurrent callers share one attempt, which a cancelled caller does not stop.
@@ -382,27 +378,3 @@ class Multiplexer(asyncio.Protocol):
             return True
         silence = at - max(made_at, self._received_at)
         return at >= give_up and silence >= max(LEAST_SILENCE, give_up - made_at)
-
-
-async def wait_for_shared(task: asyncio.Task[None], timeout: float, node: str) -> None:
-    """Wait for a task that several callers share. A cancelled caller does not cancel it.
-
-    If the client cancels the task because it is closed, its callers are not cancelled: they get an
-    error. With `asyncio.shield` they would seem to be cancelled.
-
-    Raises:
-        NodeUnavailable: the task was cancelled.
-        TimeoutError: it is not done after `timeout`. Otherwise as the task.
-    """
-    await asyncio.wait([task], timeout=timeout)
-    if not task.done():
-        raise TimeoutError
-    if task.cancelled():
-        raise NodeUnavailable("this client is closed: make a new one", node=node)
-    task.result()
-
-
-def ignore_failure(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a task, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()

@@ -79,8 +79,8 @@ def decode_reply(raw: object, serial: bytes) -> Reply:
     Raises:
         UnexpectedReply: the reply does not end with this serial.
     """
-    if type(raw) is bytes and raw[-3:] == serial and raw[:-3].isdigit():
-        return int(raw[:-3])
+    if type(raw) is bytes and raw[-3:] == serial and (number := raw[:-3]).isdigit():
+        return int(number)
     if type(raw) is list and raw and raw.pop() == serial:
         return raw
     raise UnexpectedReply

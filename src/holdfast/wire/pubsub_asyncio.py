@@ -14,9 +14,9 @@ import hiredis
 from holdfast.errors import NodeUnavailable
 from holdfast.wire.clock import now
 from holdfast.wire.error_replies import subscribe_error
-from holdfast.wire.multiplexer import ignore_failure, wait_for_shared
 from holdfast.wire.packing import pack
 from holdfast.wire.pubsub_thread import IDLE_TIMEOUT, subscribe_commands
+from holdfast.wire.shared_task import ignore_failure, wait_for_shared
 from holdfast.wire.target import endpoint_of
 
 if TYPE_CHECKING:
