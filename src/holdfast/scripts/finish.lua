@@ -30,12 +30,14 @@ if call('GET', lock) ~= token or call('GET', KEYS[2]) ~= fence then
   return (result and string.match(result, '^%d+') == fence and '1' or '0') .. serial
 end
 call('SET', KEYS[4], fence .. ' ' .. ARGV[4] .. '\n' .. ARGV[5], 'PX', ARGV[3])
-call('PEXPIRE', KEYS[2], 60000)
 call('DEL', lock)
 
+--:include _released
 --:include _notify_all
 --:include _tombstone
 
+mark_released(true)
+call('PEXPIRE', KEYS[2], 60000)
 notify_all()
 if ARGV[6] ~= '0' then
   add_tombstone(token, tonumber(ARGV[6]))
