@@ -29,6 +29,7 @@ class LossCheck:
         """The next lease is `after_loss`. None: its end and its release were in the same ms."""
         self._after_loss = False
         """The last lease was."""
+        self._granted_twice = Granted()
 
     def ran(self, run: ScriptRun) -> None:
         """A server ran a script. Check the fence that it granted."""
@@ -40,17 +41,20 @@ class LossCheck:
             return
         if self._is_release(run):
             kept = self._after_loss and not self._record.was_seen(run.args[0])
-            self._lost = kept if run.before.left_ms else None
+            unknown = self._after_loss and run.args[0] in self._granted_twice
+            self._lost = None if unknown or not run.before.left_ms else kept
             self._record.reached["a loss that no user has seen, kept"] += kept
         if after.holder is not None:
-            self._granted(run.args[0], int(after.fence or 0))
+            self._granted_twice.add(after.holder.decode())
+            self._granted(after.holder.decode(), int(after.fence or 0))
 
     def _is_release(self, run: ScriptRun) -> bool:
         """Whether a script released the lock, which was not lost before."""
         before, token = run.before, run.args[0].encode()
         if run.script != "release" or before.holder is None or "lost" in "".join(run.args[2:3]):
             return False
-        over = 0 < before.left_ms <= int(self._record.settings.lock_delay * 1000)
+        delay_ms = int(self._record.settings.lock_delay * 1000)
+        over = delay_ms > 0 and 0 <= before.left_ms <= delay_ms
         return not over and (before.holder == token or is_joined(before.holder, token))
 
     def _granted(self, token: str, fence: int) -> None:
@@ -60,12 +64,32 @@ class LossCheck:
         self._lost = True
 
 
+class Granted:
+    """The tokens that were granted a lock more than once, such as by a late request.
+
+    Their client may have had one of these leases, and not the other.
+    """
+
+    def __init__(self) -> None:
+        self._once: set[str] = set()
+        self._twice: set[str] = set()
+
+    def add(self, token: str) -> None:
+        """A token was granted the lock."""
+        (self._twice if token in self._once else self._once).add(token)
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._twice
+
+
 class SharedLossCheck:
     """How the leases of a semaphore or an rwlock have ended since the last grant."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._lost = False
+        self._lost: bool | None = False
+        """As that of a lock; None if the client of the holder may not know how its lease ended."""
+        self._granted_twice = Granted()
         self._holders: dict[str, bool] = {}
         """The tokens with permits, and whether each was granted them after a loss."""
 
@@ -83,8 +107,10 @@ class SharedLossCheck:
             if token in self._holders:  # a retry or a confirmation
                 _check(self._record, fence, token, lost=self._holders[token])
             elif token in after:
-                _check(self._record, fence, token, lost=self._lost)
+                if self._lost is not None:
+                    _check(self._record, fence, token, lost=self._lost)
                 self._lost, self._holders[token] = False, is_after_loss(fence)
+                self._granted_twice.add(token)
 
     def _ended(self, run: ScriptRun, token: str) -> None:
         after_loss = self._holders.pop(token, False)
@@ -94,7 +120,8 @@ class SharedLossCheck:
         lost = run.script != "release" or "lost" in "".join(run.args[2:3])
         kept = after_loss and not self._record.was_seen(token)
         self._record.reached["a loss that no user has seen, kept"] += kept
-        self._lost = self._lost or lost or kept
+        unknown = after_loss and token in self._granted_twice
+        self._lost = self._lost or lost or (None if unknown or self._lost is None else kept)
 
 
 class QuorumLossCheck:
