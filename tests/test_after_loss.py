@@ -335,7 +335,7 @@ async def test_a_periodic_run_knows_that_the_last_run_was_lost_even_a_period_lat
 ) -> None:
     seen = []
 
-    @client.periodic("nightly", every=86_400)
+    @client.periodic("nightly", every=86_400)  # type: ignore[untyped-decorator]  # `client` is Any
     async def nightly(run: Any) -> None:
         seen.append(run.lease.after_loss)
         if len(seen) == 1:
