@@ -191,7 +191,10 @@ async def test_a_missing_password_is_reported(api: Api, own_server: Server) -> N
         await client.lock("a").acquire()
 
 
-RULES = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+del", "+time"]
+RULES = [
+    *("+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+incrby", "+del"),
+    "+time",
+]
 WAITING = ["+zadd", "+zrem", "+zrange", "+publish", "+subscribe", "+ping", "&holdfast:*"]
 
 

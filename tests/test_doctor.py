@@ -50,7 +50,7 @@ READS = {
 
 PROBING = {
     *("evalsha", "eval", "exists", "get", "pttl", "del", "pexpire", "set", "zadd", "zrem"),
-    *("zrange", "publish", "ping", "subscribe"),
+    *("incrby", "zrange", "publish", "ping", "subscribe"),
 }
 """Commands that the doctor sends if ACL DRYRUN is refused, in forms that write nothing."""
 
@@ -265,7 +265,7 @@ def login(server: Server, user: str, db: int = 0) -> str:
     return f"redis://{user}:pw@{server.host}:{server.port}/{db}"
 
 
-RULES = "~holdfast:* &holdfast:* +evalsha +eval +get +set +exists +pttl +pexpire +del +time"
+RULES = "~holdfast:* &holdfast:* +evalsha +eval +get +set +exists +pttl +pexpire +incrby +del +time"
 WAITING = "+zadd +zrem +zrange +publish +subscribe +ping"
 READ_RULES = "+info +config|get +slowlog|get"
 

@@ -1098,3 +1098,41 @@ def test_an_overview_writes_nothing_to_a_fresh_node() -> None:
         stack.callback(overview.close)
         assert overview.survey(lambda _: True).complete
         assert [server.command("DBSIZE") for server in servers] == [0, 0, 0]
+
+
+# The end of the previous lease
+
+
+async def lose(api: Api, servers: Sequence[Server]) -> None:
+    """Acquire the lock with another client, and let its lease expire on these nodes."""
+    await api.connect(urls(servers)).lock("a", renew=False).acquire()
+    await wait_until(api, lambda: None not in holders(list(servers)))
+    for server in servers:
+        server.command("PEXPIRE", KEY, 1)
+    await wait_until(api, lambda: nothing_is_left(list(servers)))
+
+
+async def is_after_loss(api: Api, lock: Any, servers: list[Server]) -> bool:
+    """Acquire and release a lock on all nodes; return whether the lease was after a loss."""
+    async with lock as lease:
+        await wait_until(api, lambda: None not in holders(servers))
+    await wait_until(api, lambda: nothing_is_left(servers))
+    return bool(lease.after_loss)
+
+
+async def test_a_lease_is_after_a_loss_only_if_the_last_one_was_not_released(
+    api: Api, three: list[Server]
+) -> None:
+    lock = api.connect(urls(three)).lock("a")
+    assert [await is_after_loss(api, lock, three) for _ in range(3)] == [False] * 3
+    await lose(api, three)
+    assert [await is_after_loss(api, lock, three) for _ in range(2)] == [True, False]
+
+
+async def test_a_loss_is_known_even_if_the_votes_differ(api: Api, three: list[Server]) -> None:
+    lock = api.connect(urls(three)).lock("a")
+    for node in three:
+        await lose(api, three)
+        # The highest number is of a node that knows of no loss.
+        node.command("SET", FENCE, int(node.command("GET", FENCE)) // 10 * 10 + 10**10 + 1)
+        assert await is_after_loss(api, lock, three)

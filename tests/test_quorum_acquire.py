@@ -31,7 +31,7 @@ def test_the_deadline_of_a_granted_lock_counts_from_before_the_round() -> None:
     attempts.nodes.duration = 0.25
     lease = attempts.acquire(GRANTED, timeout=5, label="nightly")
     ((limit, (token, *rest)),) = attempts.votes
-    assert (limit, rest) == (0.5, ["10000", "5000000", "0 barge ", ""])
+    assert (limit, rest) == (0.5, ["10000", "5000001", "0 barge ", ""])
     assert token.endswith(":main:nightly")
     assert (lease.token, lease.fence, lease.actor, lease.process) == (token, 7, "main", 1)
     assert lease.deadline == pytest.approx(START + VALIDITY)

@@ -40,7 +40,7 @@ def test_a_free_lock_is_granted_with_a_fence_by_the_servers_clock(lock: Scripted
         for last in (None, 7):
             lock.put(fence=last)
             after = lock.run(ACQUIRE, ME, TTL, *args)
-            assert after.began_us <= after.reply <= after.ended_us, args
+            assert after.is_new(after.reply), args
             assert (after.holder, after.fence, after.queue) == (ME, after.reply, [])
             assert is_about(after.left, TTL)
 
@@ -50,12 +50,12 @@ def test_fences_grow_even_beyond_the_servers_clock(lock: ScriptedLock) -> None:
         for ttl, kept in ((1, 3_600_000), (1_800_000, 3_600_000), (2_000_000, 4_000_000)):
             lock.put(fence=5_000_000_000_000_001)
             after = lock.run(ACQUIRE, ME, ttl, "", settings)
-            assert after.reply == after.fence == 5_000_000_000_000_002
+            assert after.reply == after.fence == 5_000_000_000_000_010
             until_then_ms = (after.fence - after.began_us) // 1000 + 1
             assert is_about(after.fence_left, kept + until_then_ms)
             lock.put(fence=5_000_000)
             after = lock.run(ACQUIRE, ME, ttl, "", settings)
-            assert after.reply == after.fence >= after.began_us
+            assert after.reply == after.fence >= after.began_us - 9
             assert is_about(after.fence_left, kept)
 
 
@@ -89,7 +89,8 @@ def test_a_retry_gives_the_same_grant_and_never_shortens_it(lock: ScriptedLock) 
 def test_a_retry_after_the_counter_was_lost_gets_a_fence(lock: ScriptedLock) -> None:
     lock.put(ME, fence=None)
     after = lock.run(ACQUIRE, ME, TTL)
-    assert after.began_us <= after.reply == after.fence <= after.ended_us
+    assert after.reply == after.fence
+    assert after.is_new(after.fence)
 
 
 def test_the_lock_delay_is_not_part_of_a_lease(lock: ScriptedLock) -> None:
@@ -227,7 +228,7 @@ def test_the_first_waiter_gets_a_lock_that_is_found_free(
                 assert delay < after.left <= window + delay
                 assert after.reply[3:] == [0, ""]
                 assert [each[0] for each in after.queue] == [SECOND, THIRD, ME]
-                assert after.fence >= after.began_us
+                assert after.is_new(after.fence)
                 assert pushes.messages() == [
                     ("G", after.fence, window, delay, FIRST),
                     ("W", 0, window, delay, SECOND),
@@ -286,7 +287,8 @@ def test_an_unfair_lock_is_granted_to_any_request(lock: ScriptedLock, server: Se
     with Subscriber(server, "first") as pushes:
         lock.put(queue=[(FIRST, 5), (ME, 6), ("!" + ME, 7)])
         after = lock.run(ACQUIRE, ME, TTL, "0", "0 barge ")
-        assert after.began_us <= after.reply == after.fence <= after.ended_us
+        assert after.reply == after.fence
+        assert after.is_new(after.fence)
         assert (after.holder, after.queue) == (ME, [(FIRST, 5)])
         assert is_about(after.left, TTL)
         assert pushes.messages() == []

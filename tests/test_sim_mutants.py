@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.feature_mutants import FEATURES
+from kit.loss_mutants import LOSSES
 from kit.mutants import (
     CONTROL,
     NO_CHANGE,
@@ -26,7 +27,7 @@ from kit.shared_mutants import SHARED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MUTANTS = LOCKS + FEATURES + SHARED
+MUTANTS = LOCKS + FEATURES + SHARED + LOSSES
 SAVED_RUNS = Path(__file__).parent / "saved_runs"
 MUTANT_OF_SAVED_RUN = {
     "a_long_computation_in_the_background": "a computation in the background may keep its waiter",
@@ -197,6 +198,8 @@ def test_there_are_many_mutants_and_their_names_are_unique() -> None:
 
 
 QUICK = {
+    "a release is noted in the counter",
+    "a retry and a confirmation keep what the grant has reported",
     "a lease takes its weight",
     "a request does not overtake waiters, even if it fits",
     "a second grant to a client is published",

@@ -42,6 +42,11 @@ class Holder:
         """Whether there is no other holder beside it: it has a lock, or all permits."""
         return self.weight == self.limit
 
+    @property
+    def after_loss(self) -> bool | None:
+        """Whether the lease before this one ended without a release; None if that is not known."""
+        return None if self.fence is None else self.fence % 10 == 2  # noqa: PLR2004 - see scripts/_fence.lua
+
     def __str__(self) -> str:
         place = self.host if self.user is None else f"{self.user}@{self.host}"
         description = "another client" if self.pid is None else f"{place}, pid {self.pid}"

@@ -250,7 +250,7 @@ QUORUM = [
     Mutant(
         "a release leaves a tombstone for votes that may still arrive",
         "core/rounds.py",
-        "with_tombstone = script, keys, (token, ttl, TOMBSTONE_MS, settings)",
+        "with_tombstone = script, keys, (token, ttl, mode, settings)",
         "with_tombstone = request",
         NODES_RESET,
         "S10 S16",
@@ -337,8 +337,8 @@ QUORUM = [
     ),
     Mutant(
         "a vote has a number above the last one",
-        "scripts/_vote_fence.lua",
-        "if last and tonumber(last) >= tonumber(fence) then",
+        "scripts/_raise_fence.lua",
+        "if last and number <= tonumber(last) then",
         "if false then",
         NODES,
         "S6",
@@ -425,14 +425,6 @@ QUORUM = [
         "return [] if empty else 0",
         {**NODES, "calm": True, "evict_holder": 0.7, "extend": 1.0, "slow": 0.1, "reset": 0.02},
         "EVICT",
-    ),
-    Mutant(
-        "a vote for a lock without a last number is numbered",
-        "scripts/_vote_fence.lua",
-        "if last and tonumber(last) >= tonumber(fence) then",
-        "if true then",
-        NODES_CALM,
-        "ERROR",
     ),
     Mutant(
         "an attempt in a forked child leaves no waiter behind",
@@ -810,16 +802,16 @@ MUTANTS = [
     ),
     Mutant(
         "a fence is not below the clock",
-        "scripts/_fence.lua",
-        "fence = time[1] .. string.sub('00000' .. time[2], -6)",
-        "fence = '1'",
+        "scripts/_next_fence.lua",
+        "fence = time[1] .. string.sub('00000' .. time[2], -6, -2) .. '0'",
+        "fence = '10'",
         DATA_LOSS,
         "S6",
     ),
     Mutant(
         "a fence is above the last one",
-        "scripts/_fence.lua",
-        "if last and tonumber(last) >= tonumber(fence) then",
+        "scripts/_raise_fence.lua",
+        "if last and number <= tonumber(last) then",
         "if false then",
         CLOCK_JUMPS,
         "S6",
@@ -868,7 +860,7 @@ MUTANTS = [
     Mutant(
         "a token that could not be released is cleaned up later",
         "core/cleanup.py",
-        "        session.cleanups.schedule(spec, token, longest=longest)\n",
+        "        session.cleanups.schedule(spec, token, mode, longest=longest)\n",
         "        pass\n",
         CANCELS,
         "S10 S16",
@@ -1282,9 +1274,9 @@ MUTANTS = [
     Mutant(
         "a release works on a full server",
         "scripts/release.lua",
-        "  call('DEL', lock)\n  return '1' .. serial",
+        "  call('DEL', lock)\n  if #ARGV > 3 then",
         "  call('SET', KEYS[2] .. 's', token, 'PX', 1000)\n"
-        "  call('DEL', lock)\n  return '1' .. serial",
+        "  call('DEL', lock)\n  if #ARGV > 3 then",
         FULL_SERVER,
         "L8",
     ),
@@ -1531,10 +1523,10 @@ RARE = [
     Mutant(
         "a holder that is also in the queue leaves it when it releases",
         "scripts/release.lua",
-        "  call('ZREM', queue, token, '!' .. token)\n  if not hand_over() then",
-        "  if not hand_over() then",
+        "  call('ZREM', queue, token, '!' .. token)\n  mark_released(seen)\n",
+        "  mark_released(seen)\n",
         {},
-        "S8",
+        "S8 L8 LOSS",
     ),
     Mutant(
         "a waiter that leaves in the last millisecond passes on its duty to watch",
@@ -1633,8 +1625,8 @@ OPERATED = [
     Mutant(
         "an eviction raises the fence counter in the delay too",
         "scripts/evict.lua",
-        "  new_fence()\n  notify_two",
-        "  notify_two",
+        "new_fence()\nif delay > 0 and not is_over(left) then",
+        "if delay > 0 and not is_over(left) then",
         EVICTIONS_LOCK_DELAY,
         "EVICT",
     ),

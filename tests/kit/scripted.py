@@ -48,6 +48,10 @@ class ScriptResult(NamedTuple):
     ended_us: int
     """The server's clock after the script."""
 
+    def is_new(self, fence: int) -> bool:
+        """Whether a fence is the time of the script, without its last digit, or the next one."""
+        return self.began_us // 10 <= fence // 10 <= self.ended_us // 10 + 1
+
 
 class Connection:
     """A plain connection to a server."""

@@ -28,8 +28,8 @@ SHARED = [
     Mutant(
         "no request shortens the lease of a holder",
         "scripts/_holders.lua",
-        "call('ZADD', lock, 'GT', now + px, its_token)",
-        "call('ZADD', lock, now + px, its_token)",
+        "call('ZADD', lock, 'GT', now + px",
+        "call('ZADD', lock, now + px",
         READERS,
         "S2",
     ),
@@ -52,10 +52,10 @@ SHARED = [
     Mutant(
         "a retry takes no second permits",
         "scripts/acquire_shared.lua",
-        "if expiry_of(token) then",
+        "if expiry then",
         "if false then",
         PERMITS_UNSTABLE,
-        "REPLY S9 S14 L1 L2 L3 S10 S6 S2 S5",
+        "REPLY S9 S14 L1 L2 L3 S10 S6 S2 S5 LOSS",
     ),
     Mutant(
         "waiters are granted permits within the limit",
@@ -108,7 +108,7 @@ SHARED = [
     Mutant(
         "a renewal grants no permits",
         "scripts/renew_shared.lua",
-        "if not expiry_of(token) then\n",
+        "if not expiry then\n",
         "if call('EXISTS', lock) == 0 then\n",
         READERS_PAUSED,
         "S5 S6 S10 S14",
@@ -116,8 +116,8 @@ SHARED = [
     Mutant(
         "a renewal works for holders on a full server",
         "scripts/renew_shared.lua",
-        "keep_counter()\nif",
-        "if",
+        "keep_counter()\nlocal expiry",
+        "local expiry",
         {"rwlock": True, "full": 0.3},
         "L8",
     ),
@@ -140,7 +140,7 @@ SHARED = [
     Mutant(
         "a downgrade leaves no gap",
         "scripts/downgrade.lua",
-        "  hold(token, math.max(ttl, expiry - now))\n",
+        "  hold(token, math.max(ttl, expiry - now), after_loss)\n",
         "",
         READERS,
         "S1 S4",

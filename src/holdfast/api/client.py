@@ -880,6 +880,7 @@ class Lease(LeaseView):
 
     def _abandon(self) -> None:
         """Release what an interrupted call may have acquired."""
+        self._mark_unseen()
         with contextlib.suppress(HoldfastError):
             run(release(self._session, self))
 

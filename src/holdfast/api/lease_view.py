@@ -171,6 +171,25 @@ class LeaseView(LeaseRef):
         return self._state.spec.weight == self._state.spec.limit
 
     @property
+    def after_loss(self) -> bool:
+        """Whether the previous lease of this lock ended without a release: it was lost or evicted.
+
+        Its holder crashed, hung or was cut off, and may have left its work half done. Of a
+        semaphore or an rwlock: whether that happened to a holder since the last lease was granted.
+
+        False after a release, for the first lease of a lock, and for one whose last lease was
+        granted or renewed more than an hour ago (with a ttl of more than 30 minutes: twice the
+        ttl). After a fault, a loss may be reported twice.
+
+        Example:
+            with client.lock("import") as lease:
+                if lease.after_loss:
+                    remove_partial_import()
+                run_import()
+        """
+        return self._state.after_loss
+
+    @property
     def token(self) -> str:
         """The unique value of the lock's key while this lease holds it."""
         return self._state.token

@@ -342,6 +342,8 @@ class MultiLease(MultiLeaseView[Lease]):
 
     def _abandon(self) -> None:
         """Release what an interrupted call may have acquired."""
+        for ref in self._refs:
+            ref._mark_unseen()  # noqa: SLF001 - within the API
         with contextlib.suppress(HoldfastError):
             run(release_all(self._session, self._locks, self._refs))
 

@@ -217,6 +217,14 @@ class MultiLeaseView(Generic[M]):
         return MappingProxyType({name: lease.fence for name, lease in self.leases.items()})
 
     @property
+    def after_loss(self) -> bool:
+        """Whether the previous lease of one of the locks ended without a release.
+
+        `lease.leases[name].after_loss` is that of one lock.
+        """
+        return any(ref.after_loss for ref in self._refs)
+
+    @property
     def held(self) -> bool:
         """Whether all locks are certainly held now. Becomes False at the first deadline."""
         return all(ref.held for ref in self._refs)

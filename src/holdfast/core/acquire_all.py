@@ -82,6 +82,7 @@ async def acquire_all(
         await _acquire_in_order(session, locks, timeout, refs, began)
     except GeneratorExit:
         for ref in reversed(refs):
+            ref._mark_unseen()
             release_in_background(session, ref)
         raise
     except BaseException as error:

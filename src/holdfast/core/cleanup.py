@@ -46,10 +46,11 @@ class Cleanups:
         validity = min(spec.validity, TTL_MAX)  # infinite for a lock of redis-py without timeout
         self._add(spec.name, request, max(spec.ttl, validity, longest) + spec.lock_delay, fence)
 
-    def schedule_lease(self, lease: LeaseState, tombstone: str = TOMBSTONE_MS) -> None:
+    def schedule_lease(self, lease: LeaseState, mode: str = "") -> None:
         """Release the token of a lease in the background."""
+        mode = mode or lease.release_mode(TOMBSTONE_MS)
         longest, fence = lease.longest_ttl, lease.fence
-        self.schedule(lease.spec, lease.token, tombstone, longest=longest, fence=fence)
+        self.schedule(lease.spec, lease.token, mode, longest=longest, fence=fence)
 
     def schedule_end(self, lease: LeaseState, request: Request) -> None:
         """Send the request that ends a lease in the background, until its token has expired."""
@@ -110,6 +111,7 @@ async def cancel_token(  # noqa: PLR0913 - the parts of a request
         session.waiters.on_release(reply, sent_at)
     except BaseException as error:
         session.waiters.recheck_all(spec)
-        session.cleanups.schedule(spec, token, longest=longest)
+        mode = tombstone if tombstone.endswith("seen") else TOMBSTONE_MS
+        session.cleanups.schedule(spec, token, mode, longest=longest)
         if not isinstance(error, HoldfastError):
             raise

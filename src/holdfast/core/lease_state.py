@@ -42,6 +42,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ref as weak_ref
 
+from holdfast.core.fence import is_after_loss
 from holdfast.core.spec import RENEWALS_PER_TTL, to_ms, validity_of
 from holdfast.errors import HoldfastError, LeaseLost, LossReason
 from holdfast.scripts import DOWNGRADE
@@ -95,6 +96,15 @@ class LeaseRef:
     def __init__(self) -> None:
         self._lease = None
 
+    def _mark_unseen(self) -> None:
+        """Note that no user has had the lease: its acquire has failed or was interrupted.
+
+        At an inner level of a reentrant lock, the user has the lease already.
+        """
+        lease = self._lease
+        if lease is not None and lease.refs == {weak_ref(self)}:
+            lease.is_seen = False
+
     def _cancel_body(self) -> None:
         """Cancel the code that runs under the lock, if that is possible.
 
@@ -123,6 +133,8 @@ class LeaseState:
     downgrade: tuple[str, str] | None = None
     """The token of the reader, and that of the writer that it replaces, until a reply has confirmed
     it (`core.downgrade`)."""
+    is_seen = True
+    """A user has had the lease. So its release ends a loss that it has reported (`after_loss`)."""
     reported_dropped = False
     """The event `not_released` was sent."""
 
@@ -160,6 +172,15 @@ class LeaseState:
     def is_valid(self, now: float, process: int) -> bool:
         """Whether the lease is valid now."""
         return self.state is HELD and now < self.deadline and self.process == process
+
+    @property
+    def after_loss(self) -> bool:
+        """Whether the previous lease of the lock ended without a release."""
+        return is_after_loss(self.fence)
+
+    def release_mode(self, tombstone: str) -> str:
+        """Return the argument of its release for this life of the tombstone."""
+        return f"{tombstone} seen" if self.after_loss and self.is_seen else tombstone
 
     def unregister_waiter(self, drain_from: float | None = None) -> None:
         """Unregister the waiter that was granted this lease, as `WaiterChannel.unregister`."""

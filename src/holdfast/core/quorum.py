@@ -31,6 +31,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.events import Event
+from holdfast.core.fence import fence_above
 from holdfast.core.quorum_acquire import acquire
 from holdfast.core.rounds import (
     Confirmation,
@@ -118,7 +119,8 @@ class Quorum:
         vote on another connection. So it leaves a tombstone, which makes the node refuse the vote.
         """
         tombstone = "0" if lease.actor is self._port.actor() else TOMBSTONE_MS
-        return self.removal_request(lease.spec, lease.token, tombstone, lease.longest_ttl)
+        mode = lease.release_mode(tombstone)
+        return self.removal_request(lease.spec, lease.token, mode, lease.longest_ttl)
 
     def removal_request(
         self, spec: LockSpec, token: str, tombstone: str, longest: float = 0.0
@@ -160,14 +162,15 @@ class Quorum:
         # Wait for at least 1 ms. Otherwise a node without the script would receive the repeated
         # vote after the release.
         await self._send(votes, max(timeout, SHORTEST_ROUND))
-        given = votes.yes
+        given, wanted = votes.yes, 0
         while len(numbers := list(given.values())) >= self.majority:
             [(fence, agreed)] = Counter(numbers).most_common(1)
             if agreed >= self.majority:
                 return fence, votes
             if left() <= 0:
                 break
-            confirmation = Confirmation(self, request, max(numbers))
+            wanted = fence_above([*numbers, wanted])
+            confirmation = Confirmation(self, request, wanted)
             await self._send(confirmation, min(timeout, left()))
             given = confirmation.yes
         return 0, votes

@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.core.fence import hint_of
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.quarantine import ADVICE, pause_in
 from holdfast.core.retry import TRIES
@@ -132,7 +133,7 @@ class _QuorumAttempt:
         while True:
             self.token = port.new_token(self.actor, spec.suffix)
             self.sent_at = port.now()
-            args = self.token, spec.ttl_ms, str(port.wall_clock()), spec.settings
+            args = self.token, spec.ttl_ms, hint_of(port.wall_clock()), spec.settings
             request = VOTE, spec.keys, (*args, self._waiter_token)
             fence, votes = await self._quorum.vote(
                 request, self._time_left(), self._round_time_left

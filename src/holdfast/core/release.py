@@ -13,6 +13,7 @@ from weakref import ref as weak_ref
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.lease_state import HELD, LOST, RELEASED, RELEASING
 from holdfast.core.retry import TRIES, retry
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -216,7 +217,8 @@ async def finish_release(session: Session, lease: LeaseState, ref: LeaseRef) -> 
     if not take_over_release(session, lease, ref):
         return
     try:
-        await cancel_token(session, lease.spec, lease.token, longest=lease.longest_ttl)
+        mode, longest = lease.release_mode(TOMBSTONE_MS), lease.longest_ttl
+        await cancel_token(session, lease.spec, lease.token, mode, longest=longest)
     finally:
         lease.unregister_waiter()
     lease.state = RELEASED

@@ -57,6 +57,8 @@ async def release_quietly(session: Session, locks: LockSet, refs: Sequence[Lease
 
     What is not released within a command timeout is left to the background.
     """
+    for ref in refs:
+        ref._mark_unseen()
     await _release_each(session, locks, refs, 1, session.port.now() + locks.command_timeout)
 
 
@@ -169,7 +171,7 @@ async def _release_at_once(session: Session, locks: LockSet, leases: Sequence[Le
 
 def _is_simple(lease: LeaseState) -> bool:
     """Whether a release of this lease only deletes the key, if no client waits for the lock."""
-    return not lease.needs_tombstone and not lease.spec.lock_delay
+    return not lease.needs_tombstone and not lease.spec.lock_delay and lease.is_seen
 
 
 def _combined(errors: Sequence[HoldfastError]) -> HoldfastError:

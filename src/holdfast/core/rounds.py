@@ -254,11 +254,13 @@ class Release(Round):
         else:
             nodes = [keys.node] if there and keys.node in there else []
         posts: list[Post] = [(nodes, request)]
-        self._tombstones = [] if tombstone == "0" else nodes
-        if tombstone == "0" and there is not None and UNSURE in there.values():
+        is_plain = tombstone in {"0", "0 seen"}
+        self._tombstones = [] if is_plain else nodes
+        if is_plain and there is not None and UNSURE in there.values():
             self._tombstones = [node for node in nodes if there.get(node) == UNSURE]
             others = [node for node in nodes if node not in self._tombstones]
-            with_tombstone = script, keys, (token, ttl, TOMBSTONE_MS, settings)
+            mode = tombstone.replace("0", TOMBSTONE_MS, 1)
+            with_tombstone = script, keys, (token, ttl, mode, settings)
             posts = [(others, request), (self._tombstones, with_tombstone)]
         super().__init__(quorum, posts)
         self._request = request

@@ -1,5 +1,5 @@
 -- Included by scripts that grant permits to waiters: `hand_out`. All times are in ms. Needs: call, lock,
--- queue, token, ttl, quiet, and what _settings, _quarantine, _fence and _holders define.
+-- queue, token, ttl, quiet, and what _settings, _quarantine, _fence, _released and _holders define.
 
 --:include _notify
 
@@ -28,7 +28,7 @@ local function share_out(used)
     end
     local grantee, client = parse_waiter(waiter)
     call('ZREM', queue, grantee, '!' .. grantee)
-    fence = fence or new_fence()
+    fence = fence or new_fence(was_lost())
     local px
     if grantee == token then
       own_fence, px = fence, ttl
@@ -39,11 +39,14 @@ local function share_out(used)
       break
     end
     if px then
-      hold(grantee, px)
+      admit(grantee, px, fence)
       used, fence = used + weight, nil
     else
       removed = true
     end
+  end
+  if fence and call('EXISTS', lock) == 0 then
+    mark_released()  -- as in hand_over
   end
   return own_fence, pushed, used, removed
 end

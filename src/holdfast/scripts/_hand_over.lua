@@ -1,5 +1,6 @@
 -- Included by scripts that grant the lock to a waiter: `hand_over`. All times are in ms.
--- Needs: call, lock, queue, token, ttl, quiet, and what _settings, _quarantine and _fence define.
+-- Needs: call, lock, queue, token, ttl, quiet, and what _settings, _quarantine, _fence and _released
+-- define.
 
 --:include _notify
 
@@ -48,7 +49,7 @@ local function hand_over()
     local waiters = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
     local waiter, ticket, second = waiters[1], waiters[2], waiters[3]
     if not waiter or tonumber(ticket) >= 1e16 then
-      return nil
+      break
     end
     -- Remove it with and without its '!': a waiter that reconnected may be in the queue under both
     -- names. If one of them stayed, messages for the next waiter would go to the holder.
@@ -73,7 +74,11 @@ local function hand_over()
     end
     if publish_error then
       call('ZADD', queue, ticket, waiter)
-      return nil
+      break
     end
   end
+  if fence then
+    mark_released()  -- no waiter was granted the fence, so no lease of it can be lost
+  end
+  return nil
 end

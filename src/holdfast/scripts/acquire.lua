@@ -33,13 +33,15 @@ if not ttl or ttl < 1 then
   return redis.error_reply('ERR holdfast: ttl must be at least 1 ms')
 end
 
---:include _fence
-
+-- The fence is written before the lock: a script that fails in between leaves no lock held.
 if settings == '' and call('EXISTS', lock, queue) == 0 then
-  local fence = new_fence()
+  local fence, after_loss
+  --:include _next_fence
   call('SET', lock, token, 'PX', ARGV[2])
   return fence .. serial
 end
+
+--:include _fence
 
 local quiet
 --:include _settings
@@ -49,6 +51,7 @@ if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 
+--:include _released
 --:include _hand_over
 --:include _owner
 

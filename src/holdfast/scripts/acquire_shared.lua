@@ -41,7 +41,7 @@ end
 -- The fence is written before the holder: a script that fails in between leaves no permits held.
 if settings == '' and call('EXISTS', lock, queue) == 0 then
   local fence = new_fence()
-  hold(token, ttl)
+  admit(token, ttl, fence)
   return fence .. serial
 end
 
@@ -53,6 +53,7 @@ if quarantined then
   return redis.error_reply('QUARANTINE ' .. quarantined)
 end
 
+--:include _released
 --:include _hand_out
 
 -- The score of a member of the queue, or nil.
@@ -75,20 +76,20 @@ local function leave_queue()
 end
 
 -- A retry. The expiry is written even if unchanged.
-if expiry_of(token) then
-  local fence = new_fence()
-  hold(token, ttl)
+local expiry, after_loss = expiry_of(token)
+if expiry then
+  local fence = new_fence(after_loss)
+  hold(token, ttl, after_loss)
   leave_queue()
   return fence .. serial
 end
 
-remove_expired()
 local used, holder, left = usage()
 local weight, limit = permits_of(token)
 
 local function grant()
-  local fence = new_fence()
-  hold(token, ttl)
+  local fence = new_fence(was_lost())
+  admit(token, ttl, fence)
   return fence .. serial
 end
 

@@ -29,13 +29,15 @@ local quiet = true  -- the reply is a number
 --:include _quarantine
 --:include _fence
 --:include _holders
+--:include _released
 --:include _hand_out
 --:include _tombstone
 
 keep_counter()
 local tombstone = call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
-local expiry = expiry_of(writer)
-if tombstone or not (expiry or expiry_of(token)) then
+local expiry, after_loss = expiry_of(writer)
+local own_expiry, own_after_loss = expiry_of(token)
+if tombstone or not (expiry or own_expiry) then
   return '0' .. serial
 end
 local quarantined = quarantine()
@@ -44,11 +46,11 @@ if quarantined and quarantined > longest then
   return redis.error_reply('QUARANTINE ' .. quarantined - longest)
 end
 if expiry then
-  hold(token, math.max(ttl, expiry - now))
+  hold(token, math.max(ttl, expiry - now), after_loss)
   call('ZREM', lock, writer)
   add_tombstone(writer, 60000)
 else
-  hold(token, ttl)
+  hold(token, ttl, own_after_loss)
 end
 local used, _, left = usage()
 hand_out(used, left)

@@ -31,6 +31,7 @@ local quiet = true
 --:include _settings
 --:include _quarantine
 --:include _fence
+--:include _released
 --:include _hand_over
 --:include _tombstone
 
@@ -39,13 +40,12 @@ call('ZREM', queue, token, '!' .. token)
 if KEYS[4] then
   call('DEL', KEYS[4])
 end
+new_fence()
 if delay > 0 and not is_over(left) then
   call('PEXPIRE', lock, delay)
-  new_fence()
   notify_two('W', delay)
 elseif not hand_over() then
   call('DEL', lock)
-  new_fence()
 end
 if string.sub(token, 1, 4) == 'hf1:' then  -- another token was given by a user, who may use it again
   add_tombstone(token, 60000)

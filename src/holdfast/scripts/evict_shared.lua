@@ -22,6 +22,7 @@ local quiet = true  -- the reply goes to the operator
 --:include _quarantine
 --:include _fence
 --:include _holders
+--:include _released
 --:include _hand_out
 --:include _tombstone
 
@@ -30,10 +31,9 @@ local expiry = expiry_of(token)
 if not expiry then
   return '0' .. serial
 end
-call('ZREM', lock, token)
+lose(token)
 call('ZREM', queue, token, '!' .. token)
 new_fence()
-remove_expired()
 local used, _, left = usage()
 hand_out(used, math.min(left or math.huge, expiry - now))
 add_tombstone(token, 60000)

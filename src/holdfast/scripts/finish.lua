@@ -30,13 +30,15 @@ if call('GET', lock) ~= token or call('GET', KEYS[2]) ~= fence then
   return (result and string.match(result, '^%d+') == fence and '1' or '0') .. serial
 end
 call('SET', KEYS[4], fence .. ' ' .. ARGV[4] .. '\n' .. ARGV[5], 'PX', ARGV[3])
---:include _expire_counter
-expire_counter(fence)
 call('DEL', lock)
 
+--:include _released
+--:include _expire_counter
 --:include _notify_all
 --:include _tombstone
 
+mark_released(true)
+expire_counter(fence)
 notify_all()
 if ARGV[6] ~= '0' then
   add_tombstone(token, tonumber(ARGV[6]))

@@ -12,6 +12,7 @@
 --       2 ttl
 --       3 life of the tombstone, 0 for none; it may be followed by
 --         ' lost'   the lease was lost: the lock delay begins
+--         ' seen'   a user has had the lease (see _released). Without 3 it has, too
 --         ' quiet'  the reply is not to contain a grant
 --         ' leave'  the token only leaves the queue, and keeps a lock that it holds
 --       4 settings (see _settings)
@@ -31,7 +32,7 @@
 
 local call = redis.call
 local lock, queue = KEYS[1], KEYS[3]
-local token, ttl, serial = ARGV[1], tonumber(ARGV[2]), ARGV[#ARGV]
+local token, serial = ARGV[1], ARGV[#ARGV]
 local tombstone, settings = '0', ''
 if #ARGV == 5 then
   tombstone, settings = ARGV[3], ARGV[4]
@@ -41,14 +42,21 @@ local simple_settings = settings == '' or settings == '0 barge '
 local fast_path = holder == token and simple_settings and tombstone == '0'
 if fast_path and call('EXISTS', queue) == 0 then
   call('DEL', lock)
+  if #ARGV > 3 then
+    --:include _released
+    mark_released()
+  elseif call('INCRBY', KEYS[2], '1') == 1 then  -- as mark_released(true), but faster
+    call('DEL', KEYS[2])
+  end
   return '1' .. serial
 end
 
-local quiet = tombstone ~= '0'
-local tombstone_ms, mode = string.match(tombstone, '^(%d+) ?(%a*)$')
+local ttl, tombstone_ms, mode = tonumber(ARGV[2]), string.match(tombstone, '^(%d+) ?(%a*)$')
+local seen, quiet = #ARGV == 3 or mode == 'seen', tombstone ~= '0' and tombstone ~= '0 seen'
 --:include _settings
 --:include _quarantine
 --:include _fence
+--:include _released
 --:include _hand_over
 --:include _owner
 --:include _tombstone
@@ -58,6 +66,7 @@ if fast_path then
   -- The token may be in the queue again, if its waiter sent a request just before its grant
   -- expired.
   call('ZREM', queue, token, '!' .. token)
+  mark_released(seen)
   if not hand_over() then
     call('DEL', lock)
   end
@@ -72,6 +81,9 @@ else
   local last_hold, left = true
   if was_held then
     last_hold, left = end_hold(holder, token)
+    if last_hold and mode ~= 'lost' then
+      mark_released(seen)
+    end
   end
   if not last_hold then
     notify_two('W', left)

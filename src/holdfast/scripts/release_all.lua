@@ -16,6 +16,9 @@ for number = 1, #ARGV - 1 do
   local released = call('GET', lock) == ARGV[number] and call('EXISTS', queue) == 0
   if released then
     call('DEL', lock)
+    if call('INCRBY', KEYS[3 * number - 1], '1') == 1 then  -- see _released
+      call('DEL', KEYS[3 * number - 1])
+    end
   end
   reply[number] = released and 1 or 0
 end

@@ -30,17 +30,24 @@ local waited = call('ZREM', queue, token, '!' .. token) > 0
 was_first = waited and (was_first == token or was_first == '!' .. token)
 
 --:include _holders
+--:include _released
 local tombstone_ms, mode = string.match(tombstone, '^(%d+) ?(%a*)$')
-local expiry = expiry_of(token)
+local seen = #ARGV == 3 or mode == 'seen'
+local expiry, after_loss = expiry_of(token)
 local was_held = expiry and mode ~= 'leave'
-if was_held then
+if was_held and (mode == 'lost' or (after_loss and not seen)) then
+  lose(token)
+elseif was_held then
   call('ZREM', lock, token)
+  if call('EXISTS', lock) == 0 then
+    mark_released(true)
+  end
 end
 if tombstone == '0' and was_held and call('EXISTS', queue) == 0 then
   return '1' .. serial
 end
 
-local quiet = tombstone ~= '0'
+local quiet = tombstone ~= '0' and tombstone ~= '0 seen'
 --:include _settings
 --:include _quarantine
 --:include _fence
@@ -51,7 +58,6 @@ local missing = false
 if not was_held and call('EXISTS', lock) == 0 then
   missing = not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)  -- has it a tombstone?
 end
-remove_expired()
 local used, holder, left = usage()
 local known = math.min(left or math.huge, was_held and expiry - now or math.huge)
 local _, pushed = hand_out(used, known, was_first)

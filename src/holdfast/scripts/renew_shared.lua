@@ -28,7 +28,8 @@ end
 --:include _holders
 
 keep_counter()
-if not expiry_of(token) then
+local expiry, after_loss = expiry_of(token)
+if not expiry then
   local exists = call('EXISTS', lock) == 1
   if not exists and tonumber(call('GET', KEYS[2]) or 0) <= tonumber(fence) then
     return {serial}
@@ -40,5 +41,5 @@ local longest = quarantined and tonumber(call('GET', 'holdfast:quarantine'))
 if quarantined and quarantined > longest then
   return redis.error_reply('QUARANTINE ' .. quarantined - longest)
 end
-hold(token, ttl)
-return (fence == '0' and new_fence() or fence) .. serial
+hold(token, ttl, after_loss)
+return (fence == '0' and new_fence(after_loss) or fence) .. serial

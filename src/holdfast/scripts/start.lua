@@ -65,5 +65,7 @@ if not is_retry and redis.call('GET', KEYS[1]) == ARGV[1] then
   local fence = redis.call('GET', KEYS[2])
   local start = {string.format('%.0f', now), fence, ARGV[5], ARGV[6], ARGV[7], ARGV[1]}
   redis.call('SET', KEYS[4], table.concat(start, ' '), 'PX', ARGV[8])
+  -- The next run is a period later, and has to know whether this one was lost (see _fence).
+  redis.call('PEXPIRE', KEYS[2], math.max(redis.call('PTTL', KEYS[2]), tonumber(ARGV[8])))
 end
 return reply

@@ -62,6 +62,8 @@ STATES = (
     "a release while a renewal is under way",
     "a lock delay begun by a loss",
     "granted after a holder that never released",
+    "a lease after a loss",
+    "a loss that no user has seen, kept",
     # Failover
     "a server replaced by a replica that was waited for",
     "a server replaced by one in quarantine",

@@ -136,6 +136,7 @@ def lock_probes(keys: Keys | Sequence[bytes]) -> list[Command]:
         *((verb, key) for key in keys for verb in ("EXISTS", "GET", "PTTL")),
         ("DEL", absent),
         ("PEXPIRE", absent, "1"),
+        ("INCRBY", absent, "no number"),
         ("SET", absent, "", "XX", "PX", "1", "GET"),
         ("ZADD", absent, "XX", "1", ""),
         ("ZREM", absent, ""),

@@ -98,6 +98,9 @@ PROMISES: Mapping[str, Promise] = {
         "the lock is granted in the order of the queue, and waiters keep their place",
     ),
     "LEAK": Promise("leftovers", "a client keeps no waiter that has ended, and no ended token"),
+    "LOSS": Promise(
+        "after_loss", "a lease is after_loss exactly if the one before it was not released"
+    ),
     "MAX_HOLD": Promise("renewal", "no lease is renewed after max_hold, and its end is reported"),
     "POLL": Promise("order", "a client that can wait in the queue does not poll"),
     "RENEW": Promise(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.lease_state import HELD
 from holdfast.core.messages import read_message
+from holdfast.sim.checks.after_loss import QuorumLossCheck
 from holdfast.sim.checks.eviction import is_shown
 from holdfast.sim.checks.hand_over import RETRIES_WITHIN
 from holdfast.sim.checks.record import SLACK
@@ -56,6 +57,7 @@ class QuorumChecks(Checks):
         self._renewed: set[str] = set()
         self._votes: Counter[str] = Counter()
         """By token, the number of nodes that voted for it."""
+        self._losses = QuorumLossCheck(self.record)
         self._restores = RestoreCheck(sim, key, nodes, self.fail)
         self._rounds: dict[str, Request] = {}
         """By token, its first vote request."""
@@ -206,6 +208,7 @@ class QuorumChecks(Checks):
         if len(nodes) < self._majority:
             self.fail("S6", f"only {len(nodes)} nodes had fence {lease.fence} of {lease.token}")
         self._check_real_time_order(client, lease)
+        self._losses.granted(lease)
         if not self.record.untrusted and self.considers_held(client, lease):
             for other, held in self.record.leases:
                 if held is not lease and self.considers_held(other, held):

@@ -61,6 +61,8 @@ class Record:
         self.leases: list[tuple[SimClient, LeaseState]] = []
         self.last_leases: dict[str, tuple[SimClient, LeaseState]] = {}
         """The last lease of each token."""
+        self.given_up: set[str] = set()
+        """Tokens whose lease was given up before a user had it."""
         self.releasing: set[LeaseState] = set()
         self.released_in_time: set[LeaseState] = set()
         """Leases that were valid when their release began."""
@@ -108,6 +110,10 @@ class Record:
         self.leases = [(client, held) for client, held in self.leases if held.state is HELD]
         self.leases.append((client, lease))
         self.last_leases[lease.token] = client, lease
+
+    def was_seen(self, token: str) -> bool:
+        """Whether a user had the lease of a token."""
+        return token in self.last_leases and token not in self.given_up
 
     def is_newest(self, client: SimClient, lease: LeaseState) -> bool:
         """Whether the client was granted no lease after this one."""

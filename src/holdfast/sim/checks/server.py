@@ -13,6 +13,7 @@ from holdfast.core.messages import read_message
 from holdfast.core.token import client_in
 from holdfast.keys import keys_of, name_in
 from holdfast.sim.checks.abandon import AbandonCheck
+from holdfast.sim.checks.after_loss import LossCheck
 from holdfast.sim.checks.eviction import EvictionCheck
 from holdfast.sim.checks.exclusion import ExclusionCheck
 from holdfast.sim.checks.expiry import ExpiryCheck
@@ -82,6 +83,7 @@ class Checks:
         self.exclusion = ExclusionCheck(record)
         self.expiry = ExpiryCheck(record)
         self.fences = FenceCheck(record)
+        self.losses = LossCheck(record)
         self.ownership = OwnershipCheck(record)
         self.order = OrderCheck(record)
         self.free_lock = FreeLockCheck(record)
@@ -139,6 +141,7 @@ class Checks:
         ends = run.script == "release" or (run.script == "evict" and run.reply)
         if holder is None and ends and self.settings.fair:
             self.free_lock.check_handed_over(run)
+        self.losses.ran(run)
         self.watch.ran(run)
         self.expiry.ran(run)
         self.exclusion.check_kept(run)
@@ -255,6 +258,7 @@ class Checks:
         No user has seen the lease. So it may be released before its state changes.
         """
         record = self.record
+        record.given_up.add(lease.token)
         record.leases = [(actor, held) for actor, held in record.leases if held is not lease]
         in_time = client.now() < lease.deadline and lease.state is not LOST
         if in_time and lease.process == client.generation:

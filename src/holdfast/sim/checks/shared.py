@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.core.messages import read_message
 from holdfast.core.token import client_in, parse_token
 from holdfast.keys import keys_of
+from holdfast.sim.checks.after_loss import SharedLossCheck
 from holdfast.sim.checks.free_lock import FREE_IF_CALM, FreeLockCheck
 from holdfast.sim.checks.hand_over import LAST
 from holdfast.sim.checks.leftovers import CLEANED_UP, LeftoverCheck
@@ -84,6 +85,7 @@ class SharedChecks(Checks):
         super().__init__(sim, settings, key)
         self.free_lock = FreePermitsCheck(self.record)
         self.leftovers = SharedLeftovers(self.record, self.abandoned)
+        self._losses = SharedLossCheck(self.record)
         self._highest = 0
         self._held: list[Held] = []
         self._over: set[str] = set()
@@ -213,6 +215,7 @@ class SharedChecks(Checks):
             self._highest = max(self._highest, fence)
             record.fences[fence] = whose
         without = {token.decode() for token in granted} - {whose for _, whose in found}
+        self._losses.ran(run, found)
         if run.script == "downgrade":  # the lease keeps its fence
             without.discard(run.args[0])
         if without:

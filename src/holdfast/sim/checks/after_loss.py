@@ -1,0 +1,159 @@
+"""LOSS: a lease is `after_loss` exactly if a lease before it ended without a release.
+
+The checks follow the holders in the lock's keys, and know which leases a user has had. On several
+nodes a loss may be reported twice, after a fault; it is never missed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.fence import is_after_loss
+from holdfast.core.lease_state import RELEASED
+from holdfast.sim.checks.record import is_joined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.core.lease_state import LeaseState
+    from holdfast.sim.checks.record import Record
+    from holdfast.sim.script_run import ScriptRun
+
+
+class LossCheck:
+    """How the last lease of one lock ended, on one server."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._lost: bool | None = False
+        """The next lease is `after_loss`. None: its end and its release were in the same ms."""
+        self._after_loss = False
+        """The last lease was."""
+        self._granted_twice = Granted()
+
+    def ran(self, run: ScriptRun) -> None:
+        """A server ran a script. Check the fence that it granted."""
+        after = run.after
+        if run.before.fence is None:  # nothing is known about earlier leases
+            self._lost = run.before.holder is not None
+            self._after_loss = False
+        if not run.changed_holder or run.script == "adopt":
+            return
+        if self._is_release(run):
+            kept = self._after_loss and not self._record.was_seen(run.args[0])
+            unknown = self._after_loss and run.args[0] in self._granted_twice
+            self._lost = None if unknown or not run.before.left_ms else kept
+            self._record.reached["a loss that no user has seen, kept"] += kept
+        if after.holder is not None:
+            self._granted_twice.add(after.holder.decode())
+            self._granted(after.holder.decode(), int(after.fence or 0))
+
+    def _is_release(self, run: ScriptRun) -> bool:
+        """Whether a script released the lock, which was not lost before."""
+        before, token = run.before, run.args[0].encode()
+        if run.script != "release" or before.holder is None or "lost" in "".join(run.args[2:3]):
+            return False
+        delay_ms = int(self._record.settings.lock_delay * 1000)
+        over = delay_ms > 0 and 0 <= before.left_ms <= delay_ms
+        return not over and (before.holder == token or is_joined(before.holder, token))
+
+    def _granted(self, token: str, fence: int) -> None:
+        self._after_loss = is_after_loss(fence)
+        if self._lost is not None:
+            _check(self._record, fence, token, lost=self._lost)
+        self._lost = True
+
+
+class Granted:
+    """The tokens that were granted a lock more than once, such as by a late request.
+
+    Their client may have had one of these leases, and not the other.
+    """
+
+    def __init__(self) -> None:
+        self._once: set[str] = set()
+        self._twice: set[str] = set()
+
+    def add(self, token: str) -> None:
+        """A token was granted the lock."""
+        (self._twice if token in self._once else self._once).add(token)
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._twice
+
+
+class SharedLossCheck:
+    """How the leases of a semaphore or an rwlock have ended since the last grant."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._lost: bool | None = False
+        """As that of a lock; None if the client of the holder may not know how its lease ended."""
+        self._granted_twice = Granted()
+        self._holders: dict[str, bool] = {}
+        """The tokens with permits, and whether each was granted them after a loss."""
+
+    def ran(self, run: ScriptRun, fences: Sequence[tuple[int, str]]) -> None:
+        """A server ran a script, which granted these fences. Check them."""
+        before, after = _names(run.before.permits), _names(run.after.permits)
+        if run.before.fence is None:
+            self._lost, self._holders = False, dict.fromkeys(before, False)
+        for token in [each for each in self._holders if each not in before]:
+            del self._holders[token]
+            self._lost = True
+        for token in before - after:
+            self._ended(run, token)
+        for fence, token in sorted(fences):
+            if token in self._holders:  # a retry or a confirmation
+                _check(self._record, fence, token, lost=self._holders[token])
+            elif token in after:
+                if self._lost is not None:
+                    _check(self._record, fence, token, lost=self._lost)
+                self._lost, self._holders[token] = False, is_after_loss(fence)
+                self._granted_twice.add(token)
+
+    def _ended(self, run: ScriptRun, token: str) -> None:
+        after_loss = self._holders.pop(token, False)
+        if run.script == "downgrade":
+            self._holders[run.args[0]] = after_loss
+            return
+        lost = run.script != "release" or "lost" in "".join(run.args[2:3])
+        kept = after_loss and not self._record.was_seen(token)
+        self._record.reached["a loss that no user has seen, kept"] += kept
+        unknown = after_loss and token in self._granted_twice
+        self._lost = self._lost or lost or (None if unknown or self._lost is None else kept)
+
+
+class QuorumLossCheck:
+    """The last lease of a lock on several nodes."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._last: LeaseState | None = None
+
+    def granted(self, lease: LeaseState) -> None:
+        """A lease begins. Check that it reports the loss of the last one."""
+        record, last = self._record, self._last
+        if last is not None and last.fence >= lease.fence:
+            return
+        self._last = lease
+        record.reached["a lease after a loss"] += lease.after_loss
+        if last is None or record.untrusted or record.settings.wipe:
+            return
+        if last not in record.releasing and not lease.after_loss:
+            record.fail("LOSS", f"{lease.token} does not know that {last.token} was lost")
+        # Of several locks, one may be lost before the others are granted: no user has had it.
+        exact = record.settings.calm and not record.settings.several
+        if last.state is RELEASED and exact and lease.after_loss:
+            record.fail("LOSS", f"{lease.token} is after a loss, and {last.token} was released")
+
+
+def _names(permits: Mapping[bytes, int]) -> set[str]:
+    return {token.decode() for token in permits}
+
+
+def _check(record: Record, fence: int, token: str, *, lost: bool) -> None:
+    record.reached["a lease after a loss"] += lost
+    if is_after_loss(fence) != lost and not record.may_have_lost_writes:
+        which = "was" if lost else "was not"
+        record.fail("LOSS", f"fence {fence} of {token}: the lease before it {which} lost")
