@@ -19,6 +19,6 @@ local after_loss = digit == 50
 if digit == 49 then
   after_loss = last and string.byte(last, -1) % 2 == 0
 end
-if after_loss or (last and last - fence >= 0) then
+if after_loss or (last and (#last > #fence or last >= fence)) then  -- as text, see _next_fence
   --:include _raise_fence
 end
