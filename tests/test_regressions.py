@@ -310,7 +310,7 @@ async def test_a_denied_release_is_repeated_until_the_user_has_the_right(
     api: Api, own_server: Server
 ) -> None:
     rights = ["+evalsha", "+eval", "+exists", "+get", "+set", "+pttl", "+pexpire", "+time"]
-    rights += ["+zadd", "+zrem", "+zrange"]
+    rights += ["+incrby", "+zadd", "+zrem", "+zrange"]
     own_server.command("ACL", "SETUSER", "ann", "on", ">pw", "~holdfast:*", *rights)
     client = api.connect(f"redis://ann:pw@{own_server.host}:{own_server.port}")
     lease = await client.lock("a", ttl=60).acquire()

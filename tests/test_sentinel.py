@@ -208,8 +208,8 @@ async def test_a_ttl_above_longest_ttl_is_refused(api: Api, service: Sentinels) 
 
 
 RULES = (
-    "~holdfast:* &holdfast:* +evalsha +eval +get +set +exists +pttl +pexpire +del +time +zadd "
-    "+zrem +zrange +publish +subscribe +ping"
+    "~holdfast:* &holdfast:* +evalsha +eval +get +set +exists +pttl +pexpire +incrby +del +time "
+    "+zadd +zrem +zrange +publish +subscribe +ping"
 )
 
 
