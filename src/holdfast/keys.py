@@ -34,8 +34,12 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
         rb"holdfast:odd:\{\d+\}:(.*)",
     )
 )
-KINDS = "once", "periodic"
+ELECTION = "election"
+KINDS = "once", "periodic", ELECTION
 """The kinds of locks that are not created with `client.lock`, as `ls` shows them."""
+
+OBSERVERS = b"observers"
+"""The record of an election: the queue of its observers, who acquire nothing (`core.election`)."""
 
 SEMAPHORE, RWLOCK = "semaphore", "rwlock"
 SHARED_KINDS = SEMAPHORE, RWLOCK
@@ -164,6 +168,11 @@ def keys_of_kind(kind: str, name: str, namespace: str, record: str) -> Keys:
     tag, within = tag_for(name), b"%b:" % namespace.encode() if namespace else b""
     lock_key = b"%b{%b}:%b" % (prefix_of(namespace), tag, kind.encode())
     return Keys((*keys_of(lock_key), b"holdfast:%b:%b{%b}" % (record.encode(), within, tag)))
+
+
+def is_observers(key: bytes) -> bool:
+    """Whether a key is the queue of the observers of an election."""
+    return key.startswith(b"holdfast:%b:" % OBSERVERS)
 
 
 def lock_key_in(key: bytes) -> bytes | None:
