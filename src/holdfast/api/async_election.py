@@ -63,7 +63,9 @@ class AsyncTerm(AsyncLease):
 
 
 class AsyncCampaign(AsyncAcquirable[AsyncTerm]):
-    """The wait to become the leader: what `election.lead()` returns. Tasks may share it.
+    """The wait to become the leader: what `election.lead()` returns.
+
+    Immutable; tasks may share it.
 
     Use it as a `Lock`: as a context manager or as a decorator, or call `acquire`, which returns a
     `Term`. Candidates lead in the order in which they began to wait.

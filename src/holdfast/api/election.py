@@ -65,7 +65,9 @@ class Term(Lease):
 
 
 class Campaign(Acquirable[Term]):
-    """The wait to become the leader: what `election.lead()` returns. Threads may share it.
+    """The wait to become the leader: what `election.lead()` returns.
+
+    Immutable; threads may share it.
 
     Use it as a `Lock`: as a context manager or as a decorator, or call `acquire`, which returns a
     `Term`. Candidates lead in the order in which they began to wait.

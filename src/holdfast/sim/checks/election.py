@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from holdfast.sim.settings import Settings
     from holdfast.sim.simulation import Process, Task
 
+SLACK = 2_000
+"""Microseconds by which a server may be late: its expiries have millisecond resolution."""
+
 SOON = SECOND // 2
 """Microseconds within which a client acts when there are no faults."""
 
@@ -82,10 +85,12 @@ class ElectionCheck:
         self._highest = 0
         self._observers: dict[Process, Observer] = {}
         self._leader: bytes | None = None
-        """The holder of the lock, after the last script that changed it."""
+        self._leads_until = 0
+        """The holder of the lock after the last script, and its expiry in true time."""
         self._queued: set[str] = set()
-        self._notified: set[str] = set()
-        """Tokens of observers: in the queue, and notified since their last request."""
+        """The tokens of the observers in the queue."""
+        self._notified: dict[str, int] = {}
+        """When each of them was notified, if it has not requested again since."""
         self._led: set[str] = {NO_LEADER}
 
     # On the server
@@ -100,7 +105,7 @@ class ElectionCheck:
             self._led.add(leader.decode())
         if run.script == "observe":
             self._check_observe(run, leader)
-        elif leader != self._leader and run.script in {"campaign", "resign"}:
+        elif self._has_changed(leader) and run.script in {"campaign", "resign"}:
             self._sim.note("leader", run.server.name, leader)
             self.reached["observers notified of a new leader"] += bool(before and leader)
             self.reached["observers notified of a resignation"] += bool(before and not leader)
@@ -109,10 +114,19 @@ class ElectionCheck:
             if self._settings.calm:
                 self._check_notified(before)
         self._leader = leader
+        self._leads_until = run.server.true_expiry(lock, 0) or 0
+
+    def _has_changed(self, leader: bytes | None) -> bool:
+        """Whether the script that has run has changed the leader: not a fault, and not time."""
+        if self._loses_data or self._settings.clock_jump:
+            return False
+        if abs(self._sim.now - self._leads_until) < SLACK:
+            return False
+        return leader != (self._leader if self._sim.now < self._leads_until else None)
 
     def _check_observe(self, run: ScriptRun, leader: bytes | None) -> None:
         token, known = run.args[0], run.args[4]
-        self._notified.discard(token)
+        self._notified.pop(token, None)
         present = NO_LEADER if leader is None else leader.decode()
         if token in self._queued and known != present:
             self.fail("WATCH", f"{token} waits with {known!r}, and {present!r} leads")
@@ -123,10 +137,12 @@ class ElectionCheck:
 
     def _check_notified(self, waiting: set[str]) -> None:
         """Check that without faults all observers in the queue request again soon (WATCH)."""
-        self._notified |= waiting
+        when = self._sim.now
+        self._notified |= dict.fromkeys(waiting, when)
 
         def check() -> None:
-            late = {token for token in self._notified & waiting if not self._is_left(token)}
+            unread = {token for token in waiting if self._notified.get(token) == when}
+            late = {token for token in unread if not self._is_left(token)}
             if late:
                 self.fail("WATCH", f"{late} did not request again after a new leader was elected")
 
