@@ -62,7 +62,7 @@ ByKey = Annotated[
     typer.Option("--key", help="NAME is the exact key, for locks created with key=."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-KINDS = "lock", "semaphore", "rwlock"
+KINDS = "lock", "semaphore", "rwlock", "election"
 OfKind = Annotated[
     str | None,
     typer.Option(
@@ -154,7 +154,7 @@ def show(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Show one lock, semaphore or rwlock: its holders, and all waiters in order.
+    """Show one lock, semaphore, rwlock or election: its holders, and all waiters in order.
 
     Example: `holdfast show nightly-backup`
 
@@ -245,9 +245,11 @@ def break_(
                 target = client.semaphore(name, limit=1, ttl=ttl)
             elif lock.kind == "rwlock":
                 target = client.rwlock(name, ttl=ttl)
+            elif key or lock.kind != "lock":
+                its_key = lock.key.decode("utf-8", "surrogateescape")
+                target = client.lock("a lock by its key", key=its_key, ttl=ttl)
             else:
-                by_key = name if key else None
-                target = client.lock("a lock by its key" if key else name, key=by_key, ttl=ttl)
+                target = client.lock(name, ttl=ttl)
             broken = target.evict(chosen)
         if not broken:
             print_stderr(f"'{lock.display_name}' has another holder now: nothing was done")
@@ -262,14 +264,18 @@ _FREE_TEXT: dict[State, str] = {
 }
 
 
-def _key_of(name: str, namespace: str | None, *, key: bool) -> bytes:
+def _key_of(name: str, namespace: str | None, kind: str, *, key: bool) -> bytes:
     from holdfast.errors import ConfigurationError
-    from holdfast.keys import checked_namespace, lock_key_of
+    from holdfast.keys import ELECTION, checked_namespace, keys_of_kind, lock_key_of
 
     try:
-        return lock_key_of(name, name if key else None, checked_namespace(namespace))
+        within = checked_namespace(namespace)
+        if kind == ELECTION:
+            return keys_of_kind(kind, name, within, "").lock
+        lock_key = lock_key_of(name, name if key else None, within)
     except ConfigurationError as error:
         raise typer.BadParameter(sanitized(str(error))) from None
+    return lock_key if kind == "lock" else lock_key + b":" + kind.encode()
 
 
 def _read(
@@ -278,13 +284,12 @@ def _read(
     """Return the lock of this kind, or of the first kind that is held or waited for."""
     if kind is not None and (kind not in KINDS or key):
         raise typer.BadParameter(f"--kind is one of {', '.join(KINDS)}, and not for --key")
-    lock_key = _key_of(name, namespace, key=key)
-    wanted = KINDS if kind is None and not key else (kind or "lock",)
-    if len(overview.servers) > 1:  # a quorum has locks only
-        wanted = ("lock",)
+    wanted: tuple[str, ...] = KINDS if kind is None and not key else (kind or "lock",)
+    if len(overview.servers) > 1:  # a quorum has no kinds with several holders
+        wanted = tuple(each for each in wanted if each in {"lock", "election"}) or ("lock",)
     first: LockView | None = None
     for each in wanted:
-        lock = overview.read_lock(lock_key if each == "lock" else lock_key + b":" + each.encode())
+        lock = overview.read_lock(_key_of(name, namespace, each, key=key))
         if lock.holders or lock.waiting:
             return lock
         first = first or lock
@@ -450,9 +455,9 @@ def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
     delayed, first = lock.state == "delayed", lock.holders[0]
     if lock.has_permits:
         return _rows_of_permits(lock)
-    facts = []
+    facts, held_by = [], "leader" if lock.kind == "election" else "held by"
     for number, holder in enumerate(lock.holders):
-        facts.append(("and by" if number else "lost" if delayed else "held by", _shown(holder)))
+        facts.append(("and by" if number else "lost" if delayed else held_by, _shown(holder)))
         if holder.pid is not None:
             facts.append(("thread", holder.thread or ""))
     if first.owner is not None:

@@ -109,7 +109,7 @@ class LockView:
 
     @property
     def kind(self) -> str:
-        """The kind: "lock", "semaphore", "rwlock", "once" or "periodic"."""
+        """The kind: "lock", "semaphore", "rwlock", "once", "periodic" or "election"."""
         return kind_in(self.key) or "lock"
 
     @property
