@@ -285,7 +285,7 @@ async def test_a_watcher_finds_a_leader_whose_message_was_lost(
     watcher = Watcher(api, watching)
     await watcher.until("first")
     await until_waiting(api, server, OBSERVERS)
-    # As if the message was lost: nobody is in the queue when the leader resigns.
+    # As if the message was lost: the queue is empty when the leader resigns.
     server.command("DEL", OBSERVERS)
     await term.resign()
     await watcher.until("first", None)

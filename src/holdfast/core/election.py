@@ -6,9 +6,9 @@ The rules:
    terms: a leader stops to consider itself one at its deadline, before the server can grant the
    lock to another candidate. The number of a term is its fence. Candidates wait in the queue.
 2. **The script that changes the leader notifies the observers** (`scripts/_announce.lua`). They
-   wait in a queue of their own, and each of them then reads who leads. An observation is an attempt
-   to acquire (`core.server_acquire`) that never acquires anything: its script returns the leader if
-   it differs from the one that the observer knows, and otherwise joins that queue.
+   wait in a separate queue, and each of them then reads who leads. An observation is an attempt to
+   acquire (`core.server_acquire`) that never acquires anything: its script returns the leader if it
+   differs from the one that the observer knows, and otherwise joins that queue.
 3. **A message may be lost, and the end of a lease sends none.** So an observer also requests again
    when the lease of the leader should be over, as a waiter does.
 

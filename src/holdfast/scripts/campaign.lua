@@ -10,7 +10,7 @@
 -- Invariant: an observer that is in the queue is notified of the next holder.
 -- Candidate: it acquires the lock.
 -- Observer: it finds the last holder, and joins the queue.
--- With two requests instead of one script, a candidate that dies between them would notify nobody.
+-- With two requests instead of one script, a candidate that dies between them would notify no observer.
 --
 -- An eviction and the end of a lease notify no observer. So an observer also requests again when the
 -- lease that it knows should be over.

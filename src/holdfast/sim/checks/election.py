@@ -130,8 +130,8 @@ class ElectionCheck:
         present = NO_LEADER if leader is None else leader.decode()
         if token in self._queued and known != present:
             self.fail("WATCH", f"{token} waits with {known!r}, and {present!r} leads")
-        told = isinstance(run.reply, list) and run.reply[0] == (leader or b"")
-        if known != present and not told and run.reply:
+        is_right = isinstance(run.reply, list) and run.reply[0] == (leader or b"")
+        if known != present and not is_right and run.reply:
             self.fail("WATCH", f"{token} knows {known!r}, and received {run.reply!r}")
         self.reached["an observer that waits"] += token in self._queued
 
@@ -231,7 +231,7 @@ class ElectionCheck:
             observer.task.cancel()
 
     def check_cleaned_up(self, server: Server) -> None:
-        """Check that nobody takes part in the election any more (S10)."""
+        """Check that no client takes part in the election any more (S10)."""
         lock, _, queue, observers = self._keys
         holder, data = server.data.string(lock), server.data
         if self._loses_data or self._sim.doubled or self._settings.clock_jump:
