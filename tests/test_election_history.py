@@ -133,4 +133,6 @@ def test_s15_one_client_leads_at_a_time_under_faults(
     claims = [Claim(*json.loads(line)) for lines in printed for line in lines[:-1]]
     assert check_one_leader(claims) > 5
     assert all(json.loads(lines[-1]) > 1 for lines in printed), "each process observed leaders"
-    eventually(lambda: not server.command("EXISTS", "holdfast:{a}:election"), what="no client leads")
+    eventually(
+        lambda: not server.command("EXISTS", "holdfast:{a}:election"), what="no client leads"
+    )
