@@ -189,6 +189,13 @@ async def test_s15_without_the_server_a_client_stops_leading_at_its_deadline(
     proxy.accept()
 
 
+async def test_a_term_cannot_be_exported(client: Any) -> None:
+    async with client.election("a").lead() as term:
+        with pytest.raises(holdfast.ConfigurationError, match="lead in the other process"):
+            await term.export()
+        assert term.is_leader
+
+
 async def test_an_election_excludes_no_lock_of_its_name(client: Any) -> None:
     async with (
         client.lock("a") as lease,

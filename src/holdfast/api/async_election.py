@@ -205,9 +205,9 @@ class AsyncElection(AnyLockSettings):
         """Iterate over the leaders: the present one first, and then each new one.
 
         It is None while there is no leader. A leader that resigns, and one that is elected, are
-        pushed to this client, which sends nothing while it waits. If a leader dies, or is evicted,
-        this client detects that when the lease which it has seen should be over. A leader that is
-        replaced before this client has read it is skipped.
+        pushed to this client. If a leader dies or is evicted, or if a message was lost, this client
+        detects that when the lease which it has seen should be over: it sends a request then, about
+        once per ttl. A leader that is replaced before this client has read it is skipped.
 
         On several servers, and where the server cannot notify its clients, this client polls: once
         per second on several servers.
