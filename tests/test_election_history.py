@@ -102,7 +102,7 @@ WORK = """
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(5.0, id="5s"), pytest.param(60.0, marks=pytest.mark.long, id="60s")]
+    "seconds", [pytest.param(4.0, id="4s"), pytest.param(60.0, marks=pytest.mark.long, id="60s")]
 )
 def test_s15_one_client_leads_at_a_time_under_faults(
     server: Server, proxy: Proxy, seconds: float

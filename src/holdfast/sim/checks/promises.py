@@ -74,7 +74,8 @@ PROMISES: Mapping[str, Promise] = {
         "a waiter that does not respond does not block the others",
     ),
     "L4": Promise(
-        "lock_turns several_turns", "an acquire ends by its timeout, and does not time out before"
+        "lock_turns several_turns election_turns",
+        "an acquire ends by its timeout, and does not time out before",
     ),
     "L5": Promise(
         "lease_end lock_turns several_turns shared_turns",
