@@ -22,7 +22,7 @@ from kit.contention import tombstones, waiters
 from kit.processes import Process
 from kit.quorum_servers import init_for_quorum
 from kit.sentinels import Sentinels
-from kit.servers import ONE_KIND, Server, commands_processed, programs
+from kit.servers import ONE_KIND, ReplyError, Server, commands_processed, programs
 from kit.waiting import eventually
 
 if TYPE_CHECKING:
@@ -429,6 +429,13 @@ async def test_a_request_to_observe_that_arrives_late_finds_its_tombstone(
 
 
 # Lost and repeated requests
+
+
+def test_s17_a_ttl_of_0_is_refused(server: Server) -> None:
+    keys = LOCK, FENCE, QUEUE, OBSERVERS
+    with pytest.raises(ReplyError, match="ttl must be at least 1 ms"):
+        server.command("EVAL", CAMPAIGN.text, 4, *keys, "hf1:x:1:", 0, "", "", "000")
+    assert not server.command("EXISTS", LOCK)
 
 
 async def test_s9_a_repeated_campaign_is_one_term_and_notifies_once(
