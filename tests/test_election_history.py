@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from kit.processes import Process
-from kit.waiting import eventually
+from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kit.proxy import Proxy
     from kit.servers import Server
+
+
+TERMS = 8
+"""The least number of terms in a history, however busy the machine is."""
 
 
 class Claim(NamedTuple):
@@ -56,7 +60,7 @@ WORK = """
 
     def lead(term):
         begin = end = None
-        until = now() + random.choice((0, 0, 0.01, 0.01, 0.05, 0.05, 0.2, 1.0))
+        until = now() + random.choice((0, 0, 0.01, 0.01, 0.05, 0.05, 0.2, 0.9))
         while True:
             # The time is read first if it begins a claim, and last if it ends one: a claim that is
             # recorded is never longer than the real one.
@@ -112,7 +116,10 @@ def test_s15_one_client_leads_at_a_time_under_faults(
         end, step = time.monotonic() + seconds, itertools.count()
         for each in (killed, stopped, *others):
             each.read_line()
-        while time.monotonic() < end:
+        terms = set[bytes]()
+        while time.monotonic() < end or len(terms) < TERMS:
+            assert time.monotonic() < end + 3 * PATIENCE, f"only {len(terms)} terms"
+            terms.add(server.command("GET", "holdfast:{a}:election:fence"))
             time.sleep(0.1)
             proxy.drop_reply(7)
             proxy.drop_reply(23, close=True)
@@ -131,8 +138,8 @@ def test_s15_one_client_leads_at_a_time_under_faults(
         for each in (killed, stopped, *others):
             each.kill()
     claims = [Claim(*json.loads(line)) for lines in printed for line in lines[:-1]]
-    assert check_one_leader(claims) > 5
-    assert all(json.loads(lines[-1]) > 1 for lines in printed), "each process observed leaders"
+    assert check_one_leader(claims) > 1
+    assert all(json.loads(lines[-1]) > 0 for lines in printed), "each process observed leaders"
     eventually(
         lambda: not server.command("EXISTS", "holdfast:{a}:election"), what="no client leads"
     )
