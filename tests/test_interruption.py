@@ -34,7 +34,7 @@ from kit.servers import ONE_KIND
 from kit.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from kit.proxy import Proxy
     from kit.servers import Server
@@ -306,6 +306,57 @@ def test_a_periodic_job_cancelled_at_any_await_leaves_nothing_and_works(server: 
     asyncio.run(scenario())
 
 
+ELECTION, OBSERVERS = "holdfast:{a}:election", "holdfast:observers:{a}"
+
+
+def test_leading_and_watching_cancelled_at_any_await_leave_nothing(server: Server) -> None:
+    async def scenario() -> None:
+        async with holdfast.AsyncClient(server.url) as client:
+            election = client.election("a", ttl=120)
+
+            async def work(_: holdfast.AsyncTerm) -> None:
+                await asyncio.sleep(0)
+
+            async def call() -> None:
+                with led_until_observed(server):
+                    leaders = election.watch()
+                    while await anext(leaders) is None:
+                        pass
+                    assert await anext(leaders) is None
+                await election.run(work)
+
+            async def check_nothing_is_left() -> None:
+                eventually(lambda: server.command("EXISTS", ELECTION) == 0)
+                eventually(lambda: not is_observed(server))
+                await election.run(work)
+
+            assert await cancelled_at_every_await(call, check_nothing_is_left) >= 6
+
+    asyncio.run(scenario())
+
+
+def is_observed(server: Server) -> bool:
+    return bool(server.command("ZCOUNT", OBSERVERS, "-inf", "(1e16"))
+
+
+@contextlib.contextmanager
+def led_until_observed(server: Server) -> Iterator[None]:
+    """Lead in another thread, until an observer waits that knows this leader."""
+    stop = threading.Event()
+
+    def lead() -> None:
+        with holdfast.Client(server.url) as client, client.election("a", ttl=120).lead():
+            eventually(lambda: stop.is_set() or is_observed(server))
+
+    leading = threading.Thread(target=lead)
+    leading.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        leading.join()
+
+
 # A coroutine that is interrupted before its first step warns that it was never awaited.
 interrupted = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -409,6 +460,53 @@ def test_a_periodic_job_interrupted_at_any_line_leaves_nothing(server: Server) -
         # Other tests interrupt the code of the lock itself.
         parts = os.path.join("core", "periodic.py"), "api"  # noqa: PTH118 - compared, not opened
         assert interrupted_everywhere(call, check_nothing_is_left, within=parts)
+
+
+@interrupted
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_leading_interrupted_at_any_line_leaves_no_leader(fails: bool, server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+        election = client.election("a", ttl=120)
+
+        def lead(term: holdfast.Term) -> None:
+            assert term.is_leader
+            if fails:
+                raise ZeroDivisionError
+
+        def call() -> None:
+            assert next(iter(election.watch())) is None
+            with contextlib.suppress(ZeroDivisionError):
+                election.run(lead)
+
+        def check_nothing_is_left(where: str) -> None:
+            eventually(lambda: server.command("EXISTS", ELECTION) == 0, what=f"gone after {where}")
+            assert not is_observed(server), where
+
+        call()
+        # Other tests interrupt the code of the lock itself.
+        parts = os.path.join("core", "election.py"), "api"  # noqa: PTH118 - compared, not opened
+        assert interrupted_everywhere(call, check_nothing_is_left, within=parts)
+
+
+@interrupted
+@pytest.mark.long
+@pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
+def test_watching_interrupted_at_any_line_leaves_no_observer(server: Server) -> None:
+    with holdfast.Client(server.url) as client:
+
+        def call() -> None:
+            with led_until_observed(server):
+                leaders = client.election("a").watch()
+                while next(leaders) is None:
+                    pass
+                assert next(leaders) is None
+
+        def check_nothing_is_left(where: str) -> None:
+            eventually(lambda: not is_observed(server), what=f"no observer after {where}")
+
+        call()
+        assert interrupted_everywhere(call, check_nothing_is_left, every=3)
 
 
 @interrupted

@@ -149,8 +149,8 @@ def test_a_result_is_kept_while_its_function_stays_the_same() -> None:
 
 
 def test_an_included_file_is_tested_through_each_script_that_includes_it() -> None:
-    assert scripts_with("release") == ["release"]
-    assert scripts_with("acquire") == ["acquire", "claim", "start"]
+    assert scripts_with("release") == ["release", "resign"]
+    assert scripts_with("acquire") == ["acquire", "campaign", "claim", "start"]
     assert {"acquire", "release"} <= set(scripts_with("_hand_over"))
     assert set(scripts_with("_hand_over")) <= set(scripts_with("_notify"))
 

@@ -251,6 +251,8 @@ QUICK = {
     "a take does not go below the floor",
     "only the last reservation is returned",
     "only the same task re-enters a lock",
+    "observers are notified of a new leader",
+    "a client leads only as long as its term is valid",
     "renewal ends with max_hold",
     "storing a value notifies all waiters",
     "acquiring a held lock again fails immediately",

@@ -30,13 +30,17 @@ PAIRS = [
     (holdfast.WriteLease, holdfast.AsyncWriteLease),
     (holdfast.Cached, holdfast.AsyncCached),
     (holdfast.Once, holdfast.AsyncOnce),
+    (holdfast.Election, holdfast.AsyncElection),
+    (holdfast.Campaign, holdfast.AsyncCampaign),
+    (holdfast.Term, holdfast.AsyncTerm),
     (holdfast.Atomic, holdfast.AsyncAtomic),
     (holdfast.AtomicScript, holdfast.AsyncAtomicScript),
     (holdfast.Rate, holdfast.AsyncRate),
     (holdfast.guards.Redis, holdfast.guards.AsyncRedis),
 ]
-# Their docstrings differ: callbacks run in different places, and different functions are decorated.
-DIFFERENT_DOCS = {"on_lost", "__call__"}
+# Their docstrings differ: callbacks run in different places, and different functions are decorated
+# or called.
+DIFFERENT_DOCS = {"on_lost", "__call__", "run"}
 
 
 def names(kind: type) -> set[str]:
@@ -54,6 +58,12 @@ def test_the_exported_names_do_not_change() -> None:
         "AcquireTimeout",
         "WriteLock",
         "WriteLease",
+        "AsyncCampaign",
+        "AsyncElection",
+        "AsyncTerm",
+        "Campaign",
+        "Election",
+        "Term",
         "Semaphore",
         "ReadLock",
         "RWLock",
@@ -146,7 +156,18 @@ def test_the_names_of_the_guards_do_not_change() -> None:
 
 def test_the_types_in_public_signatures_are_exported_and_documented() -> None:
     not_ours = {"Any", "Callable", "Coroutine", "Literal", "Mapping", "Never", "None", "P", "R"}
-    not_ours |= {"Concatenate", "Iterable", "L", "M", "R_co", "Self", "Sequence", "True"}
+    not_ours |= {
+        "AsyncIterator",
+        "Concatenate",
+        "Iterable",
+        "Iterator",
+        "L",
+        "M",
+        "R_co",
+        "Self",
+        "Sequence",
+        "True",
+    }
     exported = {*holdfast.__all__, *holdfast.guards.__all__}
     public = [getattr(holdfast, name) for name in holdfast.__all__ if name != "guards"]
     public += [getattr(holdfast.guards, name) for name in holdfast.guards.__all__]
@@ -176,7 +197,7 @@ def test_both_apis_have_the_same_names(sync: type, aio: type) -> None:
 
 @pytest.mark.parametrize(("sync", "aio"), PAIRS, ids=lambda kind: kind.__name__)
 def test_both_apis_take_the_same_arguments(sync: type, aio: type) -> None:
-    for name in names(sync) - {"__call__", "__init__"}:
+    for name in names(sync) - {"__call__", "__init__", "run"}:
         ours, theirs = inspect.getattr_static(sync, name), inspect.getattr_static(aio, name)
         if not inspect.isfunction(ours):
             continue
@@ -207,6 +228,7 @@ def translated(text: str) -> str:
         ("async with", "with"),
         ("__a", "__"),
         ("async def", "def"),
+        ("async for", "for"),
         ("AsyncClient", "Client"),
         ("interrupted by a signal handler", "cancelled"),
         ("the interruption", "the cancellation"),
@@ -214,6 +236,7 @@ def translated(text: str) -> str:
         ("AsyncRedis", "Redis"),
         ("AsyncRate", "Rate"),
         ("redis.asyncio.Redis", "redis.Redis"),
+        ("It is for one thread.", "It is for one task."),
         ("All threads may share", "All tasks may share"),
         ("threads may share it", "tasks may share it"),
         ("the thread that holds the lock", "the task that holds the lock"),
@@ -376,7 +399,9 @@ def test_every_method_of_an_async_class_that_waits_is_a_coroutine_function() -> 
     }
     assert found == {
         "AsyncAtomic.script",
+        "AsyncCampaign.__call__",
         "AsyncClient.cached",
+        "AsyncClient.election",
         "AsyncClient.lock",
         "AsyncClient.lock_all",
         "AsyncClient.once",
@@ -384,6 +409,8 @@ def test_every_method_of_an_async_class_that_waits_is_a_coroutine_function() -> 
         "AsyncClient.rate",
         "AsyncClient.rwlock",
         "AsyncClient.semaphore",
+        "AsyncElection.lead",
+        "AsyncElection.watch",
         "AsyncLease.check",
         "AsyncLease.on_lost",
         "AsyncLease.remaining",
@@ -397,6 +424,9 @@ def test_every_method_of_an_async_class_that_waits_is_a_coroutine_function() -> 
         "AsyncReadLock.__call__",
         "AsyncRedisLock.register_scripts",
         "AsyncSemaphore.__call__",
+        "AsyncTerm.check",
+        "AsyncTerm.on_lost",
+        "AsyncTerm.remaining",
         "AsyncWriteLease.check",
         "AsyncWriteLease.on_lost",
         "AsyncWriteLease.remaining",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.api.async_atomic import AsyncAtomic, AsyncAtomicScript
     from holdfast.api.async_cached import AsyncCached
     from holdfast.api.async_client import AsyncClient, AsyncLease, AsyncLock
+    from holdfast.api.async_election import AsyncCampaign, AsyncElection, AsyncTerm
     from holdfast.api.async_multi_lock import AsyncMultiLease, AsyncMultiLock
     from holdfast.api.async_once import AsyncOnce
     from holdfast.api.async_rate import AsyncRate
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.api.cached import Cached
     from holdfast.api.client import Client, Lease, Lock
     from holdfast.api.codecs import JSON, PICKLE, RAW, Codec
+    from holdfast.api.election import Campaign, Election, Term
     from holdfast.api.lease_view import UNSET, Unset
     from holdfast.api.multi_lock import MultiLease, MultiLock
     from holdfast.api.once import Once
@@ -81,7 +83,9 @@ __all__ = [
     "AsyncAtomic",
     "AsyncAtomicScript",
     "AsyncCached",
+    "AsyncCampaign",
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
     "AsyncLock",
     "AsyncMultiLease",
@@ -92,16 +96,19 @@ __all__ = [
     "AsyncReadLock",
     "AsyncRedisLock",
     "AsyncSemaphore",
+    "AsyncTerm",
     "AsyncWriteLease",
     "AsyncWriteLock",
     "Atomic",
     "AtomicScript",
     "Cached",
+    "Campaign",
     "Client",
     "Codec",
     "ConfigurationError",
     "Contended",
     "Duration",
+    "Election",
     "Event",
     "EventKind",
     "HasConnectionClass",
@@ -134,6 +141,7 @@ __all__ = [
     "Skipped",
     "StaleFence",
     "Target",
+    "Term",
     "Unset",
     "Verdict",
     "WouldDeadlock",
@@ -193,6 +201,12 @@ _MODULES = {
     "AsyncSemaphore": "holdfast.api.async_shared",
     "AsyncWriteLease": "holdfast.api.async_shared",
     "AsyncWriteLock": "holdfast.api.async_shared",
+    "Campaign": "holdfast.api.election",
+    "Election": "holdfast.api.election",
+    "Term": "holdfast.api.election",
+    "AsyncCampaign": "holdfast.api.async_election",
+    "AsyncElection": "holdfast.api.async_election",
+    "AsyncTerm": "holdfast.api.async_election",
     "UNSET": "holdfast.api.lease_view",
     "Unset": "holdfast.api.lease_view",
     "Verdict": "holdfast.core.rate",

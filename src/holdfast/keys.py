@@ -34,15 +34,19 @@ _NAMED, _KEYED, _TAGGED, _ODD = (
         rb"holdfast:odd:\{\d+\}:(.*)",
     )
 )
-CACHE, ONCE, PERIODIC, RATE = "cache", "once", "periodic", "rate"
+CACHE, ELECTION, ONCE, PERIODIC, RATE = "cache", "election", "once", "periodic", "rate"
 SEMAPHORE, RWLOCK = "semaphore", "rwlock"
 KINDS = (
     CACHE,
+    ELECTION,
     ONCE,
     PERIODIC,
 )
 """The kinds of locks that are not created with `client.lock`. In their keys, `tag_for` encodes the
 name."""
+
+OBSERVERS = "observers"
+"""The record of an election: the queue of its observers, who acquire nothing (`core.election`)."""
 
 SHARED_KINDS = SEMAPHORE, RWLOCK
 """The kinds of locks with several holders. Their keys end with the kind, after the exact name."""
@@ -189,6 +193,11 @@ def record_key_of(lock_key: bytes, record: str) -> bytes:
     assert found is not None  # noqa: S101 - the callers know the kind
     within = b"%b:" % found[1] if found[1] else b""
     return b"holdfast:%b:%b{%b}" % (record.encode(), within, found[2])
+
+
+def is_observers(key: bytes) -> bool:
+    """Whether a key is the queue of the observers of an election."""
+    return key.startswith(b"holdfast:%b:" % OBSERVERS.encode())
 
 
 def lock_key_in(key: bytes) -> bytes | None:

@@ -21,7 +21,7 @@ import holdfast
 from kit.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
 _AWAITED_METHODS = {
     "acquire",
@@ -38,13 +38,16 @@ _AWAITED_METHODS = {
     "close",
     *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
     *("peek", "reset"),
+    *("leader", "resign"),
 }
 _WRAPPED = (
     *(holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic, holdfast.Rate),
     *(holdfast.MultiLock, holdfast.MultiLease, holdfast.Once),
     *(holdfast.Semaphore, holdfast.RWLock, holdfast.ReadLock, holdfast.WriteLock),
+    *(holdfast.Election, holdfast.Campaign, holdfast.Term),
 )
 _DESCRIBING = {"lock", "lock_all", "rate", "once", "semaphore", "rwlock", "read", "write"}
+_DESCRIBING |= {"election", "lead"}
 
 
 class AsyncWrapper:
@@ -66,14 +69,8 @@ class AsyncWrapper:
             return awaited
         if name in _DESCRIBING:
             return lambda *args, **kwargs: _wrap(value(*map(_unwrapped, args), **kwargs))
-        if name == "cached":
-            return lambda *args, **kwargs: functools.partial(
-                AsyncCachedWrapper, value(*args, **kwargs)
-            )
-        if name == "periodic":
-            return lambda *args, **kwargs: functools.partial(_periodic, value(*args, **kwargs))
-        if name == "script":
-            return lambda text: _awaitable(value(text))
+        if name in _ADAPTED:
+            return _ADAPTED[name](value)
         return _wrap(value)
 
     async def __aenter__(self) -> object:
@@ -126,11 +123,34 @@ def _periodic(decorate: Any, function: Any) -> Callable[..., Awaitable[object]]:
     return awaited
 
 
+async def _run(run: Any, function: Any) -> object:
+    return run(lambda term: drive(function(_wrap(term))))
+
+
+async def _iterate(values: Iterator[object]) -> AsyncIterator[object]:
+    for each in values:
+        yield each
+
+
 def _awaitable(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
     async def awaited(**kwargs: object) -> object:
         return function(**kwargs)
 
     return awaited
+
+
+_ADAPTED: dict[str, Callable[[Any], Any]] = {
+    "cached": lambda cached: (
+        lambda *args, **kwargs: functools.partial(AsyncCachedWrapper, cached(*args, **kwargs))
+    ),
+    "periodic": lambda periodic: (
+        lambda *args, **kwargs: functools.partial(_periodic, periodic(*args, **kwargs))
+    ),
+    "run": lambda run: functools.partial(_run, run),
+    "script": lambda script: lambda text: _awaitable(script(text)),
+    "watch": lambda watch: lambda: _iterate(watch()),
+}
+"""How the other methods that take or return functions, or iterate, become awaitable."""
 
 
 def _wrap(value: object) -> object:

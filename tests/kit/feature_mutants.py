@@ -616,6 +616,79 @@ PERIODIC_MUTANTS = [
     ),
 ]
 
+ELECTION: SettingChanges = {"election": 1.0}
+ELECTION_CALM: SettingChanges = {"election": 1.0, "calm": True, "tasks": 2}
+ELECTION_LOST: SettingChanges = {"election": 1.0, "reset": 0.06, "crash": 0.02, "tasks": 2}
+ELECTION_PAUSED: SettingChanges = {"election": 1.0, "pause": 0.1, "stall": 0.3, "tasks": 2}
+
+ELECTION_MUTANTS = [
+    Mutant(
+        "observers are notified of a new leader",
+        "scripts/campaign.lua",
+        "--:include _announce\n",
+        "",
+        ELECTION_CALM,
+        "WATCH",
+    ),
+    Mutant(
+        "observers are notified of a resignation",
+        "scripts/resign.lua",
+        "--:include _announce\n",
+        "",
+        ELECTION_CALM,
+        "WATCH",
+    ),
+    Mutant(
+        "an observer does not wait for a change that has happened",
+        "scripts/observe.lua",
+        "if seen ~= (leader or '-') then",
+        "if seen == '' then",
+        ELECTION_CALM,
+        "WATCH",
+    ),
+    Mutant(
+        "an observer requests again when the lease of the leader should be over",
+        "scripts/observe.lua",
+        "return {leader or token, left, ticket, 0, '', serial}",
+        "return {leader or token, 1000000, ticket, 0, '', serial}",
+        ELECTION_LOST,
+        "WATCH",
+    ),
+    Mutant(
+        "an observer that ends leaves the queue",
+        "scripts/stop_observing.lua",
+        "call('ZREM', queue, token, '!' .. token)\n",
+        "",
+        ELECTION,
+        "S10",
+    ),
+    Mutant(
+        "a candidate keeps trying while its servers are unavailable",
+        "core/election.py",
+        "            if session.closed:\n                raise\n",
+        "            raise\n",
+        ELECTION_LOST,
+        "S15",
+    ),
+    Mutant(
+        "a client leads only as long as its term is valid",
+        "core/election.py",
+        "    return lease is not None and lease.is_valid("
+        "session.port.now(), session.port.process())\n",
+        "    return lease is not None\n",
+        ELECTION_PAUSED,
+        "S15",
+    ),
+    Mutant(
+        "the loss of a term is recognised",
+        "core/election.py",
+        "    return (error.lock, error.fence) == (lease.spec.name, lease.fence)\n",
+        "    return False\n",
+        ELECTION_PAUSED,
+        "S15",
+    ),
+]
+
 FEATURES = [
     *ATOMIC_MUTANTS,
     *CACHED_MUTANTS,
@@ -623,4 +696,5 @@ FEATURES = [
     *SEVERAL_MUTANTS,
     *ONCE_MUTANTS,
     *PERIODIC_MUTANTS,
+    *ELECTION_MUTANTS,
 ]

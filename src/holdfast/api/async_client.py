@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from holdfast.api.async_atomic import AsyncAtomic
     from holdfast.api.async_cached import AsyncCached, AsyncCaching
+    from holdfast.api.async_election import AsyncElection
     from holdfast.api.async_multi_lock import AsyncMultiLock
     from holdfast.api.async_once import AsyncOnce
     from holdfast.api.async_rate import AsyncRate
@@ -528,6 +529,46 @@ class AsyncClient:
         """
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: Duration = 30.0,
+        replicas: int = 0,
+        label: str | None = None,
+    ) -> AsyncElection:
+        """Elect one leader among all clients that name this election. This sends nothing.
+
+        Example:
+            election = client.election("scheduler", label="http://10.0.0.7:8080")
+            async with election.lead() as term:
+                await schedule(fence=term.number)
+
+            await election.run(schedule)  # leads again after each loss
+            await election.leader()  # in any process
+
+        A term is a lease: renewed in the background, and lost at its deadline by the clock of this
+        process, before another client can become the leader. Its number is a fence. Candidates wait
+        in a queue on the server. `watch` notifies others of each new leader. It works on every
+        deployment, including several independent servers.
+
+        Args:
+            name: what is led. Locks with this name are independent of it.
+            ttl: seconds after which the next candidate leads, if the process of the leader died.
+            replicas: number of replicas that must have the term before it begins or is renewed.
+            label: text that `leader()` shows to others, for example the address at which they reach
+                this process.
+
+        Raises:
+            ConfigurationError: a setting is invalid; the message shows what to write instead.
+        """
+        from holdfast.api.async_election import AsyncElection  # noqa: PLC0415 - imported on first use
+        from holdfast.core.election import describe_election  # noqa: PLC0415 - as above
+
+        spec = self.lock(name, ttl=ttl, replicas=replicas, label=label)._spec  # noqa: SLF001 - same module
+        quorum = self._session.deployment.is_quorum
+        return AsyncElection(self, describe_election(spec, self._namespace, quorum=quorum))
 
     def once(
         self,

@@ -338,7 +338,8 @@ class AnyLockSettings:
             for name, usual in self._SHOWN.items()
             if getattr(self, name) != usual
         ]
-        if not self._spec.limit and self._spec.keys.lock != lock_key_of(self.name):
+        is_lock = self._MADE_BY == AnyLockSettings._MADE_BY
+        if is_lock and self._spec.keys.lock != lock_key_of(self.name):
             settings.append(f"key={self.key!r}")
         return f"<{type(self).__name__} {', '.join([repr(self.name), *settings])}>"
 

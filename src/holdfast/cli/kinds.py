@@ -25,6 +25,7 @@ KINDS = (
     "lock",
     "semaphore",
     "rwlock",
+    "election",
     "once",
     "periodic",
     "cache",
@@ -124,6 +125,7 @@ def _reset(client: Client, lock: LockView) -> bool:
 
 TEXTS: Mapping[str, KindText] = {
     "rwlock": KindText(called="an rwlock"),
+    "election": KindText(called="an election", held_by="leader", free="without a leader"),
     "once": KindText(
         called="work done once",
         held_by="run by",

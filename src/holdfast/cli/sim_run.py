@@ -157,6 +157,9 @@ def run(
     periodic: Annotated[
         float | None, _chance("A turn begins with calls of a periodic job.", SETUP)
     ] = None,
+    election: Annotated[
+        float | None, _chance("A turn begins with an election, or with observing it.", SETUP)
+    ] = None,
     extend: Annotated[float | None, _chance("A lease is extended at once.", SETUP)] = None,
     faults_end: Annotated[
         float | None, _seconds("When the faults stop, and all clients must finish.", 0)

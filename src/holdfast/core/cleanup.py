@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.kind import SHARED, kind_of
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, delay_in, to_ms
 from holdfast.errors import HoldfastError
-from holdfast.keys import keys_of
+from holdfast.keys import is_observers, keys_of
 
 if TYPE_CHECKING:
     from holdfast.core.deployment import Deployment
@@ -70,9 +70,10 @@ class Cleanups:
         """Remove a token from the queue, because no attempt in this process waits with it.
 
         Not on a quorum: the attempt may hold the lock through the other nodes, while this node
-        still has its token in the queue.
+        still has its token in the queue. Not for an observer of an election: the script that sent
+        the message has removed it.
         """
-        if not self._deployment.is_quorum:
+        if not self._deployment.is_quorum and not is_observers(key):
             self._add_unknown(key, token, delay_ms, "0 leave")
 
     def _add_unknown(self, key: bytes, token: str, delay_ms: int, tombstone: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.extend import renew_now
+from holdfast.core.kind import ELECTION
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.release import check_valid, restore_loss
 from holdfast.core.retry import retry
@@ -52,7 +53,8 @@ async def export(session: Session, ref: LeaseRef) -> str:
     Raises:
         LeaseLost: the lease is lost.
         NotHeld: it was released, or belongs to the process from which this one was forked.
-        ConfigurationError: it is held at several levels, by an owner, or on several servers.
+        ConfigurationError: it is held at several levels, by an owner, or on several servers; or it
+            is a term of an election.
         OutcomeUnknown, NodeUnavailable: no reply; the lease is still held.
     """
     _check_deployment(session)
@@ -62,6 +64,12 @@ async def export(session: Session, ref: LeaseRef) -> str:
         raise ConfigurationError(
             f"{spec.name!r} has several holders, whose leases cannot be exported: release it, and "
             "acquire it in the other process",
+            lock=spec.name,
+        )
+    if spec.kind is ELECTION:
+        raise ConfigurationError(
+            f"{spec.name!r} is an election, whose terms cannot be exported: resign, and lead in "
+            "the other process",
             lock=spec.name,
         )
     if spec.owner is not None:

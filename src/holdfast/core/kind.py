@@ -15,6 +15,8 @@ from holdfast.scripts import (
     RELEASE_SHARED,
     RENEW,
     RENEW_SHARED,
+    RESIGN,
+    STOP_OBSERVING,
     Script,
 )
 
@@ -25,6 +27,8 @@ class Kind(NamedTuple):
     release: Script
     renew: Script
     position: Script
+    reports_waits: bool = True
+    """Whether a long wait is reported."""
 
 
 EXCLUSIVE = Kind(RELEASE, RENEW, POSITION)
@@ -32,6 +36,12 @@ EXCLUSIVE = Kind(RELEASE, RENEW, POSITION)
 
 SHARED = Kind(RELEASE_SHARED, RENEW_SHARED, POSITION_SHARED)
 """A semaphore or an rwlock: a sorted set of tokens (`scripts/_holders.lua`)."""
+
+ELECTION = Kind(RESIGN, RENEW, POSITION)
+"""An exclusive lock whose scripts notify observers of the next holder."""
+
+OBSERVERS = Kind(STOP_OBSERVING, RENEW, POSITION, reports_waits=False)
+"""The observers of an election. They wait in a queue, and are never granted a lock."""
 
 
 def kind_of(token: str) -> Kind:

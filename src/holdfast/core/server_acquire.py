@@ -39,6 +39,7 @@ from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
 from holdfast.core.wait_report import POSITION_TIMEOUT, WaitReport, place_in_queue
+from holdfast.core.waiter import NEVER
 from holdfast.errors import HoldfastError, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ class _AttemptRunner:
         """The channel on which it may wait; None if it polls, or does not wait."""
         self._process = process
         self._report = WaitReport(session, spec.name, sent_at)
+        if not spec.kind.reports_waits:
+            self._report.due = NEVER
         self.attempt = begin(spec, timeout, sent_at)
         self.token = token
         self.waiter = waiter

@@ -19,6 +19,7 @@ from holdfast.core.periodic import read_start
 from holdfast.core.value import read_stored
 from holdfast.keys import (
     CACHE,
+    ELECTION,
     ONCE,
     PERIODIC,
     RATE,
@@ -158,6 +159,7 @@ KINDS = (
     Kind("lock", on_quorum=True),
     Kind(SEMAPHORE, OVERVIEW_SHARED),
     Kind(RWLOCK, OVERVIEW_SHARED),
+    Kind(ELECTION, on_quorum=True),
     Kind(ONCE, record_key=partial(record_key_of, record="result"), parse_record=_result),
     Kind(PERIODIC, record_key=partial(record_key_of, record="last"), parse_record=_start),
     Kind(CACHE, record_key=partial(record_key_of, record="value"), parse_record=_value),

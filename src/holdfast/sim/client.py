@@ -23,9 +23,11 @@ from holdfast.scripts import (
     ACQUIRE,
     ACQUIRE_ALL,
     ACQUIRE_SHARED,
+    CAMPAIGN,
     RELEASE,
     RELEASE_ALL,
     RELEASE_SHARED,
+    RESIGN,
 )
 from holdfast.sim.background import SimBackground
 from holdfast.sim.keyspace import ServerError
@@ -56,6 +58,9 @@ COMMAND_TIMEOUT = 1.0
 
 PAUSES = (30_000, 400_000, 1_500_000, 4_000_000)
 """Durations of a pause, in microseconds."""
+
+RELEASING = {RELEASE, RELEASE_ALL, RELEASE_SHARED, RESIGN}
+"""Scripts that are interrupted more often."""
 
 JUST_BEYOND = 1_000
 """Microseconds by which a pause exceeds a deadline."""
@@ -427,7 +432,7 @@ class SimClient:
         check_duration(timeout)
         generation = self.generation
         await self.maybe_fault()
-        if script in {ACQUIRE, ACQUIRE_ALL, ACQUIRE_SHARED}:
+        if script in {ACQUIRE, ACQUIRE_ALL, ACQUIRE_SHARED, CAMPAIGN}:
             # whether it has a ticket
             waits = script is not ACQUIRE_ALL and bool("".join(args[2:3]).strip("!0"))
             await self.stall(until=self.now() + self.settings.ttl, often=waits)
@@ -447,7 +452,7 @@ class SimClient:
                 self.requests.links.pop(task, None)
                 self.observer.unanswered(self, (script, keys, args))
         try:
-            await self.maybe_fault(releases=script in {RELEASE, RELEASE_ALL, RELEASE_SHARED})
+            await self.maybe_fault(releases=script in RELEASING)
         except BaseException:
             self.observer.unanswered(self, (script, keys, args))
             raise

@@ -85,6 +85,8 @@ class LockTurns:
             await self._run.once.turn(client)
         if choices.chance("periodic", settings.periodic):
             await self._run.periodic.turn(client)
+        if choices.chance("election", settings.election):
+            await self._run.election.turn(client)
         if self._run.several is not None and choices.chance("several", settings.several):
             await self._run.several.turn(client)
             return

@@ -34,6 +34,7 @@ from holdfast.sim.checks.several import SeveralChecks
 from holdfast.sim.checks.shared import SharedChecks
 from holdfast.sim.client import COMMAND_TIMEOUT, SimClient
 from holdfast.sim.deployment import Deployment, draw_drift, draw_skew
+from holdfast.sim.election_turns import ElectionTurns
 from holdfast.sim.faults import Faults
 from holdfast.sim.keyspace import ServerError
 from holdfast.sim.lock_turns import LockTurns
@@ -74,6 +75,12 @@ ONCE_LIMIT = 30.0
 PERIODIC_LIMIT = 60.0
 """The same for calls of a periodic job."""
 
+OBSERVED = 45 * SECOND
+"""Microseconds within which observers of an election know the last leader."""
+
+ELECTION_LIMIT = 60.0
+"""The same for terms of an election."""
+
 
 class RunResult(NamedTuple):
     """The result of a run."""
@@ -110,6 +117,7 @@ class SimulationRun:
         self.rate = RateTurns(settings, self.checks)
         self.once = OnceTurns(settings, self.checks)
         self.periodic = PeriodicTurns(settings, self.checks)
+        self.election = ElectionTurns(settings, self.checks)
         self.shared = SharedTurns(self)
         self.turns = LockTurns(self)
         self.several = (
@@ -241,6 +249,9 @@ class SimulationRun:
         silent = settings.quarantine if restarts else 0.0
         self._advance(CLEAN_UP + int((silent + undone) * SECOND))
         self._check_cleaned_up()
+        if settings.election:
+            self._advance(OBSERVED)
+            self.election.check.end_observers(self.deployment.servers[0])
         self._advance(self._time_limit())
         self._check_nothing_left()
 
@@ -302,6 +313,8 @@ class SimulationRun:
             each += ONCE_LIMIT
         if settings.periodic:
             each += PERIODIC_LIMIT
+        if settings.election:
+            each += ELECTION_LIMIT
         if settings.drop:  # its client is closed, and it expires
             each += 3 * LONGER * settings.ttl + 1.0
         if settings.several:  # each lock may be left by clients that have ended

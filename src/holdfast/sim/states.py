@@ -145,6 +145,13 @@ STATES = (
     "a periodic job that was skipped: running",
     "a periodic job that was skipped: done",
     "a periodic job that was skipped: too_soon",
+    # Elections
+    "a term",
+    "a term that was lost",
+    "an observer that waits",
+    "an observer that received a new leader",
+    "observers notified of a new leader",
+    "observers notified of a resignation",
 )
 
 # About one run in 3,000 reaches each of these.

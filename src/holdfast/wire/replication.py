@@ -15,6 +15,7 @@ from holdfast.scripts import (
     ACQUIRE,
     ACQUIRE_SHARED,
     ADOPT,
+    CAMPAIGN,
     DOWNGRADE,
     RENEW,
     RENEW_SHARED,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _REPLICATED_SCRIPTS = frozenset((ACQUIRE.name, ADOPT.name, RENEW.name)) | {
     ACQUIRE_SHARED.name,
+    CAMPAIGN.name,
     DOWNGRADE.name,
     RENEW_SHARED.name,
 }

@@ -45,7 +45,7 @@ PROMISES: Mapping[str, Promise] = {
         "a client has the fence that its token was granted, and knows how its lease ended",
     ),
     "S10": Promise(
-        "ownership export eviction leftovers quorum cached once periodic shared",
+        "ownership export eviction leftovers quorum cached once periodic election shared",
         "no client keeps a lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
@@ -56,6 +56,9 @@ PROMISES: Mapping[str, Promise] = {
     "S14": Promise(
         "shared",
         "of a semaphore at most the limit is held, and no reader of an rwlock beside a writer",
+    ),
+    "S15": Promise(
+        "election election_turns", "a client leads only in its term, and no other client beside it"
     ),
     "S16": Promise(
         "leftovers lock_turns", "an abandoned request has no effect, even if it arrives later"
@@ -71,7 +74,8 @@ PROMISES: Mapping[str, Promise] = {
         "a waiter that does not respond does not block the others",
     ),
     "L4": Promise(
-        "lock_turns several_turns", "an acquire ends by its timeout, and does not time out before"
+        "lock_turns several_turns election_turns",
+        "an acquire ends by its timeout, and does not time out before",
     ),
     "L5": Promise(
         "lease_end lock_turns several_turns shared_turns",
@@ -132,6 +136,9 @@ PROMISES: Mapping[str, Promise] = {
     "RECEIVED": Promise("cached once", "clients that wait for a value or a result receive it"),
     "PERIOD": Promise(
         "periodic periodic_turns", "a period has at most one run, and runs do not overlap"
+    ),
+    "WATCH": Promise(
+        "election", "observers of an election are notified of a new leader, and know the last one"
     ),
     "WORK": Promise(
         "once once_turns", "work with an id is done once, and later callers receive its result"
