@@ -19,6 +19,7 @@ from holdfast.core.attempt import (
     Evicted,
     Failed,
     Moment,
+    NotNeeded,
     Paused,
     Queued,
     Ready,
@@ -35,11 +36,12 @@ from holdfast.core.attempt import (
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.messages import message_in
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
 from holdfast.core.wait_report import POSITION_TIMEOUT, WaitReport, place_in_queue
-from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.errors import AcquireTimeout, HoldfastError, OutcomeUnknown
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
@@ -102,6 +104,8 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
         if runner is None:
             runner = _AttemptRunner(session, spec, timeout, sent_at, token, waiter, None, process)
         await runner.fail(ref, error)
+        if runner.left is not None and isinstance(error, AcquireTimeout):
+            raise NotNeeded(runner.left) from None
         raise
     return ref
 
@@ -122,6 +126,7 @@ class _AttemptRunner:
         "_session",
         "_spec",
         "attempt",
+        "left",
         "token",
         "waiter",
     )
@@ -146,6 +151,8 @@ class _AttemptRunner:
         self.attempt = begin(spec, timeout, sent_at)
         self.token = token
         self.waiter = waiter
+        self.left: Reply | None = None
+        """The reply with which a party left its barrier. It may have passed before."""
 
     async def run(self) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
@@ -253,7 +260,7 @@ class _AttemptRunner:
     async def _pause(self, seconds: float) -> None:
         now = self._session.port.now()
         if now >= self._report.due:
-            self._report.send(now, self.attempt.why())
+            self._report.send(now, self.attempt.why(self._spec.kind.awaits))
         await self._session.port.sleep(seconds)
         if not self._handle_grant():
             self.attempt = self.attempt.ready()
@@ -273,10 +280,12 @@ class _AttemptRunner:
                 self._report.send(now, await self._query_position())
             else:
                 waiter.report_at = self._report.due
-                await port.wait(waiter.signal, wake_at(self.attempt) - now)
+                await port.wait(waiter.signal, wake_at(self.attempt, self._spec) - now)
 
     async def _query_position(self) -> str:
         """Describe the holder of the lock now, and the place of this attempt in the queue."""
+        if self._spec.kind.awaits:
+            return self._spec.kind.awaits
         request = self._spec.kind.position, self._spec.keys, (self.attempt.ticket,)
         try:
             limit = min(self._time_left(), POSITION_TIMEOUT)
@@ -338,13 +347,21 @@ class _AttemptRunner:
                 session.cleanups.schedule(spec, self.token)
             self._unregister_waiter()
         elif tombstone:
+            if spec.kind.is_party:
+                why = "timeout" if isinstance(error, AcquireTimeout) else "interrupted"
+                tombstone = f"{TOMBSTONE_MS} {why}"
             await session.port.shielded(self._remove(tombstone))
         else:
             self._unregister_waiter()
 
     async def _remove(self, tombstone: str) -> None:
+        spec = self._spec
         try:
-            await cancel_token(self._session, self._spec, self.token, tombstone, self._time_left())
+            reply = await cancel_token(
+                self._session, spec, self.token, tombstone, self._time_left()
+            )
+            if spec.kind.is_party:
+                self.left = reply
         finally:
             self._unregister_waiter()
 

@@ -97,6 +97,13 @@ EVICT_SHARED = _load("evict_shared")
 POSITION_SHARED = _load("position_shared")
 HOLDERS = _load("holders")
 OVERVIEW_SHARED = _load("overview_shared")
+LATCH_COUNT = _load("latch_count")
+LATCH_WAIT = _load("latch_wait")
+LATCH_LEAVE = _load("latch_leave")
+LATCH_STATE = _load("latch_state")
+BARRIER_WAIT = _load("barrier_wait")
+BARRIER_END = _load("barrier_end")
+BARRIER_STATE = _load("barrier_state")
 
 EXTEND_REDIS_LOCK = _read("extend_redis_lock").decode()
 """The text of a script that a redis-py client sends."""

@@ -140,6 +140,22 @@ STATES = (
     "a periodic job that was skipped: running",
     "a periodic job that was skipped: done",
     "a periodic job that was skipped: too_soon",
+    # Latches and barriers
+    "a latch opened",
+    "a latch opened while clients waited",
+    "an id that was counted before",
+    "a wait for a latch that timed out",
+    "a latch used with another count",
+    "a generation of a barrier that passed",
+    "a party of a barrier was lost",
+    "a barrier found broken",
+    "a barrier that was aborted",
+    "a barrier that was reset",
+    "a barrier broken for a party: timeout",
+    "a barrier broken for a party: interrupted",
+    "a barrier broken for a party: lost",
+    "a barrier broken for a party: aborted",
+    "a barrier broken for a party: reset",
 )
 
 # About one run in 1,000 to 3,000 reaches each of these.
@@ -149,4 +165,5 @@ RARE_STATES = (
     "a reservation that was not the last one",
     "a result stored in the background",
     "a downgrade without a reply",
+    "a party that had passed when its timeout was over",
 )

@@ -45,7 +45,7 @@ PROMISES: Mapping[str, Promise] = {
         "a client has the fence that its token was granted, and knows how its lease ended",
     ),
     "S10": Promise(
-        "ownership hand_off eviction leftovers quorum cached once periodic shared",
+        "ownership hand_off eviction leftovers quorum cached once periodic latch barrier shared",
         "no client keeps a lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
@@ -126,9 +126,18 @@ PROMISES: Mapping[str, Promise] = {
     "RATE": Promise("rate rate_turns", "no rate is exceeded, and its answers are exact"),
     "UNRESERVE": Promise("rate", "an interrupted wait for a rate returns the last reservation"),
     "WAITS": Promise("rate", "a wait for a rate is one request and one sleep, and long enough"),
-    "RECEIVED": Promise("cached once", "clients that wait for a value or a result receive it"),
+    "RECEIVED": Promise(
+        "cached once latch barrier", "clients that wait for something are notified, and return"
+    ),
     "PERIOD": Promise(
         "periodic periodic_turns", "a period has at most one run, and runs do not overlap"
+    ),
+    "BARRIER": Promise(
+        "barrier barrier_turns",
+        "no party passes before all have arrived, and a generation ends in one way for all of them",
+    ),
+    "LATCH": Promise(
+        "latch latch_turns", "a latch opens when its count of different ids was counted down"
     ),
     "WORK": Promise(
         "once once_turns", "work with an id is done once, and later callers receive its result"
