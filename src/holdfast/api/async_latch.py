@@ -45,6 +45,7 @@ class AsyncLatch(LatchView):
             NodeUnavailable: the server cannot be reached, or refuses; nothing was counted.
             ConfigurationError: the latch was made with another count, the id is invalid, or the
                 server will never accept the request.
+            NotHeld: this process was forked during the call.
         """
         return await count_down(self._session, self._latch, once)
 

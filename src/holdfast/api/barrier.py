@@ -108,6 +108,7 @@ class Barrier(BarrierView):
             OutcomeUnknown: the server did not reply; the barrier may or may not be broken.
             NodeUnavailable: the server cannot be reached, or refuses; nothing was changed.
             ConfigurationError: the server will never accept the request.
+            NotHeld: this process was forked during the call.
         """
         run(end(self._session, self._spec, "aborted"))
 
@@ -120,6 +121,7 @@ class Barrier(BarrierView):
             OutcomeUnknown: the server did not reply; the barrier may or may not be reset.
             NodeUnavailable: the server cannot be reached, or refuses; nothing was changed.
             ConfigurationError: the server will never accept the request.
+            NotHeld: this process was forked during the call.
         """
         run(end(self._session, self._spec, "reset"))
 

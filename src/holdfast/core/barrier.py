@@ -170,13 +170,18 @@ async def end(session: Session, barrier: LockSpec, why: Literal["aborted", "rese
         OutcomeUnknown: no reply; it may or may not be done.
         NodeUnavailable: the server cannot be reached, or refuses; nothing was done.
         ConfigurationError: the server will never accept the request.
+        NotHeld: this process is a child that was forked during the call.
     """
     port, name = session.port, barrier.name
     token = port.new_token(port.actor(), barrier.suffix)
     args = token, barrier.ttl_ms, f"{TOMBSTONE_MS} {why}", barrier.settings
     request = BARRIER_END, barrier.keys, args, barrier.command_timeout
+    process = session.process
     try:
-        await retry(lambda: session.deployment.call(*request))
+        await retry(
+            lambda: session.deployment.call(*request),
+            lambda _: session.check_process(process, name),
+        )
     except OutcomeUnknown as error:
         message = f"barrier {name!r} may or may not be {why}: {error}"
         raise OutcomeUnknown(message, lock=name, node=error.node) from None

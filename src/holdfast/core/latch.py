@@ -94,6 +94,7 @@ async def count_down(session: Session, latch: LatchSpec, once: str | int | None)
         NodeUnavailable: the server cannot be reached, or refuses; nothing was counted.
         ConfigurationError: the latch has another count, the id is invalid, or the server will never
             accept the request.
+        NotHeld: this process is a child that was forked during the call.
     """
     port, lock = session.port, latch.lock
     if once is None:
@@ -119,8 +120,12 @@ async def open_latch(session: Session, latch: LatchSpec) -> bool:
 
 async def _count(session: Session, lock: LockSpec, args: tuple[str, ...]) -> int:
     request = LATCH_COUNT, lock.keys, args, lock.command_timeout
+    process = session.process
     try:
-        reply, _ = await retry(lambda: session.deployment.call(*request))
+        reply, _ = await retry(
+            lambda: session.deployment.call(*request),
+            lambda _: session.check_process(process, lock.name),
+        )
     except OutcomeUnknown as error:
         message = f"latch {lock.name!r} may or may not have been counted down: {error}"
         raise OutcomeUnknown(message, lock=lock.name, node=error.node) from None

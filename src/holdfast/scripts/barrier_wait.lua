@@ -40,14 +40,16 @@ if how then
   end
   return {'passed', how, serial}
 end
-local mark = broken_by()
-if mark then
-  return {'broken', mark, serial}
-end
-local waiting = parties()
-if waiting[1] and tonumber(waiting[2]) < now then
+local mark, waiting = broken_by(), parties()
+if not mark and waiting[1] and tonumber(waiting[2]) < now then
   call('ZREM', queue, token, '!' .. token)
-  return {'broken', break_barrier(waiting, 'lost', waiting[1], ttl), serial}
+  mark = break_barrier(waiting, 'lost', waiting[1], ttl)
+end
+if mark then
+  -- The caller does not wait. So a second copy of its request must not arrive, even after a reset.
+  set_ended(token, broken)
+  forget_old(ttl)
+  return {'broken', mark, serial}
 end
 local others = {}
 for index = 1, #waiting, 2 do

@@ -65,7 +65,7 @@ class BarrierTurns:
                     self.check.was_read(await state(client.session, self._spec))
 
     async def _wait(self, client: SimClient) -> bool:
-        timeout = self._one_of("barrier timeout", (10.0, 3.0, 0.5, 0.0))
+        timeout = self._one_of("barrier timeout", (5.0, 2.0, 0.5, 0.0))
         call = BarrierCall(client, timeout)
         self.check.begin(call)
         try:

@@ -82,7 +82,7 @@ class LatchTurns:
             check.counted(call, once, found)
 
     async def _wait(self, client: SimClient, check: LatchCheck) -> None:
-        timeout = self._one_of("latch timeout", (30.0, 0.5, 0.0, 5.0))
+        timeout = self._one_of("latch timeout", (8.0, 0.5, 0.0, 3.0))
         call = LatchCall(client, timeout)
         check.begin(call)
         try:

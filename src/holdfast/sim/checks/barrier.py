@@ -97,7 +97,7 @@ class BarrierCheck:
 
     def ran(self, run: ScriptRun) -> None:
         """A server ran a script for the barrier."""
-        if self._loses_data or run.script == "barrier_state":
+        if self._loses_data or run.script not in {"barrier_wait", "barrier_end"}:
             return
         now, token = self._now_ms(run.server), run.args[0].encode()
         stored = self._read(run.server)
@@ -107,14 +107,14 @@ class BarrierCheck:
             self._check_wait(run, stored, before)
             if new and (new != {token} or token in self._outcomes or stored.marks):
                 self.fail("BARRIER", f"{new!r} wait after a request of {token!r}")
-            if min(stored.waiting.values(), default=now) < now:
+            if token in self._waiting and min(stored.waiting.values()) < now:
                 self.fail("BARRIER", f"a lost party waits after {run.script}: {stored.waiting}")
         elif new:
             self.fail("BARRIER", f"{run.script} made {new!r} wait")
-        if run.script == "barrier_end" and token not in self._outcomes:
+        if run.script == "barrier_end" or run.reply[0] == b"broken":
             gone.add(token)
         self._end(gone, stored)
-        if gone and self._waiting:
+        if gone - {token} and self._waiting:
             self.fail("BARRIER", f"{gone!r} left, and {self._waiting!r} still wait")
         if len(self._waiting) >= self._size:
             self.fail("BARRIER", f"{self._size} parties have arrived, and wait")
@@ -134,6 +134,7 @@ class BarrierCheck:
                 self.fail("BARRIER", f"{arrived!r} passed with {indexes}, not {self._size}")
             self.reached["a generation of a barrier that passed"] += 1
             self._end(arrived, stored)
+        self.reached["a barrier found broken"] += kind == b"broken"
         if kind == b"broken" and before and not stored.waiting:
             (mark,) = stored.marks
             lost = mark.partition(b" ")[2]
@@ -163,9 +164,7 @@ class BarrierCheck:
                 self.fail("BARRIER", f"{token!r} left with {run.reply!r}, not {wanted!r}")
             return
         kind = run.reply[0]
-        if how is None and kind == b"broken":
-            self.reached["a barrier found broken"] += 1
-        elif how is None:
+        if how is None:
             if token not in self._waiting:
                 self.fail("BARRIER", f"{token!r} was told to wait, and did not arrive")
         elif how == BROKEN and kind != b"broken":
