@@ -30,6 +30,8 @@ PAIRS = [
     (holdfast.WriteLease, holdfast.AsyncWriteLease),
     (holdfast.Cached, holdfast.AsyncCached),
     (holdfast.Once, holdfast.AsyncOnce),
+    (holdfast.Barrier, holdfast.AsyncBarrier),
+    (holdfast.Latch, holdfast.AsyncLatch),
     (holdfast.Atomic, holdfast.AsyncAtomic),
     (holdfast.AtomicScript, holdfast.AsyncAtomicScript),
     (holdfast.Rate, holdfast.AsyncRate),
@@ -62,7 +64,13 @@ def test_the_exported_names_do_not_change() -> None:
         "AsyncSemaphore",
         "AsyncReadLock",
         "AsyncRWLock",
+        "AsyncBarrier",
         "AsyncCached",
+        "AsyncLatch",
+        "Barrier",
+        "BreakReason",
+        "BrokenBarrier",
+        "Latch",
         "AsyncAtomic",
         "AsyncAtomicScript",
         "AsyncClient",
@@ -121,6 +129,7 @@ def test_the_exported_names_do_not_change() -> None:
         "guards",
     }
     aliases = {"Duration", "EventKind", "LossReason", "SingleTarget", "Target", "UNSET", "guards"}
+    aliases.add("BreakReason")
     for name in set(holdfast.__all__) - aliases:
         assert getattr(holdfast, name).__name__ == name
     assert set(holdfast.__all__) <= set(dir(holdfast))
@@ -165,7 +174,7 @@ def test_the_types_in_public_signatures_are_exported_and_documented() -> None:
                     shown.update(re.findall(r"\b[A-Z]\w*", re.sub("'.*?'", "", str(annotation))))
     assert shown - not_ours - as_in_redis_py <= exported
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    types = {"UNSET", "Unset", "EventKind", "LossReason", *vars(targets)} & exported
+    types = {"UNSET", "Unset", "EventKind", "LossReason", "BreakReason", *vars(targets)} & exported
     assert not [name for name in types if f"`holdfast.{name}`" not in pages]
 
 
@@ -376,7 +385,9 @@ def test_every_method_of_an_async_class_that_waits_is_a_coroutine_function() -> 
     }
     assert found == {
         "AsyncAtomic.script",
+        "AsyncClient.barrier",
         "AsyncClient.cached",
+        "AsyncClient.latch",
         "AsyncClient.lock",
         "AsyncClient.lock_all",
         "AsyncClient.once",

@@ -38,13 +38,16 @@ _AWAITED_METHODS = {
     "close",
     *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
     *("peek", "reset"),
+    *("count_down", "left", "wait", "abort", "broken", "n_waiting"),
 }
 _WRAPPED = (
     *(holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic, holdfast.Rate),
     *(holdfast.MultiLock, holdfast.MultiLease, holdfast.Once),
+    *(holdfast.Barrier, holdfast.Latch),
     *(holdfast.Semaphore, holdfast.RWLock, holdfast.ReadLock, holdfast.WriteLock),
 )
 _DESCRIBING = {"lock", "lock_all", "rate", "once", "semaphore", "rwlock", "read", "write"}
+_DESCRIBING |= {"barrier", "latch"}
 
 
 class AsyncWrapper:

@@ -20,8 +20,8 @@ class AsyncBarrier(BarrierView):
         if await barrier.wait(timeout=60) == 0:  # all eight have loaded
             report()
 
-    As `asyncio.Barrier`, for processes on any machine. Immutable; tasks may share it, and each
-    task that waits is a party. When all have passed, the barrier can be used again.
+    As `threading.Barrier`, for processes on any machine. Immutable; tasks may share it, and each
+    call of `wait` is a party. When all have passed, the barrier can be used again.
 
     A party that gives up breaks the barrier for all of them: by its timeout, an interrupt, an
     error, or because its process died or hung for longer than the ttl. Then all that wait, and all

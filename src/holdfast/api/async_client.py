@@ -614,7 +614,7 @@ class AsyncClient:
             await barrier.wait(timeout=60)  # until all eight have loaded
             await join(shard)
 
-        As `asyncio.Barrier`, for processes on any machine. When all have passed, it can be used
+        As `threading.Barrier`, for processes on any machine. When all have passed, it can be used
         again. A party that gives up, or dies, breaks it for all of them: `BrokenBarrier`.
 
         Args:

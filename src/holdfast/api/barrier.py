@@ -64,7 +64,7 @@ class Barrier(BarrierView):
             report()
 
     As `threading.Barrier`, for processes on any machine. Immutable; threads may share it, and each
-    thread that waits is a party. When all have passed, the barrier can be used again.
+    call of `wait` is a party. When all have passed, the barrier can be used again.
 
     A party that gives up breaks the barrier for all of them: by its timeout, an interrupt, an
     error, or because its process died or hung for longer than the ttl. Then all that wait, and all

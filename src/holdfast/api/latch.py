@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.thread_port import run
-from holdfast.core.latch import count_down, left, wait
+from holdfast.core.latch import count_down, left, open_latch, wait
 
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
@@ -111,3 +111,20 @@ class Latch(LatchView):
                 request.
         """
         return run(left(self._session, self._latch))
+
+    def open(self) -> bool:
+        """Open the latch, whatever is left: for operators. All callers of `wait` return.
+
+        If the call is interrupted by a signal handler, the latch may or may not be open. It can be
+        repeated.
+
+        Returns:
+            False if the latch does not exist: no client has counted it down, or waits for it.
+
+        Raises:
+            OutcomeUnknown: the server did not reply; the latch may or may not be open.
+            NodeUnavailable: the server cannot be reached, or refuses; nothing was changed.
+            ConfigurationError: the server will never accept the request.
+            NotHeld: this process was forked during the call.
+        """
+        return run(open_latch(self._session, self._latch))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from holdfast.api.client import Lock
+    from holdfast.api.client import Client, Lock
     from holdfast.api.shared import RWLock, Semaphore
     from holdfast.core.token import TokenInfo
     from holdfast.holder import Holder
@@ -62,7 +62,7 @@ ByKey = Annotated[
     typer.Option("--key", help="NAME is the exact key, for locks created with key=."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-KINDS = "lock", "semaphore", "rwlock"
+KINDS = "lock", "semaphore", "rwlock", "barrier", "latch"
 OfKind = Annotated[
     str | None,
     typer.Option(
@@ -154,15 +154,17 @@ def show(
     urls: Urls = None,
     local: Local = False,
 ) -> None:
-    """Show one lock, semaphore or rwlock: its holders, and all waiters in order.
+    """Show one lock of any kind: its holders, and all waiters in order.
+
+    Of a barrier it shows the parties that have arrived, and of a latch how many are left.
 
     Example: `holdfast show nightly-backup`
 
     Exit status:
 
-    * 0: the lock is held
+    * 0: the lock is held; parties wait at the barrier, or it is broken; the latch is not open
 
-    * 1: the lock is not held
+    * 1: otherwise
 
     * 2: wrong usage
 
@@ -205,6 +207,8 @@ def break_(
     fences. If the lock has a lock_delay, the first waiter is granted the lock after it; a second
     break ends the delay.
 
+    A barrier is aborted, so that all its parties get `BrokenBarrier`. A latch is opened.
+
     Exit status:
 
     * 0: broken
@@ -222,7 +226,7 @@ def break_(
     console = open_console()
     with open_overview(urls, local=local) as overview:
         lock = _read(overview, name, namespace, kind, key=key)
-        if not lock.holders:
+        if not lock.holders and not lock.progress:
             servers = ", ".join(overview.servers)
             print_stderr(f"'{lock.display_name}' is {_FREE_TEXT[lock.state]} (on {servers})")
             raise typer.Exit(NOT_HELD)
@@ -240,15 +244,17 @@ def break_(
             raise typer.BadParameter(sanitized(str(error))) from None
         with exit_if_unreachable(), client:
             ttl = min(TTL, longest_ttl)
-            target: Lock | RWLock | Semaphore
-            if lock.kind == "semaphore":
-                target = client.semaphore(name, limit=1, ttl=ttl)
-            elif lock.kind == "rwlock":
-                target = client.rwlock(name, ttl=ttl)
-            else:
-                by_key = name if key else None
-                target = client.lock("a lock by its key" if key else name, key=by_key, ttl=ttl)
-            broken = target.evict(chosen)
+            broken = _end_wait(client, lock, name) if chosen is None else False
+            if chosen is not None:
+                target: Lock | RWLock | Semaphore
+                if lock.kind == "semaphore":
+                    target = client.semaphore(name, limit=1, ttl=ttl)
+                elif lock.kind == "rwlock":
+                    target = client.rwlock(name, ttl=ttl)
+                else:
+                    by_key = name if key else None
+                    target = client.lock("a lock by its key" if key else name, key=by_key, ttl=ttl)
+                broken = target.evict(chosen)
         if not broken:
             print_stderr(f"'{lock.display_name}' has another holder now: nothing was done")
             raise typer.Exit(NOT_HELD)
@@ -285,15 +291,25 @@ def _read(
     first: LockView | None = None
     for each in wanted:
         lock = overview.read_lock(lock_key if each == "lock" else lock_key + b":" + each.encode())
-        if lock.holders or lock.waiting:
+        if lock.holders or lock.waiting or lock.progress:
             return lock
         first = first or lock
     assert first is not None  # noqa: S101 - there is at least one kind
     return first
 
 
-def _chosen(lock: LockView, number: int | None) -> Holder:
-    """Return the holder that is to be evicted."""
+def _end_wait(client: Client, lock: LockView, name: str) -> bool:
+    """Abort a barrier, or open a latch."""
+    if lock.kind == "latch":
+        return client.latch(name, count=1).open()
+    client.barrier(name, parties=1).abort()
+    return True
+
+
+def _chosen(lock: LockView, number: int | None) -> Holder | None:
+    """Return the holder that is to be evicted; None for a barrier or a latch."""
+    if lock.is_waited_for:
+        return None
     if not lock.has_permits:
         return replace(lock.holders[0], token=lock.token)
     if number is None and len(lock.holders) > 1:
@@ -305,12 +321,14 @@ def _chosen(lock: LockView, number: int | None) -> Holder:
     return lock.holders[(number or 1) - 1]
 
 
-def _confirm(lock: LockView, chosen: Holder) -> None:
+def _confirm(lock: LockView, chosen: Holder | None) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         print_stderr("there is no terminal to ask for confirmation: give --yes to break the lock")
         raise typer.Exit(2)
     what = "End the lock delay" if lock.state == "delayed" else "Break this lock"
-    if lock.has_permits:
+    if chosen is None:
+        what = "Open this latch" if lock.kind == "latch" else "Abort this barrier"
+    elif lock.has_permits:
         what = f"Evict {sanitized(identity(chosen))}"
     if not typer.confirm(f"{what}?", err=True):
         print_stderr("nothing was changed")
@@ -318,6 +336,8 @@ def _confirm(lock: LockView, chosen: Holder) -> None:
 
 
 def _result(lock: LockView, *, ended_delay: bool) -> str:
+    if lock.is_waited_for:
+        return sanitized(lock.progress or "open")
     if lock.state == "delayed":
         return f"broken; its lock_delay ends in {format_seconds(lock.remaining)}"
     done = "the lock delay is over" if ended_delay else "broken"
@@ -380,6 +400,8 @@ def identity(holder: Holder | TokenInfo | None, before_pid: str = ", pid ") -> s
 
 def holders_of(lock: LockView) -> str:
     """Return the holders of a lock for a row of a list, where width is short."""
+    if lock.is_waited_for:
+        return lock.progress
     first = identity(lock.holders[0], " ") if lock.holders else ""
     if lock.state == "delayed":
         return f"none: lock delay after {first}"
@@ -445,6 +467,8 @@ def waiting_of(lock: LockView) -> str:
 
 
 def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
+    if lock.is_waited_for:
+        return _rows_of_parties(lock)
     if not lock.holders:
         return [("state", _FREE_TEXT[lock.state])]
     delayed, first = lock.state == "delayed", lock.holders[0]
@@ -481,6 +505,14 @@ def _rows_of_permits(lock: LockView) -> list[tuple[str, str]]:
         if holder.pid is not None:
             facts.append(("thread", holder.thread or ""))
     return [*facts, ("fence", f"{lock.fence}, the last one that was granted")]
+
+
+def _rows_of_parties(lock: LockView) -> list[tuple[str, str]]:
+    facts = [("state", lock.progress or ("open, or not used" if lock.kind == "latch" else "free"))]
+    for holder in lock.holders:
+        left = f"for another {format_seconds(holder.remaining)} unless renewed"
+        facts.append(("party", f"{_shown(holder)}, {left}"))
+    return facts
 
 
 def _shown(holder: Holder) -> str:

@@ -20,7 +20,16 @@ import hiredis
 from holdfast import embedded
 from holdfast.core.rounds import without_name
 from holdfast.errors import HoldfastError, NodeUnavailable, NoQuorum
-from holdfast.keys import SHARED_KINDS, SLOTS, Keys, is_named, keys_of, kind_in, lock_key_in
+from holdfast.keys import (
+    SHARED_KINDS,
+    SLOTS,
+    WAITED_KINDS,
+    Keys,
+    is_named,
+    keys_of,
+    kind_in,
+    lock_key_in,
+)
 from holdfast.overview.views import (
     NO_KEY,
     NO_READING,
@@ -29,7 +38,7 @@ from holdfast.overview.views import (
     Survey,
     merge_readings,
 )
-from holdfast.scripts import OVERVIEW, OVERVIEW_SHARED
+from holdfast.scripts import OVERVIEW, OVERVIEW_SHARED, OVERVIEW_WAITED
 from holdfast.wire.blocking_connection import BlockingConnection
 from holdfast.wire.cluster import Cluster
 from holdfast.wire.cluster_blocking import ClusterWire
@@ -372,8 +381,11 @@ def _lock_key_of(key: bytes) -> bytes | None:
 
 def _request(key: bytes, waiters: int) -> Request:
     """Return the request that reads a lock of any kind."""
-    if kind_in(key) in SHARED_KINDS:
+    kind = kind_in(key)
+    if kind in SHARED_KINDS:
         return OVERVIEW_SHARED, keys_of(key), (str(waiters),)
+    if kind in WAITED_KINDS:
+        return OVERVIEW_WAITED, keys_of(key), (str(waiters),)
     return OVERVIEW, keys_of(key, holds=True), (str(waiters),)
 
 
@@ -382,9 +394,10 @@ def _is_noscript(reply: object) -> bool:
 
 
 def _parse_reading(reply: list[Any]) -> LockReading:
-    if isinstance(reply[0], list):  # of a semaphore or an rwlock
+    if isinstance(reply[0], list):  # of a semaphore or an rwlock; or of a barrier or a latch
         holders, fence, time, *rest = reply
-        reply = [b"", 0 if holders else NO_KEY, fence, time, holders, *rest]
+        exists = holders or b" " in fence  # the progress of a latch or a barrier
+        reply = [b"", 0 if exists else NO_KEY, fence, time, holders, *rest]
     token, left_ms, fence, time, holds, waiting, gone, waiters = reply
     return LockReading(
         token,

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.token import holder_ms_left, parse_token, read_holder
-from holdfast.keys import RWLOCK, SHARED_KINDS, kind_in, name_in, namespace_in
+from holdfast.keys import (
+    BARRIER,
+    RWLOCK,
+    SHARED_KINDS,
+    WAITED_KINDS,
+    kind_in,
+    name_in,
+    namespace_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 State: TypeAlias = Literal["held", "delayed", "contested", "free"]
 """The state of a lock.
 
-- "held": a client holds it.
+- "held": a client holds it; parties wait at a barrier, or it is broken; a latch is not open.
 - "delayed": its holder was lost, and its lock delay is not over.
 - "contested": several servers name different holders, none of them on a majority.
 - "free": no client holds it.
@@ -38,7 +46,7 @@ class LockReading(NamedTuple):
 
     token: bytes
     left_ms: int
-    fence: bytes
+    fence: bytes  # of a barrier or a latch: its progress (`overview_waited.lua`)
     time: float
     # Token, and expiry in ms of server time: the holds of an owner, or the holders of a semaphore
     # or an rwlock, which has no token above.
@@ -101,6 +109,9 @@ class LockView:
     gone: int
     waiters: tuple[WaiterView, ...]
     nodes: tuple[int, int]
+    progress: str = ""
+    """Of a barrier: how many parties have arrived, or why it is broken. Of a latch that is not
+    open: how many are left."""
 
     @property
     def namespace(self) -> str:
@@ -109,13 +120,18 @@ class LockView:
 
     @property
     def kind(self) -> str:
-        """The kind: "lock", "semaphore", "rwlock", "once" or "periodic"."""
+        """The kind: of a lock, "lock"; otherwise the word at the end of its key."""
         return kind_in(self.key) or "lock"
 
     @property
     def has_permits(self) -> bool:
         """Whether it is a semaphore or an rwlock, whose holders have a token each."""
         return self.kind in SHARED_KINDS
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it is a barrier or a latch, which is not held."""
+        return self.kind in WAITED_KINDS
 
     @property
     def display_name(self) -> str:
@@ -162,6 +178,7 @@ class LockView:
             "token": self.token,
             "age": self.age,
             "remaining": self.remaining,
+            "progress": self.progress,
             "fence": self.fence,
             "holders": [asdict(holder) for holder in self.holders],
             "waiting": self.waiting,
@@ -211,6 +228,8 @@ def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 
     )
     if view.has_permits:
         return _with_holders(view, readings[0])
+    if view.is_waited_for:
+        return _with_progress(view, readings[0])
     if count < majority:
         return replace(view, state="contested") if count else view
     view = replace(view, token=token.decode("utf-8", "surrogateescape"))
@@ -259,6 +278,21 @@ def _with_holders(view: LockView, reading: LockReading) -> LockView:
     return replace(
         view, state="held", holders=tuple(holders), remaining=min(lefts) / 1000, fence=fence
     )
+
+
+def _with_progress(view: LockView, reading: LockReading) -> LockView:
+    """Return the view of a barrier or a latch."""
+    first, _, rest = reading.fence.partition(b" ")
+    parties = _with_holders(view, reading._replace(fence=b""))
+    if view.kind != BARRIER:
+        progress = f"{first.decode()} of {rest.decode()} left" if rest else ""
+    elif rest:
+        progress = f"broken ({first.decode()}) by {read_holder(rest, 0).process}"
+    elif parties.holders:
+        progress = f"{len(parties.holders)} of {parties.holders[0].limit} parties have arrived"
+    else:
+        progress = ""
+    return replace(parties, state="held" if progress else "free", progress=progress)
 
 
 def _waiters(readings: Sequence[LockReading]) -> tuple[WaiterView, ...]:

@@ -32,6 +32,11 @@ end
 
 --:include _barrier
 
+-- A server without memory refuses ZADD only to a script that has not written yet. So a party that
+-- waits can renew its lease there.
+if call('EXISTS', lock) == 1 then
+  keep(ttl + memory(ttl))
+end
 local how = how_ended(token)
 if how then
   call('ZREM', queue, token, '!' .. token)
