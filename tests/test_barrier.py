@@ -156,7 +156,7 @@ async def test_a_timeout_breaks_the_barrier_for_all(api: Api, server: Server) ->
     assert not waiters(server, QUEUE)
 
 
-async def test_a_wait_without_a_timeout_of_its_own_breaks_at_once(client: Any) -> None:
+async def test_a_wait_with_a_timeout_of_0_breaks_at_once(client: Any) -> None:
     barrier = client.barrier("a", parties=2)
     with pytest.raises(holdfast.BrokenBarrier):
         await barrier.wait(0)

@@ -55,7 +55,7 @@ class BarrierView:
 
 
 class Barrier(BarrierView):
-    """A number of parties wait for one another, and go on together: `client.barrier(...)`.
+    """A number of parties wait for one another, and continue together: `client.barrier(...)`.
 
     Example:
         barrier = client.barrier("phase-1", parties=8)
@@ -68,8 +68,8 @@ class Barrier(BarrierView):
 
     A party that gives up breaks the barrier for all of them: by its timeout, an interrupt, an
     error, or because its process died or hung for longer than the ttl. Then all that wait, and all
-    that come later, get `BrokenBarrier`, until `reset` is called, or nobody has used the barrier
-    for a day.
+    that come later, get `BrokenBarrier`, until `reset` is called, or no client has used the
+    barrier for a day.
     """
 
     __slots__ = ()

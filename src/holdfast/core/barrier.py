@@ -1,4 +1,4 @@
-"""Barriers: parties wait for one another, and go on together.
+"""Barriers: parties wait for one another, and continue together.
 
 The rules:
 
@@ -9,8 +9,8 @@ The rules:
 3. **A generation ends once, for all its parties**: when the last one arrives, or when the barrier
    breaks. The server remembers how it ended for each token, for longer than a party retries. So a
    lost reply or a late message changes no outcome.
-4. **A party whose timeout is over asks the server** how its generation has ended, by the request
-   with which it leaves. If the others have passed, so has this one.
+4. **A party whose timeout is over finds how its generation has ended** by the request with which
+   it leaves. If the others have passed, so has this one.
 5. **A party that leaves breaks the barrier**, until it is reset: after a timeout, an interrupt, an
    error, or the loss of its lease.
 """

@@ -4,9 +4,9 @@ The rules:
 
 1. **An id counts once.** The server keeps the ids of a latch (`scripts/_latch.lua`). A caller that
    gives none gets a new one, so that a retry after a lost reply counts once too.
-2. **Waiting is an attempt to acquire** a lock that nobody holds, in the queue of a lock. The script
-   (`scripts/latch_wait.lua`) replies that the latch is open, or lets the token join the queue. The
-   last count notifies all waiters, and each of them finds the open latch by one request.
+2. **Waiting is an attempt to acquire** a lock that no client holds, in the queue of a lock. The
+   script (`scripts/latch_wait.lua`) replies that the latch is open, or lets the token join the
+   queue. The last count notifies all waiters, and each finds the open latch by one request.
 3. **A latch opens once.** It stays open, and closed, for `keep` seconds after its last use.
 
 Without the server nothing is counted. A failover may lose the last counts.

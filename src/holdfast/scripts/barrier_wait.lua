@@ -19,7 +19,7 @@
 -- Invariants: no party passes before all parties of its generation have arrived; a generation ends in
 -- the same way for all its parties.
 -- Last party: its script ends the generation, and stores an index for every token.
--- Other party: it asks again when it is notified, or after a lost reply, maybe when the next generation
+-- Other party: it requests again when it is notified, or after a lost reply, maybe when the next generation
 -- waits already.
 -- Without the stored index it would arrive a second time, in the wrong generation.
 

@@ -1,7 +1,7 @@
 """The checks of a barrier, on the server and in every party.
 
 - BARRIER: no party passes before all have arrived. A generation ends in the same way for all its
-  parties: all pass, with different indexes, or it is broken for all. No reply and no call says
+  parties: all pass, with different indexes, or it is broken for all. No reply and no call reports
   anything else, however late it is, or however often its request is executed. A party is lost only
   after its lease has expired, and then the barrier breaks with the next request.
 - RECEIVED: those that wait return soon after their generation has ended. A wait ends by its
@@ -111,17 +111,25 @@ class BarrierCheck:
                 self.fail("BARRIER", f"a lost party waits after {run.script}: {stored.waiting}")
         elif new:
             self.fail("BARRIER", f"{run.script} made {new!r} wait")
+        if self._waiting:
+            self._check_all_left(run, gone)
         if run.script == "barrier_end" or run.reply[0] == b"broken":
             gone.add(token)
         self._end(gone, stored)
-        if gone - {token} and self._waiting:
-            self.fail("BARRIER", f"{gone!r} left, and {self._waiting!r} still wait")
         if len(self._waiting) >= self._size:
             self.fail("BARRIER", f"{self._size} parties have arrived, and wait")
         if not self._waiting and run.server.data.members(self._spec.keys[2], 1e16):
             self.fail("BARRIER", f"after {run.script} a client waits in the queue without a party")
         self._check_reply(run, token)
         self._check_remembered(stored)
+
+    def _check_all_left(self, run: ScriptRun, gone: set[bytes]) -> None:
+        """Check that parties may still wait after a script."""
+        if gone:
+            self.fail("BARRIER", f"{gone!r} left, and {self._waiting!r} still wait")
+        ends = run.script == "barrier_end" and run.args[2].endswith(("aborted", "reset"))
+        if ends and run.args[0].encode() not in self._outcomes:
+            self.fail("BARRIER", f"{self._waiting!r} wait after {run.args[2]}")
 
     def _check_wait(self, run: ScriptRun, stored: _Stored, before: set[bytes]) -> None:
         """Check a request that arrives, or that renews a lease."""
@@ -166,7 +174,7 @@ class BarrierCheck:
         kind = run.reply[0]
         if how is None:
             if token not in self._waiting:
-                self.fail("BARRIER", f"{token!r} was told to wait, and did not arrive")
+                self.fail("BARRIER", f"{token!r} waits, and did not arrive")
         elif how == BROKEN and kind != b"broken":
             self.fail("BARRIER", f"{token!r} is broken, and got {run.reply!r}")
         elif how != BROKEN and run.reply != [b"passed", how]:

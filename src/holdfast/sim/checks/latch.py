@@ -5,6 +5,7 @@
   are left. `wait` returns only when the latch is open. While it is open, no client waits for it.
 - RECEIVED: callers that wait return soon after the latch has opened. A wait ends by its timeout.
 - S10: at the end no client waits.
+- S16: a token that has left, with a tombstone, does not wait again.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class LatchCheck:
         self._without_id = 0
         """How many calls without an id began."""
         self._calls: dict[LatchCall, None] = {}
+        self._tombstones: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -115,6 +117,10 @@ class LatchCheck:
             token = run.args[0].encode()
             if not {token, b"!" + token} & set(waiting):
                 self.fail("LATCH", f"{token!r} waits, and is not in the queue")
+            if run.args[0] in self._tombstones:
+                self.fail("S16", f"{token!r} waits after it has left")
+        if run.script == "latch_leave" and run.args[2][0] != "0":
+            self._tombstones.add(run.args[0])
 
     def _check_waiters_return(self) -> None:
         """Check that all waiting callers return soon (RECEIVED)."""

@@ -58,7 +58,7 @@ PROMISES: Mapping[str, Promise] = {
         "of a semaphore at most the limit is held, and no reader of an rwlock beside a writer",
     ),
     "S16": Promise(
-        "leftovers lock_turns", "an abandoned request has no effect, even if it arrives later"
+        "leftovers lock_turns latch", "an abandoned request has no effect, even if it arrives later"
     ),
     "S17": Promise("run", "no script accepts a ttl of 0"),
     "L1": Promise(
