@@ -57,7 +57,7 @@ async def arrive(api: Api, server: Server, *barriers: Any) -> list[BackgroundSce
         return waiters(server, QUEUE) == len(started)
 
     for barrier in barriers:
-        started.append(api.start(barrier.wait(20)))
+        started.append(api.start(barrier.wait(timeout=20)))
         await api.eventually(queued)
         server.command("PING")  # as in `wait_until_queued`
     return started
@@ -78,7 +78,7 @@ async def test_no_party_passes_before_all_have_arrived(api: Api, server: Server)
         started = await arrive(api, server, *barriers[:2])
         assert await barriers[2].n_waiting() == 2
         assert not any(each.done for each in started)
-        assert await barriers[2].wait(20) == 2
+        assert await barriers[2].wait(timeout=20) == 2
         assert sorted([await each.result() for each in started]) == [0, 1]
         assert await barriers[0].n_waiting() == 0
         assert not await barriers[0].broken()
@@ -87,11 +87,11 @@ async def test_no_party_passes_before_all_have_arrived(api: Api, server: Server)
 
 async def test_threads_or_tasks_of_one_client_are_parties(api: Api, client: Any) -> None:
     barrier = client.barrier("a", parties=4)
-    assert sorted(await api.gather(*(barrier.wait(20) for _ in range(4)))) == [0, 1, 2, 3]
+    assert sorted(await api.gather(*(barrier.wait(timeout=20) for _ in range(4)))) == [0, 1, 2, 3]
 
 
 async def test_a_barrier_of_one_party_passes_at_once(client: Any) -> None:
-    assert await client.barrier("a", parties=1).wait(0) == 0
+    assert await client.barrier("a", parties=1).wait(timeout=0) == 0
 
 
 async def test_a_waiting_party_sends_nothing_but_its_renewals(api: Api, server: Server) -> None:
@@ -99,7 +99,7 @@ async def test_a_waiting_party_sends_nothing_but_its_renewals(api: Api, server: 
     (waiting,) = await arrive(api, server, one)
     server.reset_stats()
     assert not {"evalsha", "eval"} & set(commands_processed(server))
-    await other.wait(20)
+    await other.wait(timeout=20)
     await waiting.result()
     assert commands_processed(server)["evalsha"] == 2
 
@@ -114,15 +114,15 @@ async def test_a_party_renews_its_lease_while_it_waits(api: Api, server: Server)
         return left > float(before[1]) + 600
 
     await api.eventually(renewed_twice)
-    assert await other.wait(20) == 1
+    assert await other.wait(timeout=20) == 1
     assert await waiting.result() == 0
 
 
 async def test_polling_parties_pass_too(api: Api, server: Server) -> None:
     one, other = (api.connect(server.url, wait="poll").barrier("a", parties=2) for _ in range(2))
-    waiting = api.start(one.wait(20))
+    waiting = api.start(one.wait(timeout=20))
     await until_arrived(api, server, 1)
-    assert await other.wait(20) == 1
+    assert await other.wait(timeout=20) == 1
     assert await waiting.result() == 0
 
 
@@ -132,8 +132,8 @@ async def test_other_parties_are_refused_without_breaking_the_barrier(
     one, other = (api.connect(server.url).barrier("a", parties=2) for _ in range(2))
     (waiting,) = await arrive(api, server, one)
     with pytest.raises(holdfast.ConfigurationError, match="have parties=2"):
-        await api.connect(server.url).barrier("a", parties=3).wait(5)
-    await other.wait(20)
+        await api.connect(server.url).barrier("a", parties=3).wait(timeout=5)
+    await other.wait(timeout=20)
     assert await waiting.result() == 0
 
 
@@ -144,14 +144,14 @@ async def test_a_timeout_breaks_the_barrier_for_all(api: Api, server: Server) ->
     one, other = (api.connect(server.url).barrier("a", parties=3) for _ in range(2))
     (waiting,) = await arrive(api, server, one)
     with pytest.raises(holdfast.BrokenBarrier, match="the timeout of a party") as caught:
-        await other.wait(0.1)
+        await other.wait(timeout=0.1)
     assert (caught.value.reason, caught.value.by) == ("timeout", None)
     error = await reason_of(waiting)
     assert error.reason == "timeout"
     assert error.by is not None
     assert error.by.pid is not None
     with pytest.raises(holdfast.BrokenBarrier, match="call reset"):
-        await other.wait(5)
+        await other.wait(timeout=5)
     assert await one.broken()
     assert not waiters(server, QUEUE)
 
@@ -159,7 +159,7 @@ async def test_a_timeout_breaks_the_barrier_for_all(api: Api, server: Server) ->
 async def test_a_wait_with_a_timeout_of_0_breaks_at_once(client: Any) -> None:
     barrier = client.barrier("a", parties=2)
     with pytest.raises(holdfast.BrokenBarrier):
-        await barrier.wait(0)
+        await barrier.wait(timeout=0)
     assert await barrier.broken()
 
 
@@ -176,7 +176,7 @@ async def test_abort_breaks_and_reset_repairs(api: Api, server: Server) -> None:
     await one.reset()
     assert not await one.broken()
     (waiting,) = await arrive(api, server, one)
-    assert await other.wait(20) == 1
+    assert await other.wait(timeout=20) == 1
     assert await waiting.result() == 0
 
 
@@ -200,7 +200,7 @@ def test_a_cancelled_wait_breaks_the_barrier(server: Server) -> None:
     async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client:
             barrier = client.barrier("a", parties=3)
-            waits = [asyncio.create_task(barrier.wait(20)) for _ in range(2)]
+            waits = [asyncio.create_task(barrier.wait(timeout=20)) for _ in range(2)]
             await Tasks().eventually(lambda: asyncio.to_thread(lambda: arrived(server) == 2))
             waits[0].cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -216,7 +216,7 @@ async def test_a_killed_party_breaks_the_barrier_for_all(api: Api, server: Serve
     with Process(server, "client.barrier('a', parties=3, ttl=0.8, label='x').wait()") as process:
         await until_arrived(api, server, 1)
         barrier = api.connect(server.url).barrier("a", parties=3, ttl=20)
-        waiting = api.start(barrier.wait(20))
+        waiting = api.start(barrier.wait(timeout=20))
         await until_arrived(api, server, 2)
         process.kill()
         error = await reason_of(waiting)
@@ -238,7 +238,9 @@ async def test_a_stopped_party_breaks_the_barrier_and_is_notified_when_it_contin
     """
     with Process(server, text) as process:
         await until_arrived(api, server, 1)
-        waiting = api.start(api.connect(server.url).barrier("a", parties=3, ttl=20).wait(20))
+        waiting = api.start(
+            api.connect(server.url).barrier("a", parties=3, ttl=20).wait(timeout=20)
+        )
         await until_arrived(api, server, 2)
         process.stop()
         assert (await reason_of(waiting)).reason == "lost"
@@ -259,7 +261,7 @@ async def test_s9_all_parties_pass_despite_one_fault(
     other = api.connect(server.url).barrier("a", parties=2)
     fault(proxy, k)
     (waiting,) = await arrive(api, server, one)
-    assert await other.wait(20) == 1
+    assert await other.wait(timeout=20) == 1
     assert await waiting.result() == 0
     assert not waiters(server, QUEUE)
 
@@ -272,7 +274,7 @@ async def test_s9_a_lost_reply_to_the_last_party_is_still_a_pass(
     last = api.connect(proxy.url, command_timeout=0.3).barrier("a", parties=2)
     (waiting,) = await arrive(api, server, one)
     proxy.drop_reply(close=closes, matching=calls(BARRIER_WAIT))
-    assert await last.wait(20) == 1
+    assert await last.wait(timeout=20) == 1
     assert await waiting.result() == 0
     assert arrived(server) == 0
 
@@ -282,10 +284,10 @@ async def test_a_party_whose_timeout_is_over_passes_if_the_others_have(
 ) -> None:
     one = api.connect(proxy.url).barrier("a", parties=2)
     other = api.connect(server.url).barrier("a", parties=2)
-    waiting = api.start(one.wait(1))
+    waiting = api.start(one.wait(timeout=1))
     await until_arrived(api, server, 1)
     proxy.mute_push()  # it is not notified
-    assert await other.wait(20) == 1
+    assert await other.wait(timeout=20) == 1
     assert await waiting.result() == 0
     assert not await other.broken()
 
@@ -299,7 +301,7 @@ def test_s10_a_wait_that_is_cancelled_at_any_await_leaves_no_party(server: Serve
             async def wait() -> None:
                 await barrier.reset()
                 with pytest.raises(holdfast.BrokenBarrier):
-                    await barrier.wait(0.05)
+                    await barrier.wait(timeout=0.05)
 
             async def left() -> None:
                 assert not arrived(server)
@@ -319,7 +321,7 @@ def test_s10_a_wait_that_is_interrupted_at_any_line_leaves_no_party(server: Serv
 
         def wait() -> None:
             with pytest.raises(holdfast.BrokenBarrier):
-                barrier.wait(0.02)
+                barrier.wait(timeout=0.02)
 
         def then(position: str) -> None:
             eventually(
@@ -335,7 +337,7 @@ def test_s10_a_wait_that_is_interrupted_at_any_line_leaves_no_party(server: Serv
 
 async def test_l8_a_full_server_lets_a_party_leave(api: Api, own_server: Server) -> None:
     barrier = api.connect(own_server.url).barrier("a", parties=2)
-    waiting = api.start(barrier.wait(1))
+    waiting = api.start(barrier.wait(timeout=1))
     await until_arrived(api, own_server, 1)
     own_server.command("CONFIG", "SET", "maxmemory", "1")
     assert (await reason_of(waiting)).reason == "timeout"
@@ -346,9 +348,9 @@ def test_a_forked_child_is_no_party(server: Server) -> None:
     text = """
         barrier = client.barrier('a', parties=2)
         if os.fork() == 0:
-            print(barrier.wait(20), flush=True)
+            print(barrier.wait(timeout=20), flush=True)
             os._exit(0)
-        barrier.wait(20)
+        barrier.wait(timeout=20)
         os.wait()
         print("both", flush=True)
     """
@@ -377,7 +379,7 @@ def test_wrong_arguments_are_rejected_at_once(settings: dict[str, Any], message:
 
 async def test_a_wrong_timeout_is_rejected(client: Any) -> None:
     with pytest.raises(holdfast.ConfigurationError, match="timeout=-1"):
-        await client.barrier("a", parties=2).wait(-1)
+        await client.barrier("a", parties=2).wait(timeout=-1)
 
 
 def test_several_independent_servers_are_rejected_with_the_reason() -> None:

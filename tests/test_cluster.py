@@ -368,7 +368,7 @@ def contend_with_faults(
             while not done.is_set():
                 act()
                 acted.append(None)
-                done.wait(0.05)
+                done.wait(timeout=0.05)
 
         acting = threading.Thread(target=trouble)
         acting.start()
@@ -818,11 +818,11 @@ async def test_barriers_and_latches_notify_their_waiters_in_a_cluster(
     for name in ("lock", "a}b", "another"):
         key = f"holdfast:{{{name}}}:barrier"
         primary = cluster.primary_of_slot(key_slot(key.encode()))
-        waiting = api.start(other.barrier(name, parties=2).wait(20))
+        waiting = api.start(other.barrier(name, parties=2).wait(timeout=20))
         await wait_until_queued(api, primary, name, 1, key=f"{key}:queue")
-        assert await client.barrier(name, parties=2).wait(20) == 1
+        assert await client.barrier(name, parties=2).wait(timeout=20) == 1
         assert await waiting.result() == 0
-        waiting = api.start(other.latch(name, count=2).wait(20))
+        waiting = api.start(other.latch(name, count=2).wait(timeout=20))
         queue = f"holdfast:{{{name}}}:latch:queue"
         await wait_until_queued(api, primary, name, 1, key=queue)
         assert await client.latch(name, count=2).count_down() == 1

@@ -53,10 +53,10 @@ async def test_a_latch_opens_when_its_count_is_counted_down(api: Api, server: Se
     assert [await first.count_down(), await second.count_down()] == [2, 1]
     assert await second.left() == 1
     with pytest.raises(holdfast.AcquireTimeout, match="'a' did not open within"):
-        await second.wait(0.0)
+        await second.wait(timeout=0)
     assert await first.count_down() == 0
     for latch in (first, second):
-        await latch.wait(0)
+        await latch.wait(timeout=0)
         assert await latch.left() == 0
         assert await latch.count_down() == 0
     assert not waiters(server, QUEUE)
@@ -72,7 +72,7 @@ async def test_an_id_counts_once(api: Api, server: Server) -> None:
 
 async def test_a_latch_is_kept_after_its_last_use(client: Any, server: Server) -> None:
     latch = client.latch("a", count=2, keep=60)
-    for use in (latch.count_down(), latch.count_down(), latch.wait(0)):
+    for use in (latch.count_down(), latch.count_down(), latch.wait(timeout=0)):
         server.command("EXISTS", KEY) and server.command("PEXPIRE", KEY, 5_000)
         await use
         assert 50_000 < server.command("PTTL", KEY) <= 60_000
@@ -83,7 +83,7 @@ async def test_a_latch_is_kept_after_its_last_use(client: Any, server: Server) -
 async def test_two_counts_of_one_latch_are_refused(client: Any, server: Server) -> None:
     await client.latch("a", count=3).count_down()
     other = client.latch("a", count=2)
-    for use in (other.count_down(), other.wait(5), other.left()):
+    for use in (other.count_down(), other.wait(timeout=5), other.left()):
         with pytest.raises(holdfast.ConfigurationError, match="was made with count=3"):
             await use
     assert await client.latch("a", count=3).left() == 2
@@ -97,7 +97,7 @@ async def test_all_waiting_clients_are_notified_and_do_not_poll(api: Api, server
     counting, *others = (api.connect(server.url) for _ in range(4))
     started = []
     for number, other in enumerate((*others, others[0]), 1):
-        started.append(api.start(other.latch("a", count=2).wait(20)))
+        started.append(api.start(other.latch("a", count=2).wait(timeout=20)))
         await until_queued(api, server, number)
     await counting.latch("a", count=2).count_down()
     server.reset_stats()
@@ -111,14 +111,14 @@ async def test_all_waiting_clients_are_notified_and_do_not_poll(api: Api, server
 
 async def test_a_polling_client_waits_too(api: Api, server: Server) -> None:
     client, polling = api.connect(server.url), api.connect(server.url, wait="poll")
-    waiting = api.start(polling.latch("a", count=1).wait(20))
+    waiting = api.start(polling.latch("a", count=1).wait(timeout=20))
     await client.latch("a", count=1).count_down()
     await waiting.result()
 
 
 async def test_a_wait_that_times_out_leaves_the_queue(client: Any, server: Server) -> None:
     with pytest.raises(holdfast.AcquireTimeout) as caught:
-        await client.latch("a", count=1).wait(0.1)
+        await client.latch("a", count=1).wait(timeout=0.1)
     assert (caught.value.lock, caught.value.holder) == ("a", None)
     assert not waiters(server, QUEUE)
 
@@ -145,7 +145,7 @@ async def test_l2_a_wait_returns_despite_one_fault(
 ) -> None:
     waiting = api.connect(proxy.url, command_timeout=0.3)
     fault(proxy, k)
-    started = api.start(waiting.latch("a", count=1).wait(20))
+    started = api.start(waiting.latch("a", count=1).wait(timeout=20))
     await until_queued(api, server)
     await api.connect(server.url).latch("a", count=1).count_down()
     await started.result()
@@ -168,7 +168,7 @@ async def test_l3_a_killed_waiter_does_not_keep_others_from_returning(
 ) -> None:
     with Process(server, "client.latch('a', count=1).wait()") as process:
         await until_queued(api, server)
-        started = api.start(api.connect(server.url).latch("a", count=1).wait(20))
+        started = api.start(api.connect(server.url).latch("a", count=1).wait(timeout=20))
         await until_queued(api, server, 2)
         process.kill()
         await api.connect(server.url).latch("a", count=1).count_down()
@@ -184,7 +184,7 @@ def test_s10_a_wait_that_is_cancelled_at_any_await_leaves_the_queue(server: Serv
 
             async def wait() -> None:
                 with pytest.raises(holdfast.AcquireTimeout):
-                    await latch.wait(0.05)
+                    await latch.wait(timeout=0.05)
 
             async def left() -> None:
                 assert not waiters(server, QUEUE)
@@ -202,7 +202,7 @@ def test_s10_a_wait_that_is_interrupted_at_any_line_leaves_the_queue(server: Ser
 
         def wait() -> None:
             with pytest.raises(holdfast.AcquireTimeout):
-                client.latch("a", count=1).wait(0.02)
+                client.latch("a", count=1).wait(timeout=0.02)
 
         def then(position: str) -> None:
             eventually(lambda: not waiters(server, QUEUE), what=f"no waiter after {position}")
@@ -217,7 +217,7 @@ def test_s16_a_request_that_arrives_after_its_wait_was_given_up_does_not_wait(
     with holdfast.Client(proxy.url, command_timeout=0.2) as client:
         proxy.hold_request()
         with pytest.raises((holdfast.AcquireTimeout, holdfast.NodeUnavailable)):
-            client.latch("a", count=1).wait(0.1)
+            client.latch("a", count=1).wait(timeout=0.1)
     eventually(lambda: not waiters(server, QUEUE), what="no waiter")
 
 
@@ -257,7 +257,7 @@ async def test_a_wrong_id_or_timeout_is_rejected(client: Any) -> None:
         with pytest.raises(holdfast.ConfigurationError, match="once="):
             await latch.count_down(once=once)
     with pytest.raises(holdfast.ConfigurationError, match="timeout=-1"):
-        await latch.wait(-1)
+        await latch.wait(timeout=-1)
 
 
 def test_several_independent_servers_are_rejected_with_the_reason() -> None:

@@ -31,7 +31,7 @@ class AsyncBarrier(BarrierView):
 
     __slots__ = ()
 
-    async def wait(self, timeout: Duration | None = None) -> int:
+    async def wait(self, *, timeout: Duration | None = None) -> int:
         """Wait until all parties have arrived.
 
         The server notifies this client; it does not poll. If the call is cancelled, the barrier

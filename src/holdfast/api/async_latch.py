@@ -25,7 +25,7 @@ class AsyncLatch(LatchView):
 
     __slots__ = ()
 
-    async def count_down(self, once: str | int | None = None) -> int:
+    async def count_down(self, *, once: str | int | None = None) -> int:
         """Count one down. The last one opens the latch, and all callers of `wait` return.
 
         A latch that is open stays open, and nothing more is counted.
@@ -49,7 +49,7 @@ class AsyncLatch(LatchView):
         """
         return await count_down(self._session, self._latch, once)
 
-    async def wait(self, timeout: Duration | None = None) -> None:
+    async def wait(self, *, timeout: Duration | None = None) -> None:
         """Wait until the latch is open. Return at once if it is.
 
         The server notifies this client when the latch opens; the client does not poll. If the call

@@ -74,7 +74,7 @@ class Barrier(BarrierView):
 
     __slots__ = ()
 
-    def wait(self, timeout: Duration | None = None) -> int:
+    def wait(self, *, timeout: Duration | None = None) -> int:
         """Wait until all parties have arrived.
 
         The server notifies this client; it does not poll. If the call is interrupted by a signal

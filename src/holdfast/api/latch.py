@@ -60,7 +60,7 @@ class Latch(LatchView):
 
     __slots__ = ()
 
-    def count_down(self, once: str | int | None = None) -> int:
+    def count_down(self, *, once: str | int | None = None) -> int:
         """Count one down. The last one opens the latch, and all callers of `wait` return.
 
         A latch that is open stays open, and nothing more is counted.
@@ -84,7 +84,7 @@ class Latch(LatchView):
         """
         return run(count_down(self._session, self._latch, once))
 
-    def wait(self, timeout: Duration | None = None) -> None:
+    def wait(self, *, timeout: Duration | None = None) -> None:
         """Wait until the latch is open. Return at once if it is.
 
         The server notifies this client when the latch opens; the client does not poll. If the call
