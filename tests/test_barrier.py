@@ -18,7 +18,7 @@ from kit.processes import Process
 from kit.servers import ONE_KIND, commands_processed
 from kit.waiting import eventually
 from test_interruption import cancelled_at_every_await
-from test_latch import each_fault, interrupted
+from test_latch import LATER, each_fault, interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +104,7 @@ async def test_a_waiting_party_sends_nothing_but_its_renewals(api: Api, server: 
     assert commands_processed(server)["evalsha"] == 2
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_party_renews_its_lease_while_it_waits(api: Api, server: Server) -> None:
     one, other = (api.connect(server.url).barrier("a", parties=2, ttl=0.6) for _ in range(2))
     (waiting,) = await arrive(api, server, one)
@@ -212,6 +213,7 @@ def test_a_cancelled_wait_breaks_the_barrier(server: Server) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_killed_party_breaks_the_barrier_for_all(api: Api, server: Server) -> None:
     with Process(server, "client.barrier('a', parties=3, ttl=0.8, label='x').wait()") as process:
         await until_arrived(api, server, 1)
@@ -227,6 +229,7 @@ async def test_a_killed_party_breaks_the_barrier_for_all(api: Api, server: Serve
     assert await barrier.broken()
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_stopped_party_breaks_the_barrier_and_is_notified_when_it_continues(
     api: Api, server: Server
 ) -> None:
@@ -253,7 +256,7 @@ async def test_a_stopped_party_breaks_the_barrier_and_is_notified_when_it_contin
 
 
 @each_fault
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", LATER)
 async def test_s9_all_parties_pass_despite_one_fault(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None], k: int
 ) -> None:
@@ -279,6 +282,7 @@ async def test_s9_a_lost_reply_to_the_last_party_is_still_a_pass(
     assert arrived(server) == 0
 
 
+@pytest.mark.only_client("asyncio")
 async def test_a_party_whose_timeout_is_over_passes_if_the_others_have(
     api: Api, server: Server, proxy: Proxy
 ) -> None:
@@ -335,6 +339,7 @@ def test_s10_a_wait_that_is_interrupted_at_any_line_leaves_no_party(server: Serv
         assert interrupted_everywhere(wait, then) > 100
 
 
+@pytest.mark.only_client("asyncio")
 async def test_l8_a_full_server_lets_a_party_leave(api: Api, own_server: Server) -> None:
     barrier = api.connect(own_server.url).barrier("a", parties=2)
     waiting = api.start(barrier.wait(timeout=1))

@@ -32,6 +32,9 @@ FAULTS: dict[str, Callable[[Proxy, int], None]] = {
     "request doubled": lambda proxy, k: proxy.duplicate_request(k),
 }
 each_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+LATER = [1, *(pytest.param(k, marks=pytest.mark.long) for k in (2, 3, 4))]
+"""The request or reply at which a fault happens."""
+
 interrupted = pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")
 """An interrupt may come between the call of a coroutine function and its first step."""
 
@@ -127,7 +130,7 @@ async def test_a_wait_that_times_out_leaves_the_queue(client: Any, server: Serve
 
 
 @each_fault
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("k", LATER[:2])
 async def test_s9_a_count_counts_once_despite_one_fault(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None], k: int
 ) -> None:
@@ -139,7 +142,7 @@ async def test_s9_a_count_counts_once_despite_one_fault(
 
 
 @each_fault
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", LATER)
 async def test_l2_a_wait_returns_despite_one_fault(
     api: Api, server: Server, proxy: Proxy, fault: Callable[[Proxy, int], None], k: int
 ) -> None:
@@ -163,6 +166,7 @@ async def test_a_count_without_any_reply_is_unknown(api: Api, server: Server, pr
     assert await latch.count_down(once=1) == 1
 
 
+@pytest.mark.only_client("asyncio")
 async def test_l3_a_killed_waiter_does_not_keep_others_from_returning(
     api: Api, server: Server
 ) -> None:
@@ -221,6 +225,7 @@ def test_s16_a_request_that_arrives_after_its_wait_was_given_up_does_not_wait(
     eventually(lambda: not waiters(server, QUEUE), what="no waiter")
 
 
+@pytest.mark.only_client("asyncio")
 async def test_l8_a_full_server_counts_a_latch_that_exists_and_makes_none(
     api: Api, own_server: Server
 ) -> None:
