@@ -68,44 +68,59 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
     sent_at = port.now()
     waiter: Waiter | None = None
     runner: _AttemptRunner | None = None
+    cleaned_up = False
     try:
-        if queues and session.waiters.has_waited:
-            waiter = session.waiters.register(spec, token, sent_at)
-        place = NO_PLACE if waiter is None else NEW_PLACE
-        limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
         try:
-            reply = await session.deployment.call(
-                spec.acquire_script, spec.keys, _acquire_args(spec, token, place), limit
-            )
-        except HoldfastError as error:
-            reply = error
-        if isinstance(reply, int) and reply and port.now() < sent_at + spec.usable:
-            ref._lease = lease = LeaseState(
-                spec, token, reply, sent_at, actor, process, session, ref
-            )
-            lease.waiter = waiter
-        else:
-            channel = session.waiters.channel(spec.keys) if queues else None
-            runner = _AttemptRunner(
-                session, spec, timeout, sent_at, token, waiter, channel, process
-            )
-            runner.handle(reply)
-            reply = None  # so that a long wait does not keep it alive
-            grant, is_unconfirmed = await runner.run()
-            token = runner.token
-            fence, since = grant.fence, grant.since
-            ref._lease = lease = LeaseState(spec, token, fence, since, actor, process, session, ref)
-            runner.complete(lease)
-            if is_unconfirmed:
-                lease.begin_window(grant, port.now())
-        session.track(lease)
-    except BaseException as error:
-        # No runner yet: the first request was interrupted, or its grant could not be tracked.
-        if runner is None:
-            runner = _AttemptRunner(session, spec, timeout, sent_at, token, waiter, None, process)
-        await runner.fail(ref, error)
-        if runner.left is not None and isinstance(error, AcquireTimeout):
-            raise NotNeeded(runner.left) from None
+            if queues and session.waiters.has_waited:
+                waiter = session.waiters.register(spec, token, sent_at)
+            place = NO_PLACE if waiter is None else NEW_PLACE
+            limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
+            try:
+                reply = await session.deployment.call(
+                    spec.acquire_script, spec.keys, _acquire_args(spec, token, place), limit
+                )
+            except HoldfastError as error:
+                reply = error
+            if isinstance(reply, int) and reply and port.now() < sent_at + spec.usable:
+                ref._lease = lease = LeaseState(
+                    spec, token, reply, sent_at, actor, process, session, ref
+                )
+                lease.waiter = waiter
+            else:
+                channel = session.waiters.channel(spec.keys) if queues else None
+                runner = _AttemptRunner(
+                    session, spec, timeout, sent_at, token, waiter, channel, process
+                )
+                runner.handle(reply)
+                reply = None  # so that a long wait does not keep it alive
+                grant, is_unconfirmed = await runner.run()
+                token = runner.token
+                fence, since = grant.fence, grant.since
+                ref._lease = lease = LeaseState(
+                    spec, token, fence, since, actor, process, session, ref
+                )
+                runner.complete(lease)
+                if is_unconfirmed:
+                    lease.begin_window(grant, port.now())
+            session.track(lease)
+        except BaseException as error:
+            # No runner yet: the first request was interrupted, or its grant could not be tracked.
+            if runner is None:
+                runner = _AttemptRunner(
+                    session, spec, timeout, sent_at, token, waiter, None, process
+                )
+            await runner.fail(ref, error)
+            cleaned_up = True
+            if runner.left is not None and isinstance(error, AcquireTimeout):
+                raise NotNeeded(runner.left) from None
+            raise
+    except BaseException:
+        # The clean-up above was interrupted, maybe before its first line: the attempt had failed,
+        # as by its timeout, and a signal arrived after that.
+        if not cleaned_up and port.process() == process:
+            left_token = token if runner is None else runner.token
+            session.cleanups.schedule(spec, left_token)
+            session.waiters.unregister(spec, left_token)
         raise
     return ref
 
