@@ -176,7 +176,7 @@ def test_a_queued_attempt_requests_again_when_notified_or_due(
     now: float, must_request: bool, needs_tombstone: bool, state: Any
 ) -> None:
     queued = waiting(timeout=5, state=QUEUED, replied_at=START + 2, needs_tombstone=needs_tombstone)
-    assert wake_at(queued) == (START + 3 if needs_tombstone else START + 5)
+    assert wake_at(queued, spec()) == (START + 3 if needs_tombstone else START + 5)
     assert on_wake(queued, spec(), now, must_request=must_request).state == state
 
 

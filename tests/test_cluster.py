@@ -369,7 +369,7 @@ def contend_with_faults(
             while not done.is_set():
                 act()
                 acted.append(None)
-                done.wait(0.05)
+                done.wait(timeout=0.05)
 
         acting = threading.Thread(target=trouble)
         acting.start()
@@ -810,6 +810,26 @@ async def test_work_is_done_once_and_its_waiters_are_notified_in_a_cluster(
     for name in ("{", "}", "a}b", "other"):
         assert await run_once(clients[0], name) == (True, f"result of {name}")
         assert await run_once(clients[1], name) == (False, f"result of {name}")
+
+
+async def test_barriers_and_latches_notify_their_waiters_in_a_cluster(
+    cluster: Cluster, api: Api
+) -> None:
+    client, other = api.connect(cluster.url), api.connect(cluster.url)
+    for name in ("lock", "a}b", "another"):
+        key = f"holdfast:{{{name}}}:barrier"
+        primary = cluster.primary_of_slot(key_slot(key.encode()))
+        waiting = api.start(other.barrier(name, parties=2).wait(timeout=20))
+        await wait_until_queued(api, primary, name, 1, key=f"{key}:queue")
+        assert await client.barrier(name, parties=2).wait(timeout=20) == 1
+        assert await waiting.result() == 0
+        waiting = api.start(other.latch(name, count=2).wait(timeout=20))
+        queue = f"holdfast:{{{name}}}:latch:queue"
+        await wait_until_queued(api, primary, name, 1, key=queue)
+        assert await client.latch(name, count=2).count_down() == 1
+        assert await other.latch(name, count=2).count_down() == 0
+        await waiting.result()
+        primary.command("DEL", key, f"holdfast:{{{name}}}:latch")
 
 
 async def test_a_periodic_job_runs_once_per_period_in_a_cluster(cluster: Cluster, api: Api) -> None:

@@ -179,6 +179,19 @@ async def test_a_periodic_job_runs_once_per_period_behind_sentinels(
     assert (await jobs[1]()).why == "done"
 
 
+async def test_barriers_and_latches_notify_their_waiters_behind_sentinels(
+    api: Api, service: Sentinels
+) -> None:
+    client, other = _connect(service, api), _connect(service, api)
+    service.primary.command("DEL", "holdfast:{a}:barrier", "holdfast:{a}:latch")
+    waiting = api.start(other.barrier("a", parties=2, ttl=2).wait(timeout=20))
+    assert await client.barrier("a", parties=2, ttl=2).wait(timeout=20) in {0, 1}
+    assert await waiting.result() in {0, 1}
+    waiting = api.start(other.latch("a", count=1).wait(timeout=20))
+    assert await client.latch("a", count=1).count_down() == 0
+    await waiting.result()
+
+
 async def test_no_work_is_done_in_a_quarantine(api: Api, service: Sentinels) -> None:
     client = _connect(service, api)
     primary = service.primary

@@ -23,11 +23,12 @@ from kit.mutants import (
 )
 from kit.mutants import MUTANTS as LOCKS
 from kit.shared_mutants import SHARED
+from kit.waited_mutants import WAITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MUTANTS = LOCKS + FEATURES + SHARED + LOSSES
+MUTANTS = LOCKS + FEATURES + SHARED + LOSSES + WAITED
 SAVED_RUNS = Path(__file__).parent / "saved_runs"
 MUTANT_OF_SAVED_RUN = {
     "a_long_computation_in_the_background": "a computation in the background may keep its waiter",
@@ -200,6 +201,9 @@ def test_there_are_many_mutants_and_their_names_are_unique() -> None:
 QUICK = {
     "a release is noted in the counter",
     "a retry and a confirmation keep what the grant has reported",
+    "an id is counted once",
+    "no party passes before the last one arrives",
+    "the parties have different indexes",
     "a lease takes its weight",
     "a request does not overtake waiters, even if it fits",
     "a second grant to a client is published",

@@ -33,6 +33,8 @@ PAIRS = [
     (holdfast.Election, holdfast.AsyncElection),
     (holdfast.Campaign, holdfast.AsyncCampaign),
     (holdfast.Term, holdfast.AsyncTerm),
+    (holdfast.Barrier, holdfast.AsyncBarrier),
+    (holdfast.Latch, holdfast.AsyncLatch),
     (holdfast.Atomic, holdfast.AsyncAtomic),
     (holdfast.AtomicScript, holdfast.AsyncAtomicScript),
     (holdfast.Rate, holdfast.AsyncRate),
@@ -72,7 +74,13 @@ def test_the_exported_names_do_not_change() -> None:
         "AsyncSemaphore",
         "AsyncReadLock",
         "AsyncRWLock",
+        "AsyncBarrier",
         "AsyncCached",
+        "AsyncLatch",
+        "Barrier",
+        "BreakReason",
+        "BrokenBarrier",
+        "Latch",
         "AsyncAtomic",
         "AsyncAtomicScript",
         "AsyncClient",
@@ -131,6 +139,7 @@ def test_the_exported_names_do_not_change() -> None:
         "guards",
     }
     aliases = {"Duration", "EventKind", "LossReason", "SingleTarget", "Target", "UNSET", "guards"}
+    aliases.add("BreakReason")
     for name in set(holdfast.__all__) - aliases:
         assert getattr(holdfast, name).__name__ == name
     assert set(holdfast.__all__) <= set(dir(holdfast))
@@ -186,7 +195,7 @@ def test_the_types_in_public_signatures_are_exported_and_documented() -> None:
                     shown.update(re.findall(r"\b[A-Z]\w*", re.sub("'.*?'", "", str(annotation))))
     assert shown - not_ours - as_in_redis_py <= exported
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    types = {"UNSET", "Unset", "EventKind", "LossReason", *vars(targets)} & exported
+    types = {"UNSET", "Unset", "EventKind", "LossReason", "BreakReason", *vars(targets)} & exported
     assert not [name for name in types if f"`holdfast.{name}`" not in pages]
 
 
@@ -402,6 +411,8 @@ def test_every_method_of_an_async_class_that_waits_is_a_coroutine_function() -> 
         "AsyncCampaign.__call__",
         "AsyncClient.cached",
         "AsyncClient.election",
+        "AsyncClient.barrier",
+        "AsyncClient.latch",
         "AsyncClient.lock",
         "AsyncClient.lock_all",
         "AsyncClient.once",

@@ -18,9 +18,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from holdfast import guards
     from holdfast.api.async_atomic import AsyncAtomic, AsyncAtomicScript
+    from holdfast.api.async_barrier import AsyncBarrier
     from holdfast.api.async_cached import AsyncCached
     from holdfast.api.async_client import AsyncClient, AsyncLease, AsyncLock
     from holdfast.api.async_election import AsyncCampaign, AsyncElection, AsyncTerm
+    from holdfast.api.async_latch import AsyncLatch
     from holdfast.api.async_multi_lock import AsyncMultiLease, AsyncMultiLock
     from holdfast.api.async_once import AsyncOnce
     from holdfast.api.async_rate import AsyncRate
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
         AsyncWriteLock,
     )
     from holdfast.api.atomic import Atomic, AtomicScript
+    from holdfast.api.barrier import Barrier
+    from holdfast.api.broken_barrier import BrokenBarrier
     from holdfast.api.cached import Cached
     from holdfast.api.client import Client, Lease, Lock
     from holdfast.api.codecs import JSON, PICKLE, RAW, Codec
     from holdfast.api.election import Campaign, Election, Term
+    from holdfast.api.latch import Latch
     from holdfast.api.lease_view import UNSET, Unset
     from holdfast.api.multi_lock import MultiLease, MultiLock
     from holdfast.api.once import Once
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
         Target,
     )
     from holdfast.core.atomic import Outcome
+    from holdfast.core.barrier import BreakReason
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event, EventKind
     from holdfast.core.periodic import LastRun, Skipped
@@ -82,10 +88,12 @@ __all__ = [
     "AcquireTimeout",
     "AsyncAtomic",
     "AsyncAtomicScript",
+    "AsyncBarrier",
     "AsyncCached",
     "AsyncCampaign",
     "AsyncClient",
     "AsyncElection",
+    "AsyncLatch",
     "AsyncLease",
     "AsyncLock",
     "AsyncMultiLease",
@@ -101,6 +109,9 @@ __all__ = [
     "AsyncWriteLock",
     "Atomic",
     "AtomicScript",
+    "Barrier",
+    "BreakReason",
+    "BrokenBarrier",
     "Cached",
     "Campaign",
     "Client",
@@ -117,6 +128,7 @@ __all__ = [
     "Holder",
     "HoldfastError",
     "LastRun",
+    "Latch",
     "Lease",
     "LeaseLost",
     "Lock",
@@ -163,6 +175,11 @@ _MODULES = {
     "AsyncMultiLock": "holdfast.api.async_multi_lock",
     "AsyncOnce": "holdfast.api.async_once",
     "AsyncRedisLock": "holdfast.api.redis_lock",
+    "AsyncBarrier": "holdfast.api.async_barrier",
+    "AsyncLatch": "holdfast.api.async_latch",
+    "Barrier": "holdfast.api.barrier",
+    "BreakReason": "holdfast.core.barrier",
+    "BrokenBarrier": "holdfast.api.broken_barrier",
     "Cached": "holdfast.api.cached",
     "Atomic": "holdfast.api.atomic",
     "AtomicScript": "holdfast.api.atomic",
@@ -177,6 +194,7 @@ _MODULES = {
     "Holder": "holdfast.holder",
     "JSON": "holdfast.api.codecs",
     "LastRun": "holdfast.core.periodic",
+    "Latch": "holdfast.api.latch",
     "Lease": "holdfast.api.client",
     "Lock": "holdfast.api.client",
     "MultiLease": "holdfast.api.multi_lock",

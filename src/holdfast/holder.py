@@ -47,11 +47,15 @@ class Holder:
         """Whether the lease before this one ended without a release; None if that is not known."""
         return None if self.fence is None else self.fence % 10 == 2  # noqa: PLR2004 - see scripts/_fence.lua
 
-    def __str__(self) -> str:
+    @property
+    def process(self) -> str:
+        """The process, its user and the label, as text."""
         place = self.host if self.user is None else f"{self.user}@{self.host}"
         description = "another client" if self.pid is None else f"{place}, pid {self.pid}"
-        if self.label:
-            description += f" ({self.label})"
+        return f"{description} ({self.label})" if self.label else description
+
+    def __str__(self) -> str:
+        description = self.process
         if self.remaining is None:
             return f"{description}, without expiry"
         return f"{description}, for another {self.remaining:.1f} s unless renewed"

@@ -2,8 +2,9 @@
 
 The key of a lock is `holdfast:{name}`, in a namespace `holdfast:in:<namespace>:{name}`, or what the
 user gave as `key=`. That of a semaphore is `holdfast:{name}:semaphore`, that of an rwlock
-`holdfast:{name}:rwlock`. The other keys of the lock are derived from it. All keys of a lock are in
-one hash slot, so that one script can use them in a cluster.
+`holdfast:{name}:rwlock`; barriers and latches have their kind at the end too. The other keys of the
+lock are derived from it. All keys of a lock are in one hash slot, so that one script can use them
+in a cluster.
 """
 
 from __future__ import annotations
@@ -51,8 +52,13 @@ OBSERVERS = "observers"
 SHARED_KINDS = SEMAPHORE, RWLOCK
 """The kinds of locks with several holders. Their keys end with the kind, after the exact name."""
 
+BARRIER, LATCH = "barrier", "latch"
+WAITED_KINDS = BARRIER, LATCH
+"""The kinds that are waited for and never held. Their keys end with the kind."""
+
 _NAME = re.compile(
-    rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}(?::(%b))?" % "|".join((*SHARED_KINDS, RATE)).encode(),
+    rb"holdfast:(?:in:([^{}:]+):)?\{(.+)\}(?::(%b))?"
+    % "|".join((*SHARED_KINDS, *WAITED_KINDS, RATE)).encode(),
     re.DOTALL,
 )
 _OF_KIND = re.compile(
@@ -235,7 +241,7 @@ def name_in(lock_key: bytes) -> str | None:
 
 
 def kind_in(lock_key: bytes) -> str:
-    """Return the kind of a key: of KINDS or SHARED_KINDS, or RATE; "" for that of a lock."""
+    """Return the kind of a key, as it ends; "" for that of a lock."""
     found = _NAME.fullmatch(lock_key) or _OF_KIND.fullmatch(lock_key)
     return found[3].decode() if found and found[3] else ""
 

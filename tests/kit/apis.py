@@ -39,15 +39,18 @@ _AWAITED_METHODS = {
     *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
     *("peek", "reset"),
     *("leader", "resign"),
+    *("count_down", "left", "wait", "abort", "broken", "n_waiting"),
 }
 _WRAPPED = (
     *(holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic, holdfast.Rate),
     *(holdfast.MultiLock, holdfast.MultiLease, holdfast.Once),
+    *(holdfast.Barrier, holdfast.Latch),
     *(holdfast.Semaphore, holdfast.RWLock, holdfast.ReadLock, holdfast.WriteLock),
     *(holdfast.Election, holdfast.Campaign, holdfast.Term),
 )
 _DESCRIBING = {"lock", "lock_all", "rate", "once", "semaphore", "rwlock", "read", "write"}
 _DESCRIBING |= {"election", "lead"}
+_DESCRIBING |= {"barrier", "latch"}
 
 
 class AsyncWrapper:

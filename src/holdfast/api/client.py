@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.api.atomic import Atomic
+    from holdfast.api.barrier import Barrier
     from holdfast.api.cached import Cached, Caching
     from holdfast.api.codecs import Codec
     from holdfast.api.election import Election
+    from holdfast.api.latch import Latch
     from holdfast.api.multi_lock import MultiLock
     from holdfast.api.once import Once
     from holdfast.api.periodic_run import PeriodicRun
@@ -608,6 +610,67 @@ class Client:
         quorum = self._session.deployment.is_quorum
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return Once(self, work, JSON if codec is None else codec)
+
+    def latch(self, name: str, *, count: int, keep: Duration = 86_400.0) -> Latch:
+        """Describe a latch, which opens when `count` ids are counted down. This sends nothing.
+
+        Example:
+            imports = client.latch("imports 2026-11-19", count=3)
+            imports.count_down(once=job.id)  # in each of three jobs
+            imports.wait(timeout=3600)  # in the process that continues after them
+
+        Args:
+            name: what is waited for. A latch opens once, so each use has its own name. Locks and
+                other kinds with this name are independent of it.
+            count: how many ids are counted until it opens. All clients give the same count.
+            keep: seconds for which the latch is kept after its last use, open or not. After that,
+                this name is a new latch. A wait counts as a use when it begins, and each half hour.
+
+        Raises:
+            ConfigurationError: a setting is invalid, or this client uses several independent
+                servers. The message shows what to write instead.
+        """
+        from holdfast.api.latch import Latch  # noqa: PLC0415 - imported on first use
+        from holdfast.core.latch import describe_latch  # noqa: PLC0415 - as above
+
+        deployment = self._session.deployment
+        ttl = min(30.0, deployment.longest_ttl)  # of no lease; it limits the command timeout
+        spec = self.lock(name, ttl=ttl)._spec  # noqa: SLF001 - same module
+        latch = describe_latch(spec, count=count, keep=keep, quorum=deployment.is_quorum)
+        return Latch(self._session, latch)
+
+    def barrier(
+        self, name: str, *, parties: int, ttl: Duration = 30.0, label: str | None = None
+    ) -> Barrier:
+        """Describe a barrier, at which `parties` callers wait for one another. This sends nothing.
+
+        Example:
+            barrier = client.barrier("phase-1", parties=8)
+            load(shard)
+            barrier.wait(timeout=60)  # until all eight have loaded
+            join(shard)
+
+        As `threading.Barrier`, for processes on any machine. When all have passed, it can be used
+        again. A party that gives up, or dies, breaks it for all of them: `BrokenBarrier`.
+
+        Args:
+            name: what the parties wait for. Locks and other kinds with this name are independent of
+                it.
+            parties: how many wait for one another. All clients give the same number.
+            ttl: seconds after which a waiting party whose process died or hangs counts as lost.
+                While it waits, it renews its lease after each third of this time.
+            label: text that errors and the command line show for this party.
+
+        Raises:
+            ConfigurationError: a setting is invalid, or this client uses several independent
+                servers. The message shows what to write instead.
+        """
+        from holdfast.api.barrier import Barrier  # noqa: PLC0415 - imported on first use
+        from holdfast.core.barrier import describe_barrier  # noqa: PLC0415 - as above
+
+        spec = self.lock(name, ttl=ttl, label=label)._spec  # noqa: SLF001 - same module
+        quorum = self._session.deployment.is_quorum
+        return Barrier(self._session, describe_barrier(spec, parties=parties, quorum=quorum))
 
     def periodic(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import format_seconds, identity, open_console, sanitized
-from holdfast.cli.kinds import text_of, with_article
+from holdfast.cli.kinds import KindText, text_of, with_article
 from holdfast.cli.locks import (
     FREE_TEXT,
     NOT_HELD,
@@ -79,7 +79,8 @@ def break_(
     lock after it; a second break ends the delay.
 
     Permits of a semaphore or an rwlock, the run of work that is done once or of a periodic job, and
-    the computation of a cached value are taken in the same way. With --forget, the holder stays,
+    the computation of a cached value are taken in the same way. A barrier is aborted, so that all
+    its parties get `BrokenBarrier`, and a latch is opened. With --forget, the holder stays,
     and what is stored is deleted, so that the work is done again:
 
     `holdfast break --kind once --forget 'order 42'`
@@ -101,11 +102,11 @@ def break_(
 
     with open_overview(urls, local=local) as overview:
         lock = _chosen_lock(read_kinds(overview, name, namespace, kind, key=key), forget=forget)
-        if not (_can_forget(lock) if forget else lock.holders):
+        if not (_can_forget(lock) if forget else _can_break(lock)):
             _print_nothing(lock, overview.servers, forget=forget)
             raise typer.Exit(NOT_HELD)
         print_lock(open_console(), lock, overview.servers)
-        evicted = None if forget else _chosen_holder(lock, holder)
+        evicted = None if forget or lock.is_waited_for else _chosen_holder(lock, holder)
         if not yes:
             _confirm(lock, evicted)
         # Without a handler, logging would write to stderr.
@@ -120,8 +121,8 @@ def break_(
             raise typer.BadParameter(sanitized(str(error))) from None
         with exit_if_unreachable(), client:
             if evicted is None:
-                delete = text_of(lock).forget
-                done = delete is not None and delete(client, lock)
+                end = text_of(lock).forget if forget else text_of(lock).end_wait
+                done = end is not None and end(client, lock)
             else:
                 done = _target(client, lock, min(TTL, longest_ttl)).evict(evicted)
         if not done:
@@ -138,7 +139,7 @@ def break_(
 
 def _chosen_lock(found: Sequence[LockView], *, forget: bool) -> LockView:
     """Return the only one that can be broken; exit if there are several."""
-    able = [each for each in found if (_can_forget(each) if forget else each.holders)]
+    able = [each for each in found if (_can_forget if forget else _can_break)(each)]
     if len(able) > 1:
         kinds = " and ".join(with_article(each.kind) for each in able)
         print_stderr(f"there are {kinds} with this name: choose one with --kind")
@@ -146,6 +147,11 @@ def _chosen_lock(found: Sequence[LockView], *, forget: bool) -> LockView:
     if able:
         return able[0]
     return next((each for each in found if each.record), found[0])
+
+
+def _can_break(lock: LockView) -> bool:
+    """Whether it has a holder, or clients wait for it."""
+    return bool(lock.holders or lock.progress)
 
 
 def _can_forget(lock: LockView) -> bool:
@@ -160,7 +166,7 @@ def _print_nothing(lock: LockView, servers: Sequence[str], *, forget: bool) -> N
         print_stderr(f"nothing is stored for {shown} {where}")
     elif lock.record is not None:
         print_stderr(f"{shown} is not held {where}; --forget deletes {words.record}")
-    elif lock.state == "free" and words.record:
+    elif lock.state == "free" and words.free != KindText().free:
         print_stderr(f"{shown}: {words.free} {where}")
     else:
         print_stderr(f"{shown} is {FREE_TEXT[lock.state]} {where}")
@@ -184,7 +190,9 @@ def _confirm(lock: LockView, evicted: Holder | None) -> None:
         print_stderr("there is no terminal to ask for confirmation: give --yes to break the lock")
         raise typer.Exit(2)
     what = "End the lock delay" if lock.state == "delayed" else "Break this lock"
-    if evicted is None:
+    if lock.is_waited_for:
+        what = text_of(lock).end
+    elif evicted is None:
         what = f"Forget {text_of(lock).record}"
     elif lock.has_permits or text_of(lock).record:
         what = f"Evict {sanitized(identity(evicted))}"
@@ -206,6 +214,8 @@ def _target(client: Client, lock: LockView, ttl: float) -> Lock | RWLock | Semap
 
 
 def _result(lock: LockView, *, ended_delay: bool) -> str:
+    if lock.is_waited_for:
+        return sanitized(lock.progress or "open")
     if lock.state == "delayed":
         return f"broken; its lock_delay ends in {format_seconds(lock.remaining)}"
     done = "the lock delay is over" if ended_delay else "broken"

@@ -26,6 +26,8 @@ KINDS = (
     "semaphore",
     "rwlock",
     "election",
+    "barrier",
+    "latch",
     "once",
     "periodic",
     "cache",
@@ -56,6 +58,10 @@ class KindText(NamedTuple):
     """Return the rows of its record, beside those of its holder."""
     forget: Callable[[Client, LockView], bool] | None = None
     """Delete the record; return False if it has changed. The client is in its namespace."""
+    end: str = ""
+    """What breaking it does, if it is waited for and never held."""
+    end_wait: Callable[[Client, LockView], bool] | None = None
+    """Do that; return False if there is nothing to end."""
 
 
 def _rows_of_result(record: ResultRecord, _: LockView) -> Rows:
@@ -123,9 +129,20 @@ def _reset(client: Client, lock: LockView) -> bool:
     return True
 
 
+def _abort(client: Client, lock: LockView) -> bool:
+    client.barrier(lock.name or "", parties=1).abort()
+    return True
+
+
+def _open(client: Client, lock: LockView) -> bool:
+    return client.latch(lock.name or "", count=1).open()
+
+
 TEXTS: Mapping[str, KindText] = {
     "rwlock": KindText(called="an rwlock"),
     "election": KindText(called="an election", held_by="leader", free="without a leader"),
+    "barrier": KindText(free="no party waits", end="Abort this barrier", end_wait=_abort),
+    "latch": KindText(free="open, or not used", end="Open this latch", end_wait=_open),
     "once": KindText(
         called="work done once",
         held_by="run by",

@@ -276,6 +276,8 @@ def matching(pattern: str | None, namespace: str | None) -> Callable[[bytes], bo
 
 def holders_of(lock: LockView) -> str:
     """Return the holders of a lock for a row of a list, where width is short."""
+    if lock.is_waited_for:
+        return lock.progress
     first = identity(lock.holders[0], " ") if lock.holders else ""
     if lock.state == "delayed":
         return f"none: lock delay after {first}"
@@ -353,6 +355,8 @@ def waiting_of(lock: LockView) -> str:
 
 
 def _holder_rows(lock: LockView) -> list[tuple[str, str]]:
+    if lock.is_waited_for:
+        return _rows_of_parties(lock)
     text = text_of(lock)
     if not lock.holders:
         return [("state", text.free if lock.state == "free" else FREE_TEXT[lock.state])]
@@ -395,6 +399,14 @@ def _rows_of_permits(lock: LockView) -> list[tuple[str, str]]:
         if holder.pid is not None:
             facts.append(("thread", holder.thread or ""))
     return [*facts, ("fence", f"{lock.fence}, the last one that was granted")]
+
+
+def _rows_of_parties(lock: LockView) -> list[tuple[str, str]]:
+    facts = [("state", lock.progress or ("open, or not used" if lock.kind == "latch" else "free"))]
+    for holder in lock.holders:
+        left = f"for another {format_seconds(holder.remaining)} unless renewed"
+        facts.append(("party", f"{_shown(holder)}, {left}"))
+    return facts
 
 
 def _shown(holder: Holder) -> str:

@@ -160,6 +160,8 @@ def run(
     election: Annotated[
         float | None, _chance("A turn begins with an election, or with observing it.", SETUP)
     ] = None,
+    latch: Annotated[float | None, _chance("A turn begins at a latch.", SETUP)] = None,
+    barrier: Annotated[float | None, _chance("A turn begins at a barrier.", SETUP)] = None,
     extend: Annotated[float | None, _chance("A lease is extended at once.", SETUP)] = None,
     faults_end: Annotated[
         float | None, _seconds("When the faults stop, and all clients must finish.", 0)

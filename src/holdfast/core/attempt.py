@@ -198,10 +198,12 @@ class Attempt(NamedTuple):
             return TOMBSTONE_MS
         return "0" if self.on_server else ""
 
-    def why(self) -> str:
+    def why(self, awaits: str = "") -> str:
         """Describe why the lock is not acquired yet, as far as is known."""
         if isinstance(self.state, Paused) and self.state.why:
             return self.state.why
+        if awaits:
+            return awaits
         return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
 
 
@@ -214,9 +216,10 @@ def begin(spec: LockSpec, timeout: float | None, sent_at: float) -> Attempt:
 def _waits_for_failover(spec: LockSpec, timeout: float | None) -> bool:
     """Whether the lock is behind Sentinels, and the caller can wait for a failover.
 
-    Of the deployments in which one server keeps a lock, only Sentinels limit the ttl.
+    Of the deployments in which one server keeps a lock, only Sentinels limit the ttl. A party of a
+    barrier cannot wait: it could return when its generation is forgotten, and arrive again.
     """
-    return spec.longest_ttl < math.inf and timeout != 0
+    return spec.longest_ttl < math.inf and timeout != 0 and not spec.kind.is_party
 
 
 def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> Attempt:
@@ -259,7 +262,8 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
     # The token keeps a place that it got before, even if this request did not ask for one.
     ticket = held.ticket.decode() if has_place else attempt.ticket
     holder = held.holder, held.left_ms
-    attempt = attempt._replace(ticket=ticket, on_server=ticket != "0", holder=holder)
+    attempt = attempt._replace(ticket=ticket, holder=holder)
+    attempt = attempt._replace(on_server=ticket != "0" or spec.kind.is_party)
     give_up = attempt.budget.give_up
     if moment.now >= give_up:
         return on_timeout(attempt, spec)
@@ -337,16 +341,18 @@ def on_wake(attempt: Attempt, spec: LockSpec, now: float, *, must_request: bool)
         return attempt.ready()
     if now >= attempt.budget.give_up:
         return on_timeout(attempt, spec)
-    return attempt.ready() if now >= wake_at(attempt) else attempt
+    return attempt.ready() if now >= wake_at(attempt, spec) else attempt
 
 
-def wake_at(attempt: Attempt) -> float:
+def wake_at(attempt: Attempt, spec: LockSpec) -> float:
     """Return when a queued attempt has something to do, unless a message arrives before.
 
     A request without a reply may still arrive, and be granted without a message. So after such a
-    request the attempt requests again every second.
+    request the attempt requests again every second. A party of a barrier renews its lease.
     """
     give_up = attempt.budget.give_up
+    if spec.kind.is_party:
+        give_up = min(give_up, attempt.sent_at + spec.renew_after)
     return min(give_up, attempt.replied_at + RECHECK) if attempt.needs_tombstone else give_up
 
 

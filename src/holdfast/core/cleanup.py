@@ -11,7 +11,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.core.kind import SHARED, kind_of
+from holdfast.core.kind import EXCLUSIVE, kind_of
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, delay_in, to_ms
 from holdfast.errors import HoldfastError
 from holdfast.keys import is_observers, keys_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.core.renewer import Renewer
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
-    from holdfast.port import Request
+    from holdfast.port import Reply, Request
 
 
 class Cleanups:
@@ -81,8 +81,8 @@ class Cleanups:
         owner_suffix = owner if owner.startswith("&") else ""
         settings = self._deployment.settings(delay_ms, owner_suffix)
         args = token, to_ms(WINDOW_LONGEST), tombstone, settings
-        kind = kind_of(token)
-        keys = keys_of(key, holds=kind is not SHARED)
+        kind = kind_of(key, token)
+        keys = keys_of(key, holds=kind is EXCLUSIVE)
         self._add(key.decode(errors="replace"), (kind.release, keys, args), 0.0)
 
     def _add(self, name: str, request: Request, ttl: float, fence: int = 0) -> None:
@@ -98,21 +98,23 @@ async def cancel_token(  # noqa: PLR0913 - the parts of a request
     timeout: float = math.inf,
     *,
     longest: float = 0.0,
-) -> None:
+) -> Reply | None:
     """Remove a token, whether it has the lock, a place in the queue, or nothing.
 
     Waits up to `timeout`, at most a command timeout. Without a reply, or if interrupted, the
     background removes the token. `longest` is the longest ttl that was requested, if it may exceed
-    the ttl of the lock.
+    the ttl of the lock. Returns the reply; None if there was none.
     """
     try:
         sent_at = session.port.now()
         request = session.deployment.removal_request(spec, token, tombstone, longest)
         reply = await session.deployment.call(*request, min(timeout, spec.command_timeout))
         session.waiters.on_release(reply, sent_at)
+        return reply  # noqa: TRY300 - an interrupt here must be caught too
     except BaseException as error:
         session.waiters.recheck_all(spec)
         mode = tombstone if tombstone.endswith("seen") else TOMBSTONE_MS
         session.cleanups.schedule(spec, token, mode, longest=longest)
         if not isinstance(error, HoldfastError):
             raise
+        return None

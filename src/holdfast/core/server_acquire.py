@@ -19,6 +19,7 @@ from holdfast.core.attempt import (
     Evicted,
     Failed,
     Moment,
+    NotNeeded,
     Paused,
     Queued,
     Ready,
@@ -35,12 +36,13 @@ from holdfast.core.attempt import (
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.messages import message_in
+from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
 from holdfast.core.token import client_in
 from holdfast.core.wait_report import POSITION_TIMEOUT, WaitReport, place_in_queue
 from holdfast.core.waiter import NEVER
-from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.errors import AcquireTimeout, HoldfastError, OutcomeUnknown
 
 if TYPE_CHECKING:
     from holdfast.core.session import Session
@@ -67,42 +69,59 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
     sent_at = port.now()
     waiter: Waiter | None = None
     runner: _AttemptRunner | None = None
+    cleaned_up = False
     try:
-        if queues and session.waiters.has_waited:
-            waiter = session.waiters.register(spec, token, sent_at)
-        place = NO_PLACE if waiter is None else NEW_PLACE
-        limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
         try:
-            reply = await session.deployment.call(
-                spec.acquire_script, spec.keys, _acquire_args(spec, token, place), limit
-            )
-        except HoldfastError as error:
-            reply = error
-        if isinstance(reply, int) and reply and port.now() < sent_at + spec.usable:
-            ref._lease = lease = LeaseState(
-                spec, token, reply, sent_at, actor, process, session, ref
-            )
-            lease.waiter = waiter
-        else:
-            channel = session.waiters.channel(spec.keys) if queues else None
-            runner = _AttemptRunner(
-                session, spec, timeout, sent_at, token, waiter, channel, process
-            )
-            runner.handle(reply)
-            reply = None  # so that a long wait does not keep it alive
-            grant, is_unconfirmed = await runner.run()
-            token = runner.token
-            fence, since = grant.fence, grant.since
-            ref._lease = lease = LeaseState(spec, token, fence, since, actor, process, session, ref)
-            runner.complete(lease)
-            if is_unconfirmed:
-                lease.begin_window(grant, port.now())
-        session.track(lease)
-    except BaseException as error:
-        # No runner yet: the first request was interrupted, or its grant could not be tracked.
-        if runner is None:
-            runner = _AttemptRunner(session, spec, timeout, sent_at, token, waiter, None, process)
-        await runner.fail(ref, error)
+            if queues and session.waiters.has_waited:
+                waiter = session.waiters.register(spec, token, sent_at)
+            place = NO_PLACE if waiter is None else NEW_PLACE
+            limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
+            try:
+                reply = await session.deployment.call(
+                    spec.acquire_script, spec.keys, _acquire_args(spec, token, place), limit
+                )
+            except HoldfastError as error:
+                reply = error
+            if isinstance(reply, int) and reply and port.now() < sent_at + spec.usable:
+                ref._lease = lease = LeaseState(
+                    spec, token, reply, sent_at, actor, process, session, ref
+                )
+                lease.waiter = waiter
+            else:
+                channel = session.waiters.channel(spec.keys) if queues else None
+                runner = _AttemptRunner(
+                    session, spec, timeout, sent_at, token, waiter, channel, process
+                )
+                runner.handle(reply)
+                reply = None  # so that a long wait does not keep it alive
+                grant, is_unconfirmed = await runner.run()
+                token = runner.token
+                fence, since = grant.fence, grant.since
+                ref._lease = lease = LeaseState(
+                    spec, token, fence, since, actor, process, session, ref
+                )
+                runner.complete(lease)
+                if is_unconfirmed:
+                    lease.begin_window(grant, port.now())
+            session.track(lease)
+        except BaseException as error:
+            # No runner yet: the first request was interrupted, or its grant could not be tracked.
+            if runner is None:
+                runner = _AttemptRunner(
+                    session, spec, timeout, sent_at, token, waiter, None, process
+                )
+            await runner.fail(ref, error)
+            cleaned_up = True
+            if runner.left is not None and isinstance(error, AcquireTimeout):
+                raise NotNeeded(runner.left) from None
+            raise
+    except BaseException:
+        # The cleanup above was interrupted, maybe before its first line: the attempt had failed,
+        # as by its timeout, and a signal arrived after that.
+        if not cleaned_up and port.process() == process:
+            left_token = token if runner is None else runner.token
+            session.cleanups.schedule(spec, left_token)
+            session.waiters.unregister(spec, left_token)
         raise
     return ref
 
@@ -123,6 +142,7 @@ class _AttemptRunner:
         "_session",
         "_spec",
         "attempt",
+        "left",
         "token",
         "waiter",
     )
@@ -149,6 +169,8 @@ class _AttemptRunner:
         self.attempt = begin(spec, timeout, sent_at)
         self.token = token
         self.waiter = waiter
+        self.left: Reply | None = None
+        """The reply with which a party left its barrier. It may have passed before."""
 
     async def run(self) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
@@ -256,7 +278,7 @@ class _AttemptRunner:
     async def _pause(self, seconds: float) -> None:
         now = self._session.port.now()
         if now >= self._report.due:
-            self._report.send(now, self.attempt.why())
+            self._report.send(now, self.attempt.why(self._spec.kind.awaits))
         await self._session.port.sleep(seconds)
         if not self._handle_grant():
             self.attempt = self.attempt.ready()
@@ -276,10 +298,12 @@ class _AttemptRunner:
                 self._report.send(now, await self._query_position())
             else:
                 waiter.report_at = self._report.due
-                await port.wait(waiter.signal, wake_at(self.attempt) - now)
+                await port.wait(waiter.signal, wake_at(self.attempt, self._spec) - now)
 
     async def _query_position(self) -> str:
         """Describe the holder of the lock now, and the place of this attempt in the queue."""
+        if self._spec.kind.awaits:
+            return self._spec.kind.awaits
         request = self._spec.kind.position, self._spec.keys, (self.attempt.ticket,)
         try:
             limit = min(self._time_left(), POSITION_TIMEOUT)
@@ -341,13 +365,21 @@ class _AttemptRunner:
                 session.cleanups.schedule(spec, self.token)
             self._unregister_waiter()
         elif tombstone:
+            if spec.kind.is_party:
+                why = "timeout" if isinstance(error, AcquireTimeout) else "interrupted"
+                tombstone = f"{TOMBSTONE_MS} {why}"
             await session.port.shielded(self._remove(tombstone))
         else:
             self._unregister_waiter()
 
     async def _remove(self, tombstone: str) -> None:
+        spec = self._spec
         try:
-            await cancel_token(self._session, self._spec, self.token, tombstone, self._time_left())
+            reply = await cancel_token(
+                self._session, spec, self.token, tombstone, self._time_left()
+            )
+            if spec.kind.is_party:
+                self.left = reply
         finally:
             self._unregister_waiter()
 

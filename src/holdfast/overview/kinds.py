@@ -18,8 +18,10 @@ from holdfast.core.once import read_result
 from holdfast.core.periodic import read_start
 from holdfast.core.value import read_stored
 from holdfast.keys import (
+    BARRIER,
     CACHE,
     ELECTION,
+    LATCH,
     ONCE,
     PERIODIC,
     RATE,
@@ -28,7 +30,7 @@ from holdfast.keys import (
     kind_in,
     record_key_of,
 )
-from holdfast.scripts import OVERVIEW, OVERVIEW_SHARED
+from holdfast.scripts import OVERVIEW, OVERVIEW_SHARED, OVERVIEW_WAITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -160,6 +162,8 @@ KINDS = (
     Kind(SEMAPHORE, OVERVIEW_SHARED),
     Kind(RWLOCK, OVERVIEW_SHARED),
     Kind(ELECTION, on_quorum=True),
+    Kind(BARRIER, OVERVIEW_WAITED),
+    Kind(LATCH, OVERVIEW_WAITED),
     Kind(ONCE, record_key=partial(record_key_of, record="result"), parse_record=_result),
     Kind(PERIODIC, record_key=partial(record_key_of, record="last"), parse_record=_start),
     Kind(CACHE, record_key=partial(record_key_of, record="value"), parse_record=_value),

@@ -403,9 +403,10 @@ def _parse_all(key: bytes, replies: list[Any]) -> LockReading:
 
 
 def _parse_reading(reply: list[Any]) -> LockReading:
-    if isinstance(reply[0], list):  # of a semaphore or an rwlock
+    if isinstance(reply[0], list):  # of a semaphore or an rwlock; or of a barrier or a latch
         holders, fence, time, *rest = reply
-        reply = [b"", 0 if holders else NO_KEY, fence, time, holders, *rest]
+        exists = holders or b" " in fence  # the progress of a latch or a barrier
+        reply = [b"", 0 if exists else NO_KEY, fence, time, holders, *rest]
     token, left_ms, fence, time, holds, waiting, gone, waiters = reply
     return LockReading(
         token,

@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.token import holder_ms_left, parse_token, read_holder
-from holdfast.keys import RWLOCK, SEMAPHORE, SHARED_KINDS, kind_in, name_in, namespace_in
+from holdfast.keys import (
+    BARRIER,
+    RWLOCK,
+    SEMAPHORE,
+    SHARED_KINDS,
+    WAITED_KINDS,
+    kind_in,
+    name_in,
+    namespace_in,
+)
 from holdfast.overview.kinds import kind_of, read_record
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 State: TypeAlias = Literal["held", "delayed", "contested", "free"]
 """The state of a lock.
 
-- "held": a client holds it.
+- "held": a client holds it; parties wait at a barrier, or it is broken; a latch is not open.
 - "delayed": its holder was lost, and its lock delay is not over.
 - "contested": several servers name different holders, none of them on a majority.
 - "free": no client holds it.
@@ -40,7 +49,7 @@ class LockReading(NamedTuple):
 
     token: bytes
     left_ms: int
-    fence: bytes
+    fence: bytes  # of a barrier or a latch: its progress (`overview_waited.lua`)
     time: float
     # Token, and expiry in ms of server time: the holds of an owner, or the holders of a semaphore
     # or an rwlock, which has no token above.
@@ -110,6 +119,9 @@ class LockView:
     nodes: tuple[int, int]
     record: Record | None = None
     record_value: bytes = b""
+    progress: str = ""
+    """Of a barrier: how many parties have arrived, or why it is broken. Of a latch that is not
+    open: how many are left."""
 
     @property
     def namespace(self) -> str:
@@ -124,7 +136,7 @@ class LockView:
     @property
     def is_used(self) -> bool:
         """Whether a client holds it or waits for it, or its lock delay is not over."""
-        return bool(self.holders or self.waiting)
+        return bool(self.holders or self.waiting or self.progress)
 
     @property
     def record_key(self) -> bytes | None:
@@ -136,6 +148,11 @@ class LockView:
     def has_permits(self) -> bool:
         """Whether it is a semaphore or an rwlock, whose holders have a token each."""
         return self.kind in SHARED_KINDS
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it is a barrier or a latch, which is not held."""
+        return self.kind in WAITED_KINDS
 
     @property
     def display_name(self) -> str:
@@ -191,6 +208,7 @@ class LockView:
             "token": self.token,
             "age": self.age,
             "remaining": self.remaining,
+            "progress": self.progress,
             "fence": self.fence,
             "holders": [asdict(holder) for holder in self.holders],
             "waiting": self.waiting,
@@ -246,6 +264,8 @@ def merge_readings(key: bytes, readings: Sequence[LockReading], majority: int = 
     )
     if view.has_permits:
         return _with_holders(view, first)
+    if view.is_waited_for:
+        return _with_progress(view, first)
     if count < majority:
         return replace(view, state="contested") if count else view
     view = replace(view, token=token.decode("utf-8", "surrogateescape"))
@@ -294,6 +314,21 @@ def _with_holders(view: LockView, reading: LockReading) -> LockView:
     return replace(
         view, state="held", holders=tuple(holders), remaining=min(lefts) / 1000, fence=fence
     )
+
+
+def _with_progress(view: LockView, reading: LockReading) -> LockView:
+    """Return the view of a barrier or a latch."""
+    first, _, rest = reading.fence.partition(b" ")
+    parties = _with_holders(view, reading._replace(fence=b""))
+    if view.kind != BARRIER:
+        progress = f"{first.decode()} of {rest.decode()} left" if rest else ""
+    elif rest:
+        progress = f"broken ({first.decode()}) by {read_holder(rest, 0).process}"
+    elif parties.holders:
+        progress = f"{len(parties.holders)} of {parties.holders[0].limit} parties have arrived"
+    else:
+        progress = ""
+    return replace(parties, state="held" if progress else "free", progress=progress)
 
 
 def _waiters(readings: Sequence[LockReading]) -> tuple[WaiterView, ...]:

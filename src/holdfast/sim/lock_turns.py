@@ -45,6 +45,9 @@ AMPLE, ROUNDING = 0.1, 1e-6
 """Seconds. A lease with more than the first left does not expire during one request without faults.
 The second is the precision of sums of times."""
 
+BESIDE = "atomic", "cached", "rate", "once", "periodic", "election", "latch", "barrier"
+"""The settings, and fields of a run, with which a turn may begin."""
+
 
 class LockTurns:
     """The turns of all clients."""
@@ -75,18 +78,9 @@ class LockTurns:
     async def _turn(self, client: SimClient) -> None:
         choices, settings = self._sim.choices, self._settings
         await client.sleep((0.0, 0.02, 0.5)[choices.pick("think", (3, 2, 1))])
-        if choices.chance("atomic", settings.atomic):
-            await self._run.atomic.turn(client)
-        if choices.chance("cached", settings.cached):
-            await self._run.cached.turn(client)
-        if choices.chance("rate", settings.rate):
-            await self._run.rate.turn(client)
-        if choices.chance("once", settings.once):
-            await self._run.once.turn(client)
-        if choices.chance("periodic", settings.periodic):
-            await self._run.periodic.turn(client)
-        if choices.chance("election", settings.election):
-            await self._run.election.turn(client)
+        for name in BESIDE:
+            if choices.chance(name, getattr(settings, name)):
+                await getattr(self._run, name).turn(client)
         if self._run.several is not None and choices.chance("several", settings.several):
             await self._run.several.turn(client)
             return

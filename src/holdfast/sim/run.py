@@ -26,6 +26,7 @@ from holdfast.scripts import (
     VOTE,
 )
 from holdfast.sim.atomic_turns import AtomicTurns
+from holdfast.sim.barrier_turns import BarrierTurns
 from holdfast.sim.cached_turns import CachedTurns
 from holdfast.sim.checks.promises import Violated
 from holdfast.sim.checks.quorum import QuorumChecks
@@ -37,6 +38,7 @@ from holdfast.sim.deployment import Deployment, draw_drift, draw_skew
 from holdfast.sim.election_turns import ElectionTurns
 from holdfast.sim.faults import Faults
 from holdfast.sim.keyspace import ServerError
+from holdfast.sim.latch_turns import LatchTurns
 from holdfast.sim.lock_turns import LockTurns
 from holdfast.sim.once_turns import OnceTurns
 from holdfast.sim.periodic_turns import PeriodicTurns
@@ -60,26 +62,21 @@ OWNERS = ("us", "us2", None)
 CLEAN_UP = 5 * SECOND
 """Microseconds within which a cleanup finishes when there are no faults."""
 
-ATOMIC_LIMIT = 10.0
-"""Seconds within which the atomic operations of a turn finish when there are no faults."""
-
-CACHED_LIMIT = 30.0
-"""The same for calls of cached functions."""
-
-RATE_LIMIT = 60.0
-"""The same for requests to a rate, which wait for those of other clients."""
-
-ONCE_LIMIT = 30.0
-"""The same for work that is done once."""
-
-PERIODIC_LIMIT = 60.0
-"""The same for calls of a periodic job."""
+LIMITS_BESIDE = {
+    "atomic": 10.0,
+    "cached": 30.0,
+    "rate": 60.0,
+    "once": 30.0,
+    "periodic": 60.0,
+    "election": 60.0,
+    "latch": 60.0,
+    "barrier": 60.0,
+}
+"""By setting, the seconds within which what a turn begins with finishes when there are no faults.
+Requests to a rate wait for those of other clients."""
 
 OBSERVED = 45 * SECOND
 """Microseconds within which observers of an election know the last leader."""
-
-ELECTION_LIMIT = 60.0
-"""The same for terms of an election."""
 
 
 class RunResult(NamedTuple):
@@ -118,6 +115,8 @@ class SimulationRun:
         self.once = OnceTurns(settings, self.checks)
         self.periodic = PeriodicTurns(settings, self.checks)
         self.election = ElectionTurns(settings, self.checks)
+        self.latch = LatchTurns(settings, self.checks)
+        self.barrier = BarrierTurns(settings, self.checks)
         self.shared = SharedTurns(self)
         self.turns = LockTurns(self)
         self.several = (
@@ -303,18 +302,7 @@ class SimulationRun:
         dead = (3 * settings.ttl + settings.lock_delay + 4.0) * (settings.clients + 2)
         if settings.export:  # several clients hold it, or it expires
             each += 3 * each + LONGER * settings.ttl
-        if settings.atomic:
-            each += ATOMIC_LIMIT
-        if settings.cached:
-            each += CACHED_LIMIT
-        if settings.rate:
-            each += RATE_LIMIT
-        if settings.once:
-            each += ONCE_LIMIT
-        if settings.periodic:
-            each += PERIODIC_LIMIT
-        if settings.election:
-            each += ELECTION_LIMIT
+        each += sum(limit for name, limit in LIMITS_BESIDE.items() if getattr(settings, name))
         if settings.drop:  # its client is closed, and it expires
             each += 3 * LONGER * settings.ttl + 1.0
         if settings.several:  # each lock may be left by clients that have ended

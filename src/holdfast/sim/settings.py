@@ -76,6 +76,8 @@ class Settings:
     once: float = 0.0  # one server only: a turn begins with work that is done once
     periodic: float = 0.0  # one server only: a turn begins with calls of a periodic job
     election: float = 0.0  # one server only: a turn begins with leading, or with observing leaders
+    latch: float = 0.0  # one server only: a turn begins at a latch
+    barrier: float = 0.0  # one server only: a turn begins at a barrier
     extend: float = 0.0  # a lease is extended when it is granted; even with 0, some are later
     semaphore: int = 0  # the lock is a semaphore with this limit; some clients have a greater one
     rwlock: bool = False  # the lock is an rwlock
@@ -130,9 +132,12 @@ class Settings:
                 raise ValueError(f"must be at least 0 and add up to at most 1: {given}")
         if not 0 <= self.faults_end <= LONGEST:
             raise ValueError(f"faults_end: up to {LONGEST:.0f} seconds")
-        beside = self.atomic, self.cached, self.once, self.periodic, self.election
+        beside = (
+            *(self.atomic, self.cached, self.once, self.periodic),
+            *(self.election, self.latch, self.barrier),
+        )
         if not all(0 <= each <= 1 for each in beside):
-            raise ValueError("atomic, cached, once, periodic and election: 0 to 1")
+            raise ValueError("atomic, cached, once, periodic, election, latch and barrier: 0 to 1")
         if not 0 <= self.several <= 1 or (self.several and self.owner):
             raise ValueError("several: 0 to 1, and without owner")
         if not 0 <= self.export <= EXPORT_MOST:
@@ -183,11 +188,11 @@ class Settings:
         if self.nodes == 1 and (self.skew or self.loop):
             raise ValueError("skew and loop are for several nodes")
         beside = self.atomic or self.cached or self.rate or self.once or self.periodic
-        beside = beside or self.election
+        beside = beside or self.election or self.latch or self.barrier
         if self.nodes > 1 and (self.owner or self.failover or self.replicas or beside):
             raise ValueError(
-                "owner, failover, replicas, atomic, cached, rate, once, periodic, election are for "
-                "one node"
+                "owner, failover, replicas, atomic, cached, rate, once, periodic, election, latch "
+                "and barrier are for one node"
             )
         if self.sentinel and self.nodes > 1:
             raise ValueError("sentinel is for one node")

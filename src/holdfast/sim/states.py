@@ -152,10 +152,27 @@ STATES = (
     "an observer that received a new leader",
     "observers notified of a new leader",
     "observers notified of a resignation",
+    # Latches and barriers
+    "a latch opened",
+    "a latch opened while clients waited",
+    "an id that was counted before",
+    "a wait for a latch that timed out",
+    "a latch used with another count",
+    "a generation of a barrier that passed",
+    "a party of a barrier was lost",
+    "a barrier found broken",
+    "a barrier that was aborted",
+    "a barrier that was reset",
+    "a barrier broken for a party: timeout",
+    "a barrier broken for a party: interrupted",
+    "a barrier broken for a party: lost",
+    "a barrier broken for a party: aborted",
+    "a barrier broken for a party: reset",
 )
 
 # About one run in 3,000 reaches each of these.
 RARE_STATES = (
     "a grant pushed after its lease was lost",
     "a grant pushed after its lease was exported",
+    "a party that had passed when its timeout was over",
 )

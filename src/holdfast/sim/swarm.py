@@ -139,6 +139,8 @@ LATER_FEATURES: Mapping[str, Draw] = {
     "semaphore": Draw(0.5, _one_of(1, 2, 2, 3, 5)),
     "rwlock": Draw(0.8, _on),
     "election": Draw(0.15, _from(0.2, 1.0)),
+    "latch": Draw(0.15, _from(0.2, 1.0)),
+    "barrier": Draw(0.15, _from(0.2, 1.0)),
 }
 """Features that are drawn after the faults, so that the settings of earlier seeds stay the same."""
 

@@ -45,7 +45,8 @@ PROMISES: Mapping[str, Promise] = {
         "a client has the fence that its token was granted, and knows how its lease ended",
     ),
     "S10": Promise(
-        "ownership export eviction leftovers quorum cached once periodic election shared",
+        "ownership export eviction leftovers quorum cached once periodic election latch barrier "
+        "shared",
         "no client keeps a lock, or a place in the queue, that it gave up",
     ),
     "S12": Promise(
@@ -61,7 +62,7 @@ PROMISES: Mapping[str, Promise] = {
         "election election_turns", "a client leads only in its term, and no other client beside it"
     ),
     "S16": Promise(
-        "leftovers lock_turns", "an abandoned request has no effect, even if it arrives later"
+        "leftovers lock_turns latch", "an abandoned request has no effect, even if it arrives later"
     ),
     "S17": Promise("run", "no script accepts a ttl of 0"),
     "L1": Promise(
@@ -133,12 +134,21 @@ PROMISES: Mapping[str, Promise] = {
     "RATE": Promise("rate rate_turns", "no rate is exceeded, and its answers are exact"),
     "UNRESERVE": Promise("rate", "an interrupted wait for a rate returns the last reservation"),
     "WAITS": Promise("rate", "a wait for a rate is one request and one sleep, and long enough"),
-    "RECEIVED": Promise("cached once", "clients that wait for a value or a result receive it"),
+    "RECEIVED": Promise(
+        "cached once latch barrier", "clients that wait for something are notified, and return"
+    ),
     "PERIOD": Promise(
         "periodic periodic_turns", "a period has at most one run, and runs do not overlap"
     ),
     "WATCH": Promise(
         "election", "observers of an election are notified of a new leader, and know the last one"
+    ),
+    "BARRIER": Promise(
+        "barrier barrier_turns",
+        "no party passes before all have arrived, and a generation ends in one way for all of them",
+    ),
+    "LATCH": Promise(
+        "latch latch_turns", "a latch opens when its count of different ids was counted down"
     ),
     "WORK": Promise(
         "once once_turns", "work with an id is done once, and later callers receive its result"
