@@ -273,6 +273,52 @@ async def test_l3_a_killed_waiter_does_not_block_the_waiters_behind_it(
     assert_clean(server, RWLOCK)
 
 
+@pytest.mark.only_client("asyncio")
+async def test_l3_a_killed_writer_blocks_no_readers_while_a_reader_holds_the_lock(
+    api: Api, server: Server
+) -> None:
+    lease = await api.connect(server.url).rwlock("a", ttl=1).read().acquire()
+    lock = api.connect(server.url).rwlock("a", ttl=1).read()
+    with Process(server, "client.rwlock('a').write().acquire()") as writer:
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 1)
+        waits = api.start(lock.acquire())
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 2)
+        writer.kill()
+    reader = await waits.result()
+    lease.check()
+    await reader.release()
+    await lease.release()
+    assert_clean(server, RWLOCK)
+
+
+@pytest.mark.only_client("threads")
+async def test_l3_a_killed_waiter_is_found_by_the_next_request_or_downgrade(
+    api: Api, server: Server
+) -> None:
+    client, other = (api.connect(server.url) for _ in range(2))
+    lease = await client.semaphore("a", limit=4, weight=3, ttl=20).acquire()
+    written = await client.rwlock("a", ttl=20).write().acquire()
+    text = """
+        import threading
+        threading.Thread(target=client.rwlock('a').write().acquire).start()
+        client.semaphore('a', limit=4, weight=4).acquire()
+    """
+    with Process(server, text) as waiter:
+        for key in (SEMAPHORE, RWLOCK):
+            await until(api, lambda key=key: waiters(server, f"{key}:queue") == 1)  # type: ignore[misc]  # mypy#12557
+        reader = api.start(other.rwlock("a").read().acquire())
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 2)
+        waiter.kill()
+    await until(api, lambda: len(server.command("PUBSUB", "CHANNELS")) == 1)
+    await written.downgrade()
+    read = await reader.result()
+    permit = await other.semaphore("a", limit=4, ttl=20).acquire()
+    for each in (permit, lease, read, written):
+        await each.release()
+    assert_clean(server, SEMAPHORE)
+    assert_clean(server, RWLOCK)
+
+
 async def test_l1_a_writer_is_granted_the_lock_when_a_killed_reader_has_expired(
     api: Api, server: Server
 ) -> None:

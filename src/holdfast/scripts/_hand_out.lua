@@ -52,8 +52,14 @@ end
 -- is a new one, and a backup after grants (see notify_backup).
 --
 -- `left` is in how many ms the first lease would have expired before these grants, which the waiters
--- know. `is_new` means that the first waiter has left the queue. Returns the fence if the caller was
--- granted permits, whether another waiter was, and the weights in use afterwards.
+-- know. `is_new` means that the first waiter has to be notified even if none was granted permits: it
+-- is a new one, or it may be gone. Returns the fence if the caller was granted permits, whether another
+-- waiter was, and the weights in use afterwards.
+--
+-- Invariant: a waiter that is gone does not block the waiters behind it.
+-- Killed client: its waiter is the first one, and takes more permits than are free.
+-- Waiters behind it: their requests fit, and find it there.
+-- Without a message to it, nothing would show that it is gone while the holders renew their leases.
 local function hand_out(used, left, is_new)
   local fence, pushed, own, client, watching, removed
   while true do

@@ -103,7 +103,7 @@ if place ~= '' then
 end
 local fence, pushed
 if last or place ~= '' then
-  fence, pushed, used = hand_out(used, left or 0)
+  fence, pushed, used = hand_out(used, left or 0, true)  -- the first waiter may be gone
 end
 if fence then
   return fence .. serial

@@ -51,7 +51,7 @@ else
   hold(token, ttl)
 end
 local used, _, left = usage()
-hand_out(used, left)
+hand_out(used, left, true)
 if publish_error then
   return publish_error
 end
