@@ -184,7 +184,9 @@ def test_a_downgrade_interrupted_at_any_line_keeps_the_lease(server: Server, eve
 
         def then(where: str) -> None:
             lease = leases.pop()
+            lease.extend(20)
             assert lease.held, where
+            assert holders(server, RWLOCK) == [lease.token], where
             lease.release()
             assert_clean(server, RWLOCK)
             leases.append(client.rwlock("a").write().acquire())

@@ -13,9 +13,8 @@ READERS: SettingChanges = {"rwlock": True, "clients": 4}
 READERS_CALM: SettingChanges = {"rwlock": True, "calm": True, "clients": 4}
 READERS_DRAWN: SettingChanges = {"rwlock": True, "drawn": True}
 READERS_GIVING_UP: SettingChanges = {"rwlock": True, "clients": 4, "cancel": 0.1, "crash": 0.02}
-READERS_KILLED: SettingChanges = {
-    **{"rwlock": True, "calm": True, "clients": 5, "crash": 0.1, "hold": 1.5, "faults_end": 3.0}
-}
+KILLED: SettingChanges = {"crash": 0.1, "faults_end": 3.0}
+READERS_KILLED: SettingChanges = {"rwlock": True, "calm": True, "clients": 5, "hold": 1.5, **KILLED}
 READERS_UNSTABLE: SettingChanges = {"rwlock": True, "restart": 0.3, "freeze": 0.3, "reset": 0.05}
 READERS_PAUSED: SettingChanges = {"rwlock": True, "stop": 0.2, "hold": 1.0, "clients": 4}
 

@@ -55,6 +55,8 @@ def _become_reader(session: Session, lease: LeaseState) -> None:
     suffix = spec.suffix.removesuffix(permits_suffix(spec.weight, spec.limit))
     suffix += permits_suffix(1, spec.limit)
     reader = session.port.new_token(session.port.actor(), suffix)
-    # In this order: see `LeaseState.renewal_request`.
-    lease.downgrade = reader, writer
-    lease.token, lease.spec = reader, replace(spec, suffix=suffix, weight=1)
+    reads, tokens = replace(spec, suffix=suffix, weight=1), (reader, writer)
+    # In this order: see `LeaseState.renewal_request`. In one statement without a call, so that no
+    # signal handler raises in between. A lease with `downgrade` and the writer's token would be
+    # lost: its next renewal replaces that token on the server.
+    lease.downgrade, lease.token, lease.spec = tokens, reader, reads
