@@ -279,6 +279,25 @@ async def test_a_release_reports_what_was_lost_and_releases_the_rest(
     assert not held_keys(server)
 
 
+async def test_an_acquire_ends_when_it_loses_a_lease_while_it_waits(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    blocks = await other.lock("b").acquire()
+    waits = api.start(client.lock_all(NAMES, timeout=None).acquire())
+    await until_waiting(api, server, "b")
+    evict(server, "a")
+    renew_all(client)
+    with pytest.raises(holdfast.LeaseLost) as caught:
+        await waits.result()
+    assert (caught.value.lock, caught.value.reason) == ("a", "taken")
+    blocks.check()
+    assert held_keys(server) == ["a", "b"], "those of the others"
+    assert not client._session.needed
+    await blocks.release()
+    assert not server.command("ZCARD", f"{key('b')}:queue")
+
+
 async def test_one_lease_can_be_released_early(client: Any, server: Server) -> None:
     lease = await client.lock_all(NAMES).acquire()
     await lease.leases["b"].release()

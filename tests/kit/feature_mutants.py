@@ -415,6 +415,14 @@ SEVERAL_MUTANTS = [
         "L1",
     ),
     Mutant(
+        "an acquire of several locks ends when a lease that it holds is lost",
+        "core/session.py",
+        "            if any(ref._lease is lease for ref in refs):\n",
+        "            if False:\n",
+        {"several": 1.0, "evict_holder": 0.5, "calm": True, "clients": 4, "hold": 1.5},
+        "SEVERAL",
+    ),
+    Mutant(
         "a failed acquire of several locks releases those that it holds",
         "core/acquire_all.py",
         "        await session.port.shielded(release_quietly(session, locks, refs))\n",

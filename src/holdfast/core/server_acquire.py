@@ -89,7 +89,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
             )
             runner.handle(reply)
             reply = None  # so that a long wait does not keep it alive
-            grant, is_unconfirmed = await runner.run()
+            grant, is_unconfirmed = await runner.run(ref)
             token = runner.token
             fence, since = grant.fence, grant.since
             ref._lease = lease = LeaseState(spec, token, fence, since, actor, process, session, ref)
@@ -147,9 +147,10 @@ class _AttemptRunner:
         self.token = token
         self.waiter = waiter
 
-    async def run(self) -> Acquired:
+    async def run(self, ref: LeaseRef) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
         while True:
+            self._session.check_needed(ref)
             match self.attempt.state:
                 case Acquired() as acquired:
                     return acquired

@@ -38,6 +38,9 @@ LATE = 3 * COMMAND_TIMEOUT + 0.05
 """Seconds by which an acquire of all may exceed its timeout: for the last reply, and the release of
 the locks that it holds."""
 
+PROMPT = 0.5
+"""Seconds after a loss in which an acquire of all ends if all replies arrive without delay."""
+
 
 class SeveralTurns:
     """The turns of all clients at several locks."""
@@ -59,7 +62,10 @@ class SeveralTurns:
         self._run.turns.acquiring.add(task)
         client.acquiring_several.add(task)
         try:
-            await acquire_all(client.session, locks, timeout, refs)
+            try:
+                await acquire_all(client.session, locks, timeout, refs)
+            finally:
+                self._check_ended_by_loss(client, refs)
         except Cancelled:
             self._check_nothing_held(client, refs)
             raise
@@ -100,6 +106,16 @@ class SeveralTurns:
             lease = ref._lease  # noqa: SLF001 - as the API does
             if lease is not None and lease.is_valid(client.now(), client.process()):
                 self._fail("SEVERAL", f"a failed acquire of all holds {lease.token}")
+
+    def _check_ended_by_loss(self, client: SimClient, refs: list[LeaseRef]) -> None:
+        """Check that an acquire did not go on waiting after it had lost one of its leases."""
+        for ref in refs:
+            lost_at = self._checks.lost_at.get(ref._lease)  # type: ignore[arg-type]  # None is no key  # noqa: SLF001 - as the API does
+            if lost_at is None or client.was_stopped_since(lost_at):
+                continue
+            late = client.now() - lost_at
+            if late > (PROMPT if self._settings.prompt else LATE):
+                self._fail("SEVERAL", f"an acquire of all ended {late:.3f} s after a loss")
 
     def _check_failed(
         self, client: SimClient, locks: LockSet, began: float, error: HoldfastError
