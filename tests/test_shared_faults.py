@@ -12,6 +12,7 @@ from kit.contention import waiters
 from kit.interrupts import interrupted_everywhere
 from kit.processes import Process
 from kit.renewals import renew_now
+from kit.scripted import Subscriber
 from kit.waiting import eventually
 from test_interruption import cancelled_at_every_await
 
@@ -319,6 +320,27 @@ async def test_l3_a_killed_waiter_is_found_by_the_next_request_or_downgrade(
         await each.release()
     assert_clean(server, SEMAPHORE)
     assert_clean(server, RWLOCK)
+
+
+def test_one_script_grants_to_200_waiters_and_the_next_request_to_more(server: Server) -> None:
+    end = ":me@here:1:main::$1/1000000000"
+    queue = [(f"!hf1:uncounted:{n}{end}", n) for n in range(1, 451)]
+    with holdfast.Client(server.url) as client, Subscriber(server, "uncounted") as pushes:
+        writer = client.rwlock("a", ttl=20).write().acquire()
+        pairs = [text for waiter, ticket in queue for text in (str(ticket), waiter)]
+        server.command("ZADD", f"{RWLOCK}:queue", *pairs)
+        writer.release()
+        assert len(holders(server, RWLOCK)) == 200
+        messages = pushes.messages(RWLOCK)
+        assert [(kind, px) for kind, _, px, *_ in messages] == [("G", 1000)] * 200 + [("W", 0)]
+        assert f"!{messages[-1][-1]}" == queue[200][0], "the next waiter continues"
+        for expected in (400, 450):
+            reader = client.rwlock("a", ttl=20).read().try_acquire()
+            assert (reader is not None) == (expected == 450)
+            granted = [each for each in holders(server, RWLOCK) if ":uncounted:" in each]
+            assert len(granted) == expected
+        assert reader is not None
+        reader.release()
 
 
 async def test_l1_a_writer_is_granted_the_lock_when_a_killed_reader_has_expired(

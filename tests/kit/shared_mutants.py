@@ -102,7 +102,7 @@ SHARED = [
     Mutant(
         "a backup requests when the windows are over",
         "scripts/_hand_out.lua",
-        "  if pushed and watching and left > window then\n",
+        "  if pushed and watching and (fits or left > window) then\n",
         "  if false then\n",
         ONE_PERMIT,
         "L3",
