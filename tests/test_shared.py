@@ -66,6 +66,34 @@ async def test_a_semaphore_has_as_many_holders_as_its_limit(api: Api, server: Se
     assert not server.command("EXISTS", SEMAPHORE)
 
 
+async def test_a_timeout_reports_the_permits_in_use_and_who_is_ahead(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    two, one = (client.semaphore("a", limit=3, weight=weight) for weight in (2, 1))
+    read, write = other.rwlock("a").read(), client.rwlock("a").write()
+    leases = [await two.acquire(), await read.acquire(), await client.rwlock("w").write().acquire()]
+    needs = api.start(other.semaphore("a", limit=3, weight=2).acquire())
+    writes = api.start(write.acquire())
+    for key in (SEMAPHORE, RWLOCK):
+        await until(api, lambda key=key: waiters(server, f"{key}:queue") == 1)  # type: ignore[misc]  # mypy#12557
+    me = f"{os.getpid()}"
+    for lock, why in (
+        (two, f"2 of 3 permits are in use, and it needs 2; among the holders is .* pid {me}"),
+        (one, "2 of 3 permits are in use, and waiters are ahead in the queue; among"),
+        (write, f"within 0 s: held for reading by .* pid {me}"),
+        (client.rwlock("a").read(), f"a writer is ahead in the queue; held for reading by .*{me}"),
+        (other.rwlock("w").read(), f"within 0 s: held for writing by .* pid {me}"),
+    ):
+        with pytest.raises(holdfast.AcquireTimeout, match=why) as caught:
+            await lock.acquire(timeout=0)
+        assert caught.value.holder is not None
+    for lease in leases:
+        await lease.release()
+    for each in (needs, writes):
+        await (await each.result()).release()
+
+
 async def test_a_weight_takes_that_many_permits(api: Api, server: Server) -> None:
     one, other = api.connect(server.url), api.connect(server.url)
     heavy = await one.semaphore("a", limit=4, weight=3).acquire()

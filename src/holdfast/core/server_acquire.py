@@ -254,7 +254,7 @@ class _AttemptRunner:
     async def _pause(self, seconds: float) -> None:
         now = self._session.port.now()
         if now >= self._report.due:
-            self._report.send(now, self.attempt.why())
+            self._report.send(now, self.attempt.why(self._spec))
         await self._session.port.sleep(seconds)
         if not self._handle_grant():
             self.attempt = self.attempt.ready()
@@ -286,7 +286,7 @@ class _AttemptRunner:
             return str(error)
         token, left_ms, ahead = reply
         self.attempt = on_holder(self.attempt, token, left_ms)
-        return f"{self.attempt.why()}; {place_in_queue(ahead)}"
+        return f"{self.attempt.why(self._spec)}; {place_in_queue(ahead)}"
 
     async def _confirm(self) -> None:
         port, spec = self._session.port, self._spec
