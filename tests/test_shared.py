@@ -436,8 +436,12 @@ async def test_leaving_the_block_of_a_writer_releases_its_downgraded_lease(
 ) -> None:
     async with client.rwlock("a").write() as lease:
         await lease.downgrade()
-        assert holders(server, RWLOCK) == [lease.token]
+        token = lease.token
+        await lease.downgrade()
+        assert holders(server, RWLOCK) == [lease.token] == [token], "a second call does nothing"
     assert not server.command("EXISTS", RWLOCK)
+    async with client.rwlock("a").read() as lease:
+        assert not hasattr(lease, "downgrade"), "a reader has none"
 
 
 async def test_a_writer_that_was_evicted_is_not_downgraded(client: Any, server: Server) -> None:

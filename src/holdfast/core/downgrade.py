@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def downgrade(session: Session, ref: LeaseRef) -> None:
-    """Make the lease of a writer that of a reader; does nothing if it is that of a reader.
+    """Make the lease of a writer that of a reader; does nothing if it has become one before.
 
     If the call is interrupted or gets no reply, the background completes it. The caller may repeat
     it, too.
