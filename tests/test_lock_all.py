@@ -303,6 +303,14 @@ async def test_one_lease_can_be_released_early(client: Any, server: Server) -> N
     await lease.leases["b"].release()
     assert held_keys(server) == ["a", "c"]
     assert not lease.held
+    assert lease.remaining() == 0
+    with pytest.raises(holdfast.NotHeld, match="'b' was released"):
+        lease.check()
+    with pytest.raises(holdfast.NotHeld, match="'b' was released"):
+        await lease.extend(20)
+    renew_all(client)
+    for name in ("a", "c"):
+        lease.leases[name].check()
     await lease.release()
     assert not held_keys(server)
 

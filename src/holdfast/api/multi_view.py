@@ -207,7 +207,8 @@ class MultiLeaseView(Generic[M]):
         """The lease of each lock, by its name.
 
         They are in the order in which all callers acquire the locks, whatever the order of the
-        names. So a database that locks a row per lease does not deadlock.
+        names. So a database that locks a row per lease does not deadlock. If one of them is
+        released early, `held` is False, and `check` and `extend` raise NotHeld.
         """
         refs = zip(self._locks.specs, self._refs, strict=True)
         return MappingProxyType({spec.name: ref for spec, ref in refs})
