@@ -66,6 +66,22 @@ async def test_a_semaphore_has_as_many_holders_as_its_limit(api: Api, server: Se
     assert not server.command("EXISTS", SEMAPHORE)
 
 
+async def test_a_waiter_with_a_smaller_limit_is_not_overtaken_by_one_with_a_greater_limit(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    leases = [await client.semaphore("a", limit=2).acquire() for _ in range(2)]
+    waits = api.start(other.semaphore("a", limit=2).acquire())
+    await until(api, lambda: waiters(server, f"{SEMAPHORE}:queue") == 1)
+    assert await client.semaphore("a", limit=4).try_acquire() is None, "a waiter is ahead"
+    await leases.pop().release()
+    await (await waits.result()).release()
+    greater = await client.semaphore("a", limit=4).try_acquire()
+    assert greater is not None
+    for lease in (greater, *leases):
+        await lease.release()
+
+
 async def test_a_timeout_reports_the_permits_in_use_and_who_is_ahead(
     api: Api, server: Server
 ) -> None:
