@@ -363,6 +363,7 @@ SEVERAL_LATE: SettingChanges = {
 }
 SEVERAL_FORKED: SettingChanges = {"several": 1.0, "calm": True, "fork": 0.05}
 SEVERAL_GIVEN_UP: SettingChanges = {**SEVERAL_CALM, "timeout": 0.5, "ttl": 20.0, "hold": 1.0}
+SEVERAL_EXPIRING: SettingChanges = {**SEVERAL_CALM, "renew": False, "clients": 6, "hold": 1.0}
 SEVERAL_LIMITED: SettingChanges = {**SEVERAL_CALM, "max_hold": 0.3, "hold": 1.0}
 
 SEVERAL_MUTANTS = [
@@ -419,7 +420,7 @@ SEVERAL_MUTANTS = [
         "core/session.py",
         "            if any(ref._lease is lease for ref in refs):\n",
         "            if False:\n",
-        {"several": 1.0, "evict_holder": 0.5, "calm": True, "clients": 4, "hold": 1.5},
+        SEVERAL_EXPIRING,
         "SEVERAL",
     ),
     Mutant(
