@@ -104,7 +104,6 @@ STATES = (
     "a holder beside others",
     "several waiters granted together",
     "behind a waiter, although it fits",
-    "a waiter that is gone before others",
     "one grant in the reply, and another published",
     "another limit",
     "a second lease of the same task",

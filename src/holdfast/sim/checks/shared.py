@@ -472,7 +472,6 @@ class FreePermitsCheck(FreeLockCheck):
         time_limit = self._time_limit()
         if queue[:1] != living[:1]:
             # It may be found gone only when the first lease should expire.
-            record.reached["a waiter that is gone before others"] += fits
             time_limit += int(record.longest_ttl * SECOND)
         if not fits or not waiting or server.quarantined:
             record.free_since = now
