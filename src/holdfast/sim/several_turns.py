@@ -39,8 +39,8 @@ LATE = 3 * COMMAND_TIMEOUT + 0.05
 the locks that it holds."""
 
 PROMPT = 0.5
-"""Seconds after a loss in which an acquire of all ends if all replies arrive without delay. Several
-nodes are asked again only after a pause."""
+"""Seconds after a loss in which an acquire of all ends in a run without faults. Several nodes are
+asked again only after a pause."""
 
 
 class SeveralTurns:
@@ -114,7 +114,7 @@ class SeveralTurns:
             if lost_at is None or client.was_stopped_since(lost_at):
                 continue
             late = client.now() - lost_at
-            prompt = self._settings.prompt and self._settings.nodes == 1
+            prompt = self._settings.calm and self._settings.nodes == 1
             if late > (PROMPT if prompt else LATE):
                 self._fail("SEVERAL", f"an acquire of all ended {late:.3f} s after a loss")
 
