@@ -359,10 +359,10 @@ def test_the_timeout_of_a_waiter_names_the_holder() -> None:
 
 
 def test_the_attempt_reports_why_the_lock_is_not_acquired() -> None:
-    assert waiting().why() == "not granted yet"
-    assert waiting(holder=(FOREIGN, -1)).why().startswith("held by ")
+    assert waiting().why(spec()) == "not granted yet"
+    assert waiting(holder=(FOREIGN, -1)).why(spec()).startswith("held by ")
     assert (
-        waiting(state=Paused(0.1, "it is unreachable"), holder=(OURS, 1)).why()
+        waiting(state=Paused(0.1, "it is unreachable"), holder=(OURS, 1)).why(spec())
         == "it is unreachable"
     )
 

@@ -58,7 +58,7 @@ async def test_all_locks_are_held_and_released_with_one_fence_each(
 ) -> None:
     async with client.lock_all(NAMES, ttl=10) as lease:
         assert held_keys(server) == ["a", "b", "c"]
-        assert list(lease.fences) == list(lease.leases) == NAMES
+        assert list(lease.fences) == list(lease.leases) == sorted(NAMES), "not the fixed order"
         for name in NAMES:
             assert int(server.command("GET", f"{key(name)}:fence")) == lease.fences[name]
             assert server.command("GET", key(name)).decode() == lease.leases[name].token
@@ -283,11 +283,38 @@ async def test_a_release_reports_what_was_lost_and_releases_the_rest(
     assert not held_keys(server)
 
 
+async def test_an_acquire_ends_when_it_loses_a_lease_while_it_waits(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    blocks = await other.lock("b").acquire()
+    waits = api.start(client.lock_all(NAMES, timeout=None).acquire())
+    await until_waiting(api, server, "b")
+    evict(server, "a")
+    renew_all(client)
+    with pytest.raises(holdfast.LeaseLost) as caught:
+        await waits.result()
+    assert (caught.value.lock, caught.value.reason) == ("a", "taken")
+    blocks.check()
+    assert held_keys(server) == ["a", "b"], "those of the others"
+    assert not client._session.needed
+    await blocks.release()
+    assert not server.command("ZCARD", f"{key('b')}:queue")
+
+
 async def test_one_lease_can_be_released_early(client: Any, server: Server) -> None:
     lease = await client.lock_all(NAMES).acquire()
     await lease.leases["b"].release()
     assert held_keys(server) == ["a", "c"]
     assert not lease.held
+    assert lease.remaining() == 0
+    with pytest.raises(holdfast.NotHeld, match="'b' was released"):
+        lease.check()
+    with pytest.raises(holdfast.NotHeld, match="'b' was released"):
+        await lease.extend(20)
+    renew_all(client)
+    for name in ("a", "c"):
+        lease.leases[name].check()
     await lease.release()
     assert not held_keys(server)
 

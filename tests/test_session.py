@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from holdfast.core.lease_state import LOST, RELEASED
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.errors import ConfigurationError, NotHeld
 from kit.fake_nodes import ClockedPort, session_of
+from kit.interrupts import AtLine
 from kit.sessions import KEY, START, TOKEN, FakeQuorum, SessionWithLeases
 
 if TYPE_CHECKING:
@@ -95,14 +98,37 @@ def test_all_leases_of_owners_are_known() -> None:
     first, second = setup.take(owner="us"), setup.take(owner="them")
     setup.port.caller = "another"
     third = setup.take(owner="us")
-    assert list(setup.session.held.shared) == [first, second, third]
+    assert setup.session.held.all() == [first, second, third]
     assert not setup.session.held.newest
     for lease in (first, first, third):
         setup.session.forget(lease)
-    assert list(setup.session.held.shared) == [second]
+    assert setup.session.held.all() == [second]
     setup.session.forget(second)
-    assert not setup.session.held.shared
+    assert not setup.session.held.shared, "a key without leases is kept"
     setup.session.forget(second)
+
+
+@pytest.mark.parametrize("adds", [True, False], ids=["add", "remove"])
+def test_a_signal_handler_may_add_and_remove_leases_of_the_same_owner_at_any_line(
+    adds: bool,
+) -> None:
+    for at in itertools.count(1):
+        setup = SessionWithLeases()
+        first = setup.take(owner="us")
+        held: list[LeaseState] = []
+
+        remove = partial(setup.session.held.remove, first)
+
+        def add(setup: SessionWithLeases = setup, held: list[LeaseState] = held) -> None:
+            held.append(setup.take(owner="us"))
+
+        action, handler = (add, remove) if adds else (remove, add)
+        with AtLine(at, ("core/held.py",), handler) as interrupt:
+            action()
+        if interrupt.position is None:
+            break
+        assert setup.session.held.all() == held, interrupt.position
+    assert at > 3
 
 
 def test_a_lease_that_its_caller_never_received_is_released() -> None:

@@ -66,6 +66,50 @@ async def test_a_semaphore_has_as_many_holders_as_its_limit(api: Api, server: Se
     assert not server.command("EXISTS", SEMAPHORE)
 
 
+async def test_a_waiter_with_a_smaller_limit_is_not_overtaken_by_one_with_a_greater_limit(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    leases = [await client.semaphore("a", limit=2).acquire() for _ in range(2)]
+    waits = api.start(other.semaphore("a", limit=2).acquire())
+    await until(api, lambda: waiters(server, f"{SEMAPHORE}:queue") == 1)
+    assert await client.semaphore("a", limit=4).try_acquire() is None, "a waiter is ahead"
+    await leases.pop().release()
+    await (await waits.result()).release()
+    greater = await client.semaphore("a", limit=4).try_acquire()
+    assert greater is not None
+    for lease in (greater, *leases):
+        await lease.release()
+
+
+async def test_a_timeout_reports_the_permits_in_use_and_who_is_ahead(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    two, one = (client.semaphore("a", limit=3, weight=weight) for weight in (2, 1))
+    read, write = other.rwlock("a").read(), client.rwlock("a").write()
+    leases = [await two.acquire(), await read.acquire(), await client.rwlock("w").write().acquire()]
+    needs = api.start(other.semaphore("a", limit=3, weight=2).acquire())
+    writes = api.start(write.acquire())
+    for key in (SEMAPHORE, RWLOCK):
+        await until(api, lambda key=key: waiters(server, f"{key}:queue") == 1)  # type: ignore[misc]  # mypy#12557
+    me = f"{os.getpid()}"
+    for lock, why in (
+        (two, f"2 of 3 permits are in use, and it needs 2; among the holders is .* pid {me}"),
+        (one, "2 of 3 permits are in use, and waiters are ahead in the queue; among"),
+        (write, f"within 0 s: held for reading by .* pid {me}"),
+        (client.rwlock("a").read(), f"a writer is ahead in the queue; held for reading by .*{me}"),
+        (other.rwlock("w").read(), f"within 0 s: held for writing by .* pid {me}"),
+    ):
+        with pytest.raises(holdfast.AcquireTimeout, match=why) as caught:
+            await lock.acquire(timeout=0)
+        assert caught.value.holder is not None
+    for lease in leases:
+        await lease.release()
+    for each in (needs, writes):
+        await (await each.result()).release()
+
+
 async def test_a_weight_takes_that_many_permits(api: Api, server: Server) -> None:
     one, other = api.connect(server.url), api.connect(server.url)
     heavy = await one.semaphore("a", limit=4, weight=3).acquire()
@@ -406,8 +450,12 @@ async def test_leaving_the_block_of_a_writer_releases_its_downgraded_lease(
 ) -> None:
     async with client.rwlock("a").write() as lease:
         await lease.downgrade()
-        assert holders(server, RWLOCK) == [lease.token]
+        token = lease.token
+        await lease.downgrade()
+        assert holders(server, RWLOCK) == [lease.token] == [token], "a second call does nothing"
     assert not server.command("EXISTS", RWLOCK)
+    async with client.rwlock("a").read() as lease:
+        assert not hasattr(lease, "downgrade"), "a reader has none"
 
 
 async def test_a_writer_that_was_evicted_is_not_downgraded(client: Any, server: Server) -> None:

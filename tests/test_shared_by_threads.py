@@ -19,6 +19,7 @@ from holdfast.keys import keys_of
 from holdfast.wire import cluster, server_argument, target
 from holdfast.wire.thread_node_pools import ThreadNodePools
 from kit.interleave import interleaved
+from kit.interrupts import LineCounter
 from kit.quorum_servers import init_for_quorum
 
 if TYPE_CHECKING:
@@ -126,3 +127,21 @@ def test_event_loops_share_the_locks_of_a_redis_py_pool() -> None:
     begin: Callable[[], None] = lambda: asyncio.run(use())  # noqa: E731 - an action
     begin()
     interleaved(begin, begin, within=redis_lock_runtime)
+
+
+def test_leases_of_other_locks_do_not_slow_down_an_acquire(server: Server) -> None:
+    client = holdfast.Client(server.url)
+
+    def lines() -> int:
+        with LineCounter(("core/held.py",)) as counter:
+            client.lock("plain").acquire().release()
+            client.semaphore("a", limit=2).acquire().release()
+        return len(counter.places(1_000_000))
+
+    held = [client.semaphore("other", limit=1).acquire()]
+    few = lines()
+    held += [client.semaphore(f"other {n}", limit=1).acquire() for n in range(20)]
+    assert lines() == few
+    for lease in held:
+        lease.release()
+    client.close()

@@ -12,6 +12,7 @@ from kit.contention import waiters
 from kit.interrupts import interrupted_everywhere
 from kit.processes import Process
 from kit.renewals import renew_now
+from kit.scripted import Subscriber
 from kit.waiting import eventually
 from test_interruption import cancelled_at_every_await
 
@@ -184,7 +185,9 @@ def test_a_downgrade_interrupted_at_any_line_keeps_the_lease(server: Server, eve
 
         def then(where: str) -> None:
             lease = leases.pop()
+            lease.extend(20)
             assert lease.held, where
+            assert holders(server, RWLOCK) == [lease.token], where
             lease.release()
             assert_clean(server, RWLOCK)
             leases.append(client.rwlock("a").write().acquire())
@@ -271,6 +274,73 @@ async def test_l3_a_killed_waiter_does_not_block_the_waiters_behind_it(
         await lease.release()
         await reader.result()
     assert_clean(server, RWLOCK)
+
+
+@pytest.mark.only_client("asyncio")
+async def test_l3_a_killed_writer_blocks_no_readers_while_a_reader_holds_the_lock(
+    api: Api, server: Server
+) -> None:
+    lease = await api.connect(server.url).rwlock("a", ttl=1).read().acquire()
+    lock = api.connect(server.url).rwlock("a", ttl=1).read()
+    with Process(server, "client.rwlock('a').write().acquire()") as writer:
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 1)
+        waits = api.start(lock.acquire())
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 2)
+        writer.kill()
+    reader = await waits.result()
+    lease.check()
+    await reader.release()
+    await lease.release()
+    assert_clean(server, RWLOCK)
+
+
+@pytest.mark.only_client("threads")
+async def test_l3_a_killed_waiter_is_found_by_the_next_request_or_downgrade(
+    api: Api, server: Server
+) -> None:
+    client, other = (api.connect(server.url) for _ in range(2))
+    lease = await client.semaphore("a", limit=4, weight=3, ttl=20).acquire()
+    written = await client.rwlock("a", ttl=20).write().acquire()
+    text = """
+        import threading
+        threading.Thread(target=client.rwlock('a').write().acquire).start()
+        client.semaphore('a', limit=4, weight=4).acquire()
+    """
+    with Process(server, text) as waiter:
+        for key in (SEMAPHORE, RWLOCK):
+            await until(api, lambda key=key: waiters(server, f"{key}:queue") == 1)  # type: ignore[misc]  # mypy#12557
+        reader = api.start(other.rwlock("a").read().acquire())
+        await until(api, lambda: waiters(server, f"{RWLOCK}:queue") == 2)
+        waiter.kill()
+    await until(api, lambda: len(server.command("PUBSUB", "CHANNELS")) == 1)
+    await written.downgrade()
+    read = await reader.result()
+    permit = await other.semaphore("a", limit=4, ttl=20).acquire()
+    for each in (permit, lease, read, written):
+        await each.release()
+    assert_clean(server, SEMAPHORE)
+    assert_clean(server, RWLOCK)
+
+
+def test_one_script_grants_to_200_waiters_and_the_next_request_to_more(server: Server) -> None:
+    end = ":me@here:1:main::$1/1000000000"
+    queue = [(f"!hf1:uncounted:{n}{end}", n) for n in range(1, 451)]
+    with holdfast.Client(server.url) as client, Subscriber(server, "uncounted") as pushes:
+        writer = client.rwlock("a", ttl=20).write().acquire()
+        pairs = [text for waiter, ticket in queue for text in (str(ticket), waiter)]
+        server.command("ZADD", f"{RWLOCK}:queue", *pairs)
+        writer.release()
+        assert len(holders(server, RWLOCK)) == 200
+        messages = pushes.messages(RWLOCK)
+        assert [(kind, px) for kind, _, px, *_ in messages] == [("G", 1000)] * 200 + [("W", 0)]
+        assert f"!{messages[-1][-1]}" == queue[200][0], "the next waiter continues"
+        for expected in (400, 450):
+            reader = client.rwlock("a", ttl=20).read().try_acquire()
+            assert (reader is not None) == (expected == 450)
+            granted = [each for each in holders(server, RWLOCK) if ":uncounted:" in each]
+            assert len(granted) == expected
+        assert reader is not None
+        reader.release()
 
 
 async def test_l1_a_writer_is_granted_the_lock_when_a_killed_reader_has_expired(

@@ -363,6 +363,7 @@ SEVERAL_LATE: SettingChanges = {
 }
 SEVERAL_FORKED: SettingChanges = {"several": 1.0, "calm": True, "fork": 0.05}
 SEVERAL_GIVEN_UP: SettingChanges = {**SEVERAL_CALM, "timeout": 0.5, "ttl": 20.0, "hold": 1.0}
+SEVERAL_EXPIRING: SettingChanges = {**SEVERAL_CALM, "renew": False, "clients": 6, "hold": 1.0}
 SEVERAL_LIMITED: SettingChanges = {**SEVERAL_CALM, "max_hold": 0.3, "hold": 1.0}
 
 SEVERAL_MUTANTS = [
@@ -413,6 +414,14 @@ SEVERAL_MUTANTS = [
         "tuple(specs)",
         SEVERAL_CALM,
         "L1",
+    ),
+    Mutant(
+        "an acquire of several locks ends when a lease that it holds is lost",
+        "core/session.py",
+        "            if any(ref._lease is lease for ref in refs):\n",
+        "            if False:\n",
+        SEVERAL_EXPIRING,
+        "SEVERAL",
     ),
     Mutant(
         "a failed acquire of several locks releases those that it holds",

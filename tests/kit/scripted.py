@@ -93,13 +93,16 @@ class Subscriber(Connection):
         super().__init__(server)
         self.call(*(("SUBSCRIBE", f"holdfast:push:{client}") for client in clients))
 
-    def messages(self) -> list[tuple[str, int, int, int, str]]:
-        """Return the messages since the last call: kind, fence, ms, delay (ms), token."""
+    def messages(self, of: str = KEY.decode()) -> list[tuple[str, int, int, int, str]]:
+        """Return the messages since the last call: kind, fence, ms, delay (ms), token.
+
+        All of them are about the lock with the key `of`.
+        """
         found = []
         self.send(("PING", "end"))
         while (message := self.receive())[0] != b"pong":
             kind, fence, px, delay, token, key = read_message(message[2])
-            assert key == KEY
+            assert key == of.encode()
             found.append((kind.decode(), fence, px, delay, token))
         return found
 

@@ -13,6 +13,8 @@ READERS: SettingChanges = {"rwlock": True, "clients": 4}
 READERS_CALM: SettingChanges = {"rwlock": True, "calm": True, "clients": 4}
 READERS_DRAWN: SettingChanges = {"rwlock": True, "drawn": True}
 READERS_GIVING_UP: SettingChanges = {"rwlock": True, "clients": 4, "cancel": 0.1, "crash": 0.02}
+KILLED: SettingChanges = {"crash": 0.1, "faults_end": 3.0}
+READERS_KILLED: SettingChanges = {"rwlock": True, "calm": True, "clients": 5, "hold": 1.5, **KILLED}
 READERS_UNSTABLE: SettingChanges = {"rwlock": True, "restart": 0.3, "freeze": 0.3, "reset": 0.05}
 READERS_PAUSED: SettingChanges = {"rwlock": True, "stop": 0.2, "hold": 1.0, "clients": 4}
 
@@ -90,9 +92,17 @@ SHARED = [
         "L1 L2",
     ),
     Mutant(
+        "a waiter that is gone and does not fit blocks no others",
+        "scripts/acquire_shared.lua",
+        "hand_out(used, left or 0, true)",
+        "hand_out(used, left or 0)",
+        READERS_KILLED,
+        "L1",
+    ),
+    Mutant(
         "a backup requests when the windows are over",
         "scripts/_hand_out.lua",
-        "  if pushed and watching and left > window then\n",
+        "  if pushed and watching and (fits or left > window) then\n",
         "  if false then\n",
         ONE_PERMIT,
         "L3",
@@ -148,7 +158,7 @@ SHARED = [
     Mutant(
         "readers behind a writer are granted the lock when it is downgraded",
         "scripts/downgrade.lua",
-        "hand_out(used, left)\n",
+        "hand_out(used, left, true)\n",
         "",
         READERS,
         "L2",

@@ -204,13 +204,18 @@ class MultiLeaseView(Generic[M]):
 
     @property
     def leases(self) -> Mapping[str, M]:
-        """The lease of each lock, by its name."""
-        found = {spec.name: ref for spec, ref in zip(self._locks.specs, self._refs, strict=True)}
-        return MappingProxyType({name: found[name] for name in self._names})
+        """The lease of each lock, by its name.
+
+        They are in the order in which all callers acquire the locks, whatever the order of the
+        names. So a database that locks a row per lease does not deadlock. If one of them is
+        released early, `held` is False, and `check` and `extend` raise NotHeld.
+        """
+        refs = zip(self._locks.specs, self._refs, strict=True)
+        return MappingProxyType({spec.name: ref for spec, ref in refs})
 
     @property
     def fences(self) -> Mapping[str, int]:
-        """The fencing number of each lease, by the name of its lock.
+        """The fencing number of each lease, by the name of its lock, in the order of `leases`.
 
         Send the number of a lock with each write to the resource that this lock protects.
         """

@@ -45,7 +45,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from holdfast.core.messages import Held
+from holdfast.core.messages import HELD_LEAST, Held
+from holdfast.core.permits import describe_use
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
 from holdfast.core.spec import TOMBSTONE_MS, validity_of
@@ -181,6 +182,8 @@ class Attempt(NamedTuple):
     failure better than later errors."""
     holder: tuple[bytes, int] | None = None
     """The last known holder: its token, and the milliseconds that were left."""
+    used: int = 0
+    """Of a semaphore or an rwlock, the permits in use at the last refusal."""
 
     def ready(self) -> Attempt:
         """Return the attempt in the state Ready."""
@@ -198,13 +201,16 @@ class Attempt(NamedTuple):
             return TOMBSTONE_MS
         return "0" if self.on_server else ""
 
-    def why(self, awaits: str = "") -> str:
+    def why(self, spec: LockSpec) -> str:
         """Describe why the lock is not acquired yet, as far as is known."""
         if isinstance(self.state, Paused) and self.state.why:
             return self.state.why
-        if awaits:
-            return awaits
-        return f"held by {read_holder(*self.holder)}" if self.holder else "not granted yet"
+        if spec.kind.awaits:
+            return spec.kind.awaits
+        if self.holder is None:
+            return "not granted yet"
+        holder = read_holder(*self.holder)
+        return describe_use(spec, self.used, holder) if spec.limit else f"held by {holder}"
 
 
 def begin(spec: LockSpec, timeout: float | None, sent_at: float) -> Attempt:
@@ -235,7 +241,7 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
     )
     if reply == 0:
         return attempt._replace(state=Evicted(), on_server=False, needs_tombstone=False)
-    if len(reply) < len(Held._fields):  # of claim.lua: the server has the cached value
+    if len(reply) < HELD_LEAST:  # of claim.lua: the server has the cached value
         return attempt._replace(state=Failed(NotNeeded(reply)), on_server=False)
     return _on_held(attempt, spec, Held(*reply), moment)
 
@@ -261,11 +267,9 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
     has_place = held.ticket != b"0"
     # The token keeps a place that it got before, even if this request did not ask for one.
     ticket = held.ticket.decode() if has_place else attempt.ticket
-    holder = held.holder, held.left_ms
-    attempt = attempt._replace(ticket=ticket, holder=holder)
+    attempt = attempt._replace(ticket=ticket, holder=(held.holder, held.left_ms), used=held.used)
     attempt = attempt._replace(on_server=ticket != "0" or spec.kind.is_party)
-    give_up = attempt.budget.give_up
-    if moment.now >= give_up:
+    if moment.now >= (give_up := attempt.budget.give_up):
         return on_timeout(attempt, spec)
     if moment.should_subscribe:
         return attempt._replace(state=Ready())
@@ -332,6 +336,9 @@ def on_timeout(attempt: Attempt, spec: LockSpec) -> Attempt:
     holder = attempt.holder and read_holder(*attempt.holder)
     timeout = attempt.budget.timeout
     message = f"{spec.name!r} was not acquired within {timeout} s: held by {holder}"
+    if spec.limit:
+        why = describe_use(spec, attempt.used, holder)
+        message = f"{spec.name!r} was not acquired within {timeout} s: {why}"
     return attempt._replace(state=Failed(AcquireTimeout(message, lock=spec.name, holder=holder)))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def downgrade(session: Session, ref: LeaseRef) -> None:
-    """Make the lease of a writer that of a reader; does nothing if it is that of a reader.
+    """Make the lease of a writer that of a reader; does nothing if it has become one before.
 
     If the call is interrupted or gets no reply, the background completes it. The caller may repeat
     it, too.
@@ -55,6 +55,8 @@ def _become_reader(session: Session, lease: LeaseState) -> None:
     suffix = spec.suffix.removesuffix(permits_suffix(spec.weight, spec.limit))
     suffix += permits_suffix(1, spec.limit)
     reader = session.port.new_token(session.port.actor(), suffix)
-    # In this order: see `LeaseState.renewal_request`.
-    lease.downgrade = reader, writer
-    lease.token, lease.spec = reader, replace(spec, suffix=suffix, weight=1)
+    reads, tokens = replace(spec, suffix=suffix, weight=1), (reader, writer)
+    # In this order: see `LeaseState.renewal_request`. In one statement without a call, so that no
+    # signal handler raises in between. A lease with `downgrade` and the writer's token would be
+    # lost: its next renewal replaces that token on the server.
+    lease.downgrade, lease.token, lease.spec = tokens, reader, reads

@@ -28,8 +28,9 @@ class HeldLeases:
         self.newest: dict[bytes, LeaseState] = {}
         """The newest lease of each lock with one holder. Older ones have ended on the server, and
         their next renewal detects it."""
-        self.shared: dict[LeaseState, None] = {}
-        """The leases with an owner, and those of semaphores and rwlocks. A key may have several."""
+        self.shared: dict[bytes, dict[LeaseState, None]] = {}
+        """The leases with an owner, and those of semaphores and rwlocks. A key may have several. A
+        key that has none is not in here."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -40,10 +41,13 @@ class HeldLeases:
 
         A lease may come after a newer one: its thread was slow, and it has ended on the server.
         """
-        if lease.spec.is_shared:
-            self.shared[lease] = None
-            return
         key = lease.spec.keys.lock
+        if lease.spec.is_shared:
+            with self.mutex:
+                # A signal handler may remove the last lease, and with it this dict, at any moment.
+                while lease not in self.shared.get(key, ()):
+                    self.shared.setdefault(key, {})[lease] = None
+            return
         with self.mutex:
             newest = self.newest.get(key)
             if newest is None or newest.fence <= lease.fence:
@@ -51,25 +55,31 @@ class HeldLeases:
 
     def remove(self, lease: LeaseState) -> None:
         """Remove a lease that has ended. A newer lease of the same lock is kept."""
-        if lease.spec.is_shared:
-            self.shared.pop(lease, None)
-            return
         key = lease.spec.keys.lock
         with self.mutex:
-            if self.newest.get(key) is lease:
+            if lease.spec.is_shared:
+                leases = self.shared.get(key, {})
+                leases.pop(lease, None)
+                # In one statement: no signal handler can add a lease in between.
+                _ = leases or self.shared.pop(key, None)
+            elif self.newest.get(key) is lease:
                 del self.newest[key]
 
     def _of(self, key: bytes) -> list[LeaseState]:
         """Return the leases of one key. To copy a dict to a list is one atomic step."""
         newest = self.newest.get(key)
-        holds = [] if newest is None else [newest]
-        return holds + [lease for lease in list(self.shared) if lease.spec.keys.lock == key]
+        leases = [] if newest is None else [newest]
+        return leases + list(self.shared.get(key, ()))
+
+    def all(self) -> list[LeaseState]:
+        """Return all leases."""
+        shared = [lease for leases in list(self.shared.values()) for lease in list(leases)]
+        return [*self.newest.values(), *shared]
 
     def valid(self) -> list[LeaseState]:
         """Return the leases that are valid now."""
         now, process = self._port.now(), self._port.process()
-        holds = [*self.newest.values(), *self.shared]
-        return [lease for lease in holds if lease.is_valid(now, process)]
+        return [lease for lease in self.all() if lease.is_valid(now, process)]
 
     def held_by_caller(self, spec: LockSpec) -> LeaseState | None:
         """Return the lease of this lock that the calling thread or task holds, if any."""

@@ -24,6 +24,12 @@ class Held(NamedTuple):
     """1 if the token had a ticket, but was no longer in the queue, and was put back."""
     message: bytes
     """A message for another waiter of this client; empty for none."""
+    used: int = 0
+    """Of a semaphore or an rwlock, the permits in use. The reply for a lock ends before."""
+
+
+HELD_LEAST = 5
+"""The least number of elements in such a reply."""
 
 
 class Message(NamedTuple):
@@ -68,5 +74,5 @@ def read_message(message: bytes) -> Message:
 
 def message_in(reply: Reply) -> bytes:
     """Return the message in a reply, which is for another waiter of this client; b"" for none."""
-    is_held = isinstance(reply, list) and len(reply) == len(Held._fields)
+    is_held = isinstance(reply, list) and len(reply) >= HELD_LEAST
     return Held(*reply).message if is_held else b""

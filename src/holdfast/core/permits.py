@@ -171,6 +171,20 @@ def check_permits(session: Session, spec: LockSpec) -> None:
         )
 
 
+def describe_use(spec: LockSpec, used: int, holder: Holder | None) -> str:
+    """Describe why permits were not granted; `holder` is the one whose lease expires first."""
+    if not used or holder is None:
+        return "other waiters are ahead in the queue"
+    kind, fits = kind_in(spec.keys.lock), used + spec.weight <= spec.limit
+    if kind == RWLOCK:
+        among = "" if used == 1 or used >= spec.limit else f" {used} readers, among them"
+        held = f"held for {'writing' if used >= spec.limit else 'reading'} by{among} {holder}"
+        return f"a writer is ahead in the queue; {held}" if fits else held
+    held = f"{used} of {spec.limit} permits are in use"
+    why = "waiters are ahead in the queue" if fits else f"it needs {spec.weight}"
+    return f"{held}, and {why}; among the holders is {holder}"
+
+
 async def holders(session: Session, spec: LockSpec) -> list[Holder]:
     """Return the holders; the first to expire unless renewed comes first.
 

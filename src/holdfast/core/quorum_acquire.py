@@ -71,7 +71,7 @@ async def acquire(
     process = session.process
     attempt = _QuorumAttempt(session, quorum, spec, timeout, process)
     try:
-        fence = await attempt.run()
+        fence = await attempt.run(ref)
         token, sent_at, actor = attempt.token, attempt.sent_at, attempt.actor
         ref._lease = lease = LeaseState(spec, token, fence, sent_at, actor, process, session, ref)
         session.track(lease)
@@ -127,7 +127,7 @@ class _QuorumAttempt:
         """The channel of each node, in which the waiter token is registered."""
         self._notified: Signal = self._port.signal()
 
-    async def run(self) -> int:
+    async def run(self, ref: LeaseRef) -> int:
         """Request votes until a round is won; return the fence."""
         port, spec = self._port, self._spec
         while True:
@@ -147,10 +147,12 @@ class _QuorumAttempt:
                 self._report.send(port.now(), self._why(votes)[0])
             if votes.agrees_on_holder() or (votes.no and not votes.yes):
                 await self._subscribe()
+                self._session.check_needed(ref)
                 await port.wait(self._notified, pause)
             else:
                 await port.sleep(pause)
             self._check_process()
+            self._session.check_needed(ref)
 
     def _check_process(self) -> None:
         self._session.check_process(self._process, self._spec.name)

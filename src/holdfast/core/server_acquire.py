@@ -94,7 +94,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
                 )
                 runner.handle(reply)
                 reply = None  # so that a long wait does not keep it alive
-                grant, is_unconfirmed = await runner.run()
+                grant, is_unconfirmed = await runner.run(ref)
                 token = runner.token
                 fence, since = grant.fence, grant.since
                 ref._lease = lease = LeaseState(
@@ -172,9 +172,10 @@ class _AttemptRunner:
         self.left: Reply | None = None
         """The reply with which a party left its barrier. It may have passed before."""
 
-    async def run(self) -> Acquired:
+    async def run(self, ref: LeaseRef) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
         while True:
+            self._session.check_needed(ref)
             match self.attempt.state:
                 case Acquired() as acquired:
                     return acquired
@@ -278,7 +279,7 @@ class _AttemptRunner:
     async def _pause(self, seconds: float) -> None:
         now = self._session.port.now()
         if now >= self._report.due:
-            self._report.send(now, self.attempt.why(self._spec.kind.awaits))
+            self._report.send(now, self.attempt.why(self._spec))
         await self._session.port.sleep(seconds)
         if not self._handle_grant():
             self.attempt = self.attempt.ready()
@@ -312,7 +313,7 @@ class _AttemptRunner:
             return str(error)
         token, left_ms, ahead = reply
         self.attempt = on_holder(self.attempt, token, left_ms)
-        return f"{self.attempt.why()}; {place_in_queue(ahead)}"
+        return f"{self.attempt.why(self._spec)}; {place_in_queue(ahead)}"
 
     async def _confirm(self) -> None:
         port, spec = self._session.port, self._spec

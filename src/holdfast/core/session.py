@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 from holdfast.core.cleanup import Cleanups
 from holdfast.core.events import Event
 from holdfast.core.held import HeldLeases
-from holdfast.core.lease_state import RELEASED
+from holdfast.core.lease_state import LOST, RELEASED
 from holdfast.core.renewer import Renewer
 from holdfast.core.spec import LOST_TOMBSTONE
 from holdfast.core.waiters import Waiters
 from holdfast.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.core.deployment import Deployment
-    from holdfast.core.lease_state import LeaseState
+    from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.spec import LockSpec
     from holdfast.port import Background, Port
 
 NAMED = 100
@@ -57,6 +58,9 @@ class Session:
         self.held = HeldLeases(self.port)
         self.cleanups = Cleanups(self.deployment, self.renewer)
         self.waiters = Waiters(self.port, self.cleanups)
+        self.needed: dict[LeaseRef, tuple[LockSpec, Sequence[LeaseRef]]] = {}
+        """What is being acquired together with other locks (`core.acquire_all`): by its reference,
+        the lock, and the references whose leases are needed meanwhile."""
         self.deployment.begin(self)
 
     def close(self) -> None:
@@ -117,6 +121,22 @@ class Session:
                 lock=name,
             ) from None
 
+    def check_needed(self, ref: LeaseRef) -> None:
+        """Check the leases that the caller needs together with the one that it acquires.
+
+        Invariant: a caller does not continue to wait after the loss of such a lease. Here: register
+        the waiter, then check the leases. `on_lost`, in another thread: the state of the lease has
+        changed, then wake the registered waiters.
+
+        Raises:
+            LeaseLost: one of them is lost.
+        """
+        if self.needed and ref in self.needed:
+            for other in self.needed[ref][1]:
+                lease = other._lease
+                if lease is not None and lease.state is LOST:
+                    raise lease.loss()
+
     def end_locally(self, lease: LeaseState) -> None:
         """End a lease in this process, without releasing it on the server."""
         lease.state = RELEASED
@@ -136,6 +156,9 @@ class Session:
         # The token stays registered until earlier messages have arrived. A grant to an unknown
         # token is released at once, and that release would end the lock delay.
         lease.unregister_waiter(self.port.now())
+        for spec, refs in list(self.needed.values()):
+            if any(ref._lease is lease for ref in refs):
+                self.waiters.recheck_all(spec)
         self.report(Event("lost", lease.spec.name, lease.fence, lease.loss().reason))
         # Schedule a release in three cases: the lease was not refused, so an unanswered extension
         # may keep the key; an unanswered request may still arrive; a minority of nodes may have the

@@ -9,7 +9,7 @@
 --
 -- Returns  as acquire. The holder in a refusal is the one whose lease expires first: then the caller
 --          requests again, and is granted its permits if that holder has ended without a release. A
---          refusal contains no message.
+--          refusal contains no message, but the permits in use before the serial.
 --
 -- A request joins the queue behind other waiters, even if its permits are free: so a writer is not
 -- overtaken by readers, nor a large weight by small ones.
@@ -104,7 +104,7 @@ if place ~= '' then
 end
 local fence, pushed
 if last or place ~= '' then
-  fence, pushed, used = hand_out(used, left or 0)
+  fence, pushed, used = hand_out(used, left or 0, true)  -- the first waiter may be gone
 end
 if fence then
   return fence .. serial
@@ -124,4 +124,4 @@ end
 if pushed then
   used, holder, left = usage()
 end
-return {holder or '', left or window, ticket, place_lost, '', serial}
+return {holder or '', left or window, ticket, place_lost, '', used, serial}

@@ -53,7 +53,7 @@ else
   hold(token, ttl, own_after_loss)
 end
 local used, _, left = usage()
-hand_out(used, left)
+hand_out(used, left, true)
 if publish_error then
   return publish_error
 end

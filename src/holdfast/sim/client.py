@@ -329,8 +329,7 @@ class SimClient:
         return tokens
 
     def _leases(self) -> list[LeaseState]:
-        held = self.session.held
-        return [*held.newest.values(), *held.shared]
+        return self.session.held.all()
 
     def keeps_votes(self, token: str) -> bool:
         """Whether a node has a token, as far as the client knows, that is not being released."""

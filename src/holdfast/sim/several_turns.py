@@ -38,6 +38,10 @@ LATE = 3 * COMMAND_TIMEOUT + 0.05
 """Seconds by which an acquire of all may exceed its timeout: for the last reply, and the release of
 the locks that it holds."""
 
+PROMPT = 0.5
+"""Seconds after a loss in which an acquire of all ends in a run without faults. Several nodes are
+queried again only after a pause."""
+
 
 class SeveralTurns:
     """The turns of all clients at several locks."""
@@ -65,12 +69,14 @@ class SeveralTurns:
             raise
         except HoldfastError as error:
             self._check_nothing_held(client, refs)
+            self._check_ended_by_loss(client, refs)
             self._check_failed(client, locks, began, error)
             raise
         finally:
             self._run.turns.acquiring.discard(task)
             client.acquiring_several.discard(task)
         self._check_timeout(client, locks, began)
+        self._check_ended_by_loss(client, refs)
         leases = [self._granted(client, ref) for ref in refs]
         at_once = len({lease.deadline - lease.spec.validity for lease in leases}) == 1
         self._reached["several locks granted one after the other"] += not at_once
@@ -100,6 +106,17 @@ class SeveralTurns:
             lease = ref._lease  # noqa: SLF001 - as the API does
             if lease is not None and lease.is_valid(client.now(), client.process()):
                 self._fail("SEVERAL", f"a failed acquire of all holds {lease.token}")
+
+    def _check_ended_by_loss(self, client: SimClient, refs: list[LeaseRef]) -> None:
+        """Check that an acquire did not continue to wait after it had lost one of its leases."""
+        for ref in refs:
+            lost_at = self._checks.lost_at.get(ref._lease)  # type: ignore[arg-type]  # None is no key  # noqa: SLF001 - as the API does
+            if lost_at is None or client.was_stopped_since(lost_at):
+                continue
+            late = client.now() - lost_at
+            prompt = self._settings.calm and self._settings.nodes == 1
+            if late > (PROMPT if prompt else LATE):
+                self._fail("SEVERAL", f"an acquire of all ended {late:.3f} s after a loss")
 
     def _check_failed(
         self, client: SimClient, locks: LockSet, began: float, error: HoldfastError

@@ -82,8 +82,7 @@ class LeaseEndCheck:
 
         Otherwise its holder would wait for itself if it acquired the lock again.
         """
-        record, held = self._record, client.session.held
-        known = {*held.newest.values(), *held.shared}
+        record, known = self._record, set(client.session.held.all())
         for actor, lease in record.leases:
             if actor is not client or lease in known or not record.considers_held(client, lease):
                 continue

@@ -35,6 +35,8 @@ class SeveralChecks:
         """The checks of each lock, by its name."""
         self._by_key = {checks.record.key: checks for checks in each.values()}
         self._main = next(iter(each.values()))
+        self.lost_at: dict[LeaseState, float] = {}
+        """When each lost lease was lost, by the clock of its client."""
         for checks in each.values():
             checks.reached = checks.record.reached = self._main.reached
 
@@ -100,6 +102,7 @@ class SeveralChecks:
 
     def lease_lost(self, client: SimClient, lease: LeaseState) -> None:
         """A lease is lost."""
+        self.lost_at[lease] = client.now()
         self.of(lease.spec.keys[0]).lease_lost(client, lease)
 
     def event_reported(self, client: SimClient, event: Event) -> None:

@@ -468,12 +468,23 @@ class FreePermitsCheck(FreeLockCheck):
             if unaware and now - since > FREE_IF_CALM:
                 record.fail("L3", f"{token!r} does not know that it has permits")
         waiting = [each for each in queue if each.decode() in tokens]
-        weight, limit = permits_in(queue[0]) if queue else (1, 0)
+        # A waiter that is gone blocks no others, unless its connection still seems to be open.
+        living = [each for each in queue if not self._is_gone(server, each.decode())]
+        weight, limit = permits_in(living[0]) if living else (1, 0)
         fits = weight_of(holders) + weight <= limit
+        time_limit = self._time_limit()
+        if queue[:1] != living[:1]:
+            # It may be found gone only when the first lease should expire.
+            time_limit += int(record.longest_ttl * SECOND)
         if not fits or not waiting or server.quarantined:
             record.free_since = now
-        elif now - record.free_since > self._time_limit() and not record.settings.clock_jump:
+        elif now - record.free_since > time_limit and not record.settings.clock_jump:
             record.fail("L1", f"permits are free, and {waiting!r} wait")
+
+    def _is_gone(self, server: Server, token: str) -> bool:
+        record = self._record
+        subscribed = record.settings.uncounted or server.has_subscriber(channel_in(token))
+        return record.is_left(client_in(token)) and not subscribed
 
 
 class SharedLeftovers(LeftoverCheck):
