@@ -124,7 +124,7 @@ class Session:
     def check_needed(self, ref: LeaseRef) -> None:
         """Check the leases that the caller needs together with the one that it acquires.
 
-        Invariant: a caller does not go on waiting after the loss of such a lease. Here: register
+        Invariant: a caller does not continue to wait after the loss of such a lease. Here: register
         the waiter, then check the leases. `on_lost`, in another thread: the state of the lease has
         changed, then wake the registered waiters.
 
