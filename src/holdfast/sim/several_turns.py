@@ -39,8 +39,8 @@ LATE = 3 * COMMAND_TIMEOUT + 0.05
 the locks that it holds."""
 
 PROMPT = 0.5
-"""Seconds after a loss in which an acquire of all ends in a run without faults. Several nodes are
-queried again only after a pause."""
+"""Seconds after a loss in which an acquire of all ends in a run without faults. On several nodes it
+first ends its round and a pause."""
 
 
 class SeveralTurns:
@@ -108,7 +108,7 @@ class SeveralTurns:
                 self._fail("SEVERAL", f"a failed acquire of all holds {lease.token}")
 
     def _check_ended_by_loss(self, client: SimClient, refs: list[LeaseRef]) -> None:
-        """Check that an acquire did not continue to wait after it had lost one of its leases."""
+        """Check that an acquire does not continue to wait after it has lost one of its leases."""
         for ref in refs:
             lost_at = self._checks.lost_at.get(ref._lease)  # type: ignore[arg-type]  # None is no key  # noqa: SLF001 - as the API does
             if lost_at is None or client.was_stopped_since(lost_at):
