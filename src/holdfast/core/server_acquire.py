@@ -69,7 +69,6 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
     sent_at = port.now()
     waiter: Waiter | None = None
     runner: _AttemptRunner | None = None
-    cleaned_up = False
     try:
         try:
             if queues and session.waiters.has_waited:
@@ -94,15 +93,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
                 )
                 runner.handle(reply)
                 reply = None  # so that a long wait does not keep it alive
-                grant, is_unconfirmed = await runner.run(ref)
-                token = runner.token
-                fence, since = grant.fence, grant.since
-                ref._lease = lease = LeaseState(
-                    spec, token, fence, since, actor, process, session, ref
-                )
-                runner.complete(lease)
-                if is_unconfirmed:
-                    lease.begin_window(grant, port.now())
+                ref._lease = lease = runner.new_lease(await runner.run(ref), actor, ref)
             session.track(lease)
         except BaseException as error:
             # No runner yet: the first request was interrupted, or its grant could not be tracked.
@@ -111,17 +102,13 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
                     session, spec, timeout, sent_at, token, waiter, None, process
                 )
             await runner.fail(ref, error)
-            cleaned_up = True
-            if runner.left is not None and isinstance(error, AcquireTimeout):
-                raise NotNeeded(runner.left) from None
             raise
     except BaseException:
-        # The cleanup above was interrupted, maybe before its first line: the attempt had failed,
-        # as by its timeout, and a signal arrived after that.
-        if not cleaned_up and port.process() == process:
-            left_token = token if runner is None else runner.token
-            session.cleanups.schedule(spec, left_token)
-            session.waiters.unregister(spec, left_token)
+        # A signal may also arrive after an error, before `fail` begins: as after a timeout.
+        if (runner is None or not runner.has_cleaned_up) and port.process() == process:
+            token = token if runner is None else runner.token
+            session.cleanups.schedule(spec, token)
+            session.waiters.unregister(spec, token)
         raise
     return ref
 
@@ -137,12 +124,13 @@ class _AttemptRunner:
 
     __slots__ = (
         "_channel",
+        "_left",
         "_process",
         "_report",
         "_session",
         "_spec",
         "attempt",
-        "left",
+        "has_cleaned_up",
         "token",
         "waiter",
     )
@@ -169,8 +157,10 @@ class _AttemptRunner:
         self.attempt = begin(spec, timeout, sent_at)
         self.token = token
         self.waiter = waiter
-        self.left: Reply | None = None
-        """The reply with which a party left its barrier. It may have passed before."""
+        self._left: Reply | None = None
+        """The reply with which a party left its barrier."""
+        self.has_cleaned_up = False
+        """`fail` has ended, or there is nothing to clean up in this process."""
 
     async def run(self, ref: LeaseRef) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
@@ -332,27 +322,38 @@ class _AttemptRunner:
 
     # The end of an attempt
 
-    def complete(self, lease: LeaseState) -> None:
-        """Copy to the lease what its release needs: the waiter, and the need for a tombstone."""
+    def new_lease(self, acquired: Acquired, actor: object, ref: LeaseRef) -> LeaseState:
+        """Return the lease of the attempt, with what its release needs."""
+        grant, session = acquired.grant, self._session
+        lease = LeaseState(
+            self._spec, self.token, grant.fence, grant.since, actor, self._process, session, ref
+        )
         lease.needs_tombstone = self.attempt.needs_tombstone
         if self.waiter is not None:
             lease.waiter = self.waiter
             self.waiter.leave_timer()
+        if acquired.is_unconfirmed:
+            lease.begin_window(grant, session.port.now())
+        return lease
 
     async def fail(self, ref: LeaseRef, error: BaseException) -> None:
-        """Remove everything from the server when the attempt ends with `error`."""
+        """Remove everything from the server when the attempt ends with `error`.
+
+        Raises:
+            NotNeeded: the timeout of a party of a barrier was over; it has left, with this reply.
+        """
         lease = ref._lease
         if lease is not None:  # interrupted after the grant, before acquire() returned
             self._session.forget(lease)
         try:
             if self._session.port.process() == self._process:  # not in a forked child
                 await self._clean_up(error)
-        except BaseException:
-            self._session.cleanups.schedule(self._spec, self.token)
-            raise
+            self.has_cleaned_up = True
         finally:
             if lease is not None:
                 lease.state = RELEASED
+        if self._left is not None and isinstance(error, AcquireTimeout):
+            raise NotNeeded(self._left)
 
     async def _clean_up(self, error: BaseException) -> None:
         if self.waiter is not None:
@@ -380,7 +381,7 @@ class _AttemptRunner:
                 self._session, spec, self.token, tombstone, self._time_left()
             )
             if spec.kind.is_party:
-                self.left = reply
+                self._left = reply
         finally:
             self._unregister_waiter()
 
