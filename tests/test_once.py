@@ -180,6 +180,15 @@ async def test_without_waiting_the_error_names_the_caller_that_does_the_work(
     assert is_free(server)
 
 
+async def test_the_label_of_a_caller_is_shown_to_others(client: Any) -> None:
+    async with client.once("a", label="checkout"):
+        with pytest.raises(holdfast.AcquireTimeout) as caught:
+            await run_once(client, timeout=0)
+    holder = caught.value.holder
+    assert holder is not None
+    assert holder.label == "checkout"
+
+
 def test_a_cancelled_caller_leaves_the_queue(server: Server) -> None:
     async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client, client.once("a") as run:
@@ -301,6 +310,21 @@ async def test_a_lease_that_was_released_in_the_block_stores_nothing(
             run.result = 1
             await run.lease.release()
     assert not server.command("EXISTS", RESULT)
+
+
+async def test_work_that_hangs_is_done_by_the_next_caller_after_max_hold(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    with pytest.raises(holdfast.LeaseLost, match="its time ran out"):
+        async with client.once("a", ttl=0.5, max_hold=0.1) as run:
+
+            async def lost() -> bool:
+                return not run.lease.held
+
+            await api.eventually(lost)
+            run.result = "mine"
+    assert await run_once(other, "theirs", timeout=20) == (True, "theirs")
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)

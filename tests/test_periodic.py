@@ -188,6 +188,33 @@ async def test_a_skipped_call_is_false_and_shows_the_reason_the_runner_and_the_t
         skipped.why = "other"  # type: ignore[misc,assignment]  # that is the test
 
 
+async def test_the_label_of_a_run_is_shown_to_the_calls_that_are_skipped(
+    api: Api, client: Any
+) -> None:
+    job = Job(api, client, label="db2")
+    await job.call()
+    assert (await job.call()).by.label == "db2"
+
+
+async def test_a_run_that_hangs_does_not_prevent_later_runs_beyond_max_hold(
+    api: Api, client: Any, server: Server
+) -> None:
+    job = Job(api, client)
+
+    async def free() -> bool:
+        return not server.command("EXISTS", LOCK)
+
+    async def hang(run: Any) -> None:
+        assert run.lease.held
+        await api.eventually(free)
+
+    with pytest.raises(holdfast.LeaseLost, match="its time ran out"):
+        await client.periodic("a", every=YEAR, ttl=0.5, max_hold=0.1)(hang)()
+    await api.eventually(free)
+    started_ago(server, YEAR)
+    assert await job.call("next") == "next"
+
+
 async def test_two_starts_are_at_least_at_least_apart(
     api: Api, client: Any, server: Server
 ) -> None:

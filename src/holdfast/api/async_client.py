@@ -529,13 +529,15 @@ class AsyncClient:
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
 
-    def once(
+    def once(  # noqa: PLR0913 - settings, all optional
         self,
         name: str,
         *,
         keep: Duration = 86_400.0,
         ttl: Duration = 30.0,
         timeout: Duration | None = None,
+        max_hold: Duration | None = None,
+        label: str | None = None,
         codec: Codec | None = None,
     ) -> AsyncOnce:
         """Do the work with this id once, for all processes; later callers receive its result.
@@ -557,6 +559,9 @@ class AsyncClient:
                 While the process lives, the lease is renewed.
             timeout: seconds to wait while another caller does the work: None waits forever. With
                 0, `AcquireTimeout` is raised at once, and names the holder.
+            max_hold: seconds after which the lease is no longer renewed, so that work that hangs
+                is done by the next caller.
+            label: text that the command line and `error.holder` show for this caller.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.
 
@@ -568,12 +573,12 @@ class AsyncClient:
         from holdfast.api.codecs import JSON  # noqa: PLC0415 - as above
         from holdfast.core.once import describe_work  # noqa: PLC0415 - as above
 
-        spec = self.lock(name, ttl=ttl, timeout=timeout)._spec  # noqa: SLF001 - same module
+        spec = self.lock(name, ttl=ttl, timeout=timeout, max_hold=max_hold, label=label)._spec  # noqa: SLF001 - same module
         quorum = self._session.deployment.is_quorum
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return AsyncOnce(self, work, JSON if codec is None else codec)
 
-    def periodic(
+    def periodic(  # noqa: PLR0913 - the settings of a job, all but one optional
         self,
         name: str,
         *,
@@ -581,6 +586,8 @@ class AsyncClient:
         at_least: Duration = 0.0,
         offset: Duration = 0.0,
         ttl: Duration = 30.0,
+        max_hold: Duration | None = None,
+        label: str | None = None,
     ) -> Callable[
         [Callable[Concatenate[PeriodicRun[AsyncLease], P], Coroutine[Any, Any, R]]],
         Callable[P, Coroutine[Any, Any, R | Skipped]],
@@ -614,6 +621,9 @@ class AsyncClient:
             offset: seconds by which periods begin later, less than `every`: 7200 for 02:00 UTC.
             ttl: seconds after which the lock of a process that died is free. While the process
                 lives, its lease is renewed.
+            max_hold: seconds after which the lease is no longer renewed, so that a run that hangs
+                does not prevent later runs.
+            label: text that the command line and `Skipped.by` show for this process.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
@@ -623,7 +633,7 @@ class AsyncClient:
         from holdfast.core.periodic import describe_job  # noqa: PLC0415 - as above
 
         job = describe_job(
-            self.lock(name, ttl=ttl)._spec,  # noqa: SLF001 - same module
+            self.lock(name, ttl=ttl, max_hold=max_hold, label=label)._spec,  # noqa: SLF001 - same module
             self._namespace,
             every=every,
             at_least=at_least,

@@ -524,13 +524,15 @@ class Client:
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
 
-    def once(
+    def once(  # noqa: PLR0913 - settings, all optional
         self,
         name: str,
         *,
         keep: Duration = 86_400.0,
         ttl: Duration = 30.0,
         timeout: Duration | None = None,
+        max_hold: Duration | None = None,
+        label: str | None = None,
         codec: Codec | None = None,
     ) -> Once:
         """Do the work with this id once, for all processes; later callers receive its result.
@@ -552,6 +554,9 @@ class Client:
                 While the process lives, the lease is renewed.
             timeout: seconds to wait while another caller does the work: None waits forever. With
                 0, `AcquireTimeout` is raised at once, and names the holder.
+            max_hold: seconds after which the lease is no longer renewed, so that work that hangs
+                is done by the next caller.
+            label: text that the command line and `error.holder` show for this caller.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.
 
@@ -563,12 +568,12 @@ class Client:
         from holdfast.api.once import Once  # noqa: PLC0415 - imported on first use
         from holdfast.core.once import describe_work  # noqa: PLC0415 - as above
 
-        spec = self.lock(name, ttl=ttl, timeout=timeout)._spec  # noqa: SLF001 - same module
+        spec = self.lock(name, ttl=ttl, timeout=timeout, max_hold=max_hold, label=label)._spec  # noqa: SLF001 - same module
         quorum = self._session.deployment.is_quorum
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return Once(self, work, JSON if codec is None else codec)
 
-    def periodic(
+    def periodic(  # noqa: PLR0913 - the settings of a job, all but one optional
         self,
         name: str,
         *,
@@ -576,6 +581,8 @@ class Client:
         at_least: Duration = 0.0,
         offset: Duration = 0.0,
         ttl: Duration = 30.0,
+        max_hold: Duration | None = None,
+        label: str | None = None,
     ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Callable[P, R | Skipped]]:
         """Run a function at most once per period, over all machines that call it: a decorator.
 
@@ -606,6 +613,9 @@ class Client:
             offset: seconds by which periods begin later, less than `every`: 7200 for 02:00 UTC.
             ttl: seconds after which the lock of a process that died is free. While the process
                 lives, its lease is renewed.
+            max_hold: seconds after which the lease is no longer renewed, so that a run that hangs
+                does not prevent later runs.
+            label: text that the command line and `Skipped.by` show for this process.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
@@ -615,7 +625,7 @@ class Client:
         from holdfast.core.periodic import describe_job  # noqa: PLC0415 - as above
 
         job = describe_job(
-            self.lock(name, ttl=ttl)._spec,  # noqa: SLF001 - same module
+            self.lock(name, ttl=ttl, max_hold=max_hold, label=label)._spec,  # noqa: SLF001 - same module
             self._namespace,
             every=every,
             at_least=at_least,
