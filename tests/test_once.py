@@ -550,7 +550,7 @@ async def test_a_late_request_for_the_lock_does_not_take_it_after_the_store(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": 0}, "keep=0: give seconds from 1.0"),
+        ({"keep": 0}, "^once 'a': keep=0: give seconds from 1.0 to 31536000, e.g. 86400$"),
         ({"keep": None}, "keep=None"),
         ({"keep": True}, "keep=True"),
         ({"ttl": 0}, "ttl=0: give seconds"),

@@ -381,10 +381,10 @@ def test_a_cancelled_run_releases_its_lock(server: Server) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every": 0}, "every=0: give seconds from 0.1"),
+        ({"every": 0}, "^periodic 'a': every=0: give seconds from 0.1 to 31536000, e.g. 86400$"),
         ({"every": None}, "every=None"),
         ({"every": 0.05}, "every=0.05"),
-        ({"at_least": 60}, "at_least=60: give seconds, 0 or more, below every=60"),
+        ({"at_least": 60}, "^periodic 'a': at_least=60: give seconds, 0 or more, below every=60"),
         ({"at_least": -1}, "at_least=-1"),
         ({"at_least": None}, "at_least=None"),
         ({"offset": 60}, "offset=60"),

@@ -197,7 +197,7 @@ class AtomicOperations:
         keys, expiry = self._keys(key, once), expiry_of(ttl)
         name = _text(keys[0])
         timeout = in_seconds(timeout)
-        check_timeout(timeout, lock=name)
+        check_timeout(timeout, lock=name, of="key")
         end = math.inf if timeout is None else self._port.now() + timeout
         backoff = BETWEEN_UPDATES
         # With an id: the requests without a reply, after which a retry found another value. Such a

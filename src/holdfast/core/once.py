@@ -95,7 +95,7 @@ def describe_work(spec: LockSpec, namespace: str, keep: Duration, *, quorum: boo
             lock=spec.name,
         )
     seconds = in_seconds(keep)
-    check_ttl(seconds, lock=spec.name, least=KEEP_MIN, name="keep")
+    check_ttl(seconds, lock=spec.name, least=KEEP_MIN, name="keep", of="once", example=86_400)
     keys = keys_of_kind("once", spec.name, namespace, "result")
     lock = replace(spec, keys=keys, acquire_script=CLAIM, extra_args=("0",))
     return Work(lock, float(seconds))

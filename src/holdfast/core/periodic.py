@@ -132,10 +132,10 @@ def describe_job(  # noqa: PLR0913 - the settings of a job
             lock=name,
         )
     every, at_least, offset = in_seconds(every), in_seconds(at_least), in_seconds(offset)
-    check_ttl(every, lock=name, least=EVERY_MIN, name="every")
+    check_ttl(every, lock=name, least=EVERY_MIN, name="every", of="periodic", example=86_400)
     for what, given in (("at_least", at_least), ("offset", offset)):
         if not is_number(given) or not 0 <= given < every:
-            message = f"lock {name!r}: {what}={given!r}: give seconds, 0 or more, below every="
+            message = f"periodic {name!r}: {what}={given!r}: give seconds, 0 or more, below every="
             raise ConfigurationError(f"{message}{every!r}", lock=name)
     every_ms, at_least_ms, offset_ms = (int(to_ms(each)) for each in (every, at_least, offset))
     life_ms = int(to_ms(RECORD_LIFE)) + 2 * every_ms
