@@ -493,7 +493,7 @@ class AsyncClient:
     def rate(
         self,
         name: str,
-        *,
+        *positional: Never,
         limit: int,
         per: Duration = 1.0,
         burst: int | None = None,
@@ -521,18 +521,22 @@ class AsyncClient:
             burst: the highest total cost that is allowed at once; None for the limit.
             on_unavailable: "raise", or "allow" to allow requests while the server is unreachable,
                 or if a request gets no reply. Such a verdict has the reason in `unavailable`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers, which do not count together.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("rate", {}, positional)
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
 
     def once(  # noqa: PLR0913 - settings, all optional
         self,
         name: str,
-        *,
+        *positional: Never,
         keep: Duration = 86_400.0,
         ttl: Duration = 30.0,
         timeout: Duration | None = None,
@@ -564,11 +568,15 @@ class AsyncClient:
             label: text that the command line and `error.holder` show for this caller.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("once", {}, positional)
         from holdfast.api.async_once import AsyncOnce  # noqa: PLC0415 - imported on first use
         from holdfast.api.codecs import JSON  # noqa: PLC0415 - as above
         from holdfast.core.once import describe_work  # noqa: PLC0415 - as above
@@ -581,7 +589,7 @@ class AsyncClient:
     def periodic(  # noqa: PLR0913 - the settings of a job, all but one optional
         self,
         name: str,
-        *,
+        *positional: Never,
         every: Duration,
         at_least: Duration = 0.0,
         offset: Duration = 0.0,
@@ -624,11 +632,15 @@ class AsyncClient:
             max_hold: seconds after which the lease is no longer renewed, so that a run that hangs
                 does not prevent later runs.
             label: text that the command line and `Skipped.by` show for this process.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("periodic", {}, positional)
         from holdfast.api.async_periodic import decorator  # noqa: PLC0415 - imported on first use
         from holdfast.core.periodic import describe_job  # noqa: PLC0415 - as above
 

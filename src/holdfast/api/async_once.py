@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.api.advice import MissingMethod
 from holdfast.api.async_client import AsyncLease
 from holdfast.api.once_view import OnceView
 from holdfast.core.once import begin, finish
@@ -38,6 +39,8 @@ class AsyncOnce(OnceView[AsyncLease]):
 
     __slots__ = ("_client",)
 
+    _wait = "await "
+
     def __init__(self, client: AsyncClient, work: Work, codec: Codec) -> None:
         super().__init__(work, codec)
         self._client = client
@@ -66,3 +69,8 @@ class AsyncOnce(OnceView[AsyncLease]):
             await finish(session, self._work, lease, self._to_store)
         else:
             await lease.__aexit__(kind, error, traceback)
+
+    if not TYPE_CHECKING:  # type checkers must not see it
+        __enter__ = MissingMethod(
+            "write 'async with client.once(...) as run:', or use holdfast.Client"
+        )

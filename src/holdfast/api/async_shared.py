@@ -125,7 +125,7 @@ class AsyncWriteLease(AsyncLease):
         """Continue as a reader, without a gap in which another client could write.
 
         It stays the same lease, with the same fence, and is released as before. Readers that are
-        next in the queue are granted the lock. On the lease of a reader this does nothing.
+        next in the queue are granted the lock. Calling it again does nothing.
 
         If the call is cancelled, the client completes it in the background.
         The lease stays valid, and can be released at any time.

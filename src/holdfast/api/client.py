@@ -488,7 +488,7 @@ class Client:
     def rate(
         self,
         name: str,
-        *,
+        *positional: Never,
         limit: int,
         per: Duration = 1.0,
         burst: int | None = None,
@@ -516,18 +516,22 @@ class Client:
             burst: the highest total cost that is allowed at once; None for the limit.
             on_unavailable: "raise", or "allow" to allow requests while the server is unreachable,
                 or if a request gets no reply. Such a verdict has the reason in `unavailable`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers, which do not count together.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("rate", {}, positional)
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
 
     def once(  # noqa: PLR0913 - settings, all optional
         self,
         name: str,
-        *,
+        *positional: Never,
         keep: Duration = 86_400.0,
         ttl: Duration = 30.0,
         timeout: Duration | None = None,
@@ -559,11 +563,15 @@ class Client:
             label: text that the command line and `error.holder` show for this caller.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("once", {}, positional)
         from holdfast.api.codecs import JSON  # noqa: PLC0415 - as above
         from holdfast.api.once import Once  # noqa: PLC0415 - imported on first use
         from holdfast.core.once import describe_work  # noqa: PLC0415 - as above
@@ -576,7 +584,7 @@ class Client:
     def periodic(  # noqa: PLR0913 - the settings of a job, all but one optional
         self,
         name: str,
-        *,
+        *positional: Never,
         every: Duration,
         at_least: Duration = 0.0,
         offset: Duration = 0.0,
@@ -616,11 +624,15 @@ class Client:
             max_hold: seconds after which the lease is no longer renewed, so that a run that hangs
                 does not prevent later runs.
             label: text that the command line and `Skipped.by` show for this process.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("periodic", {}, positional)
         from holdfast.api.periodic import decorator  # noqa: PLC0415 - imported on first use
         from holdfast.core.periodic import describe_job  # noqa: PLC0415 - as above
 

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.thread_port import run
+from holdfast.api.advice import MissingMethod
 from holdfast.api.client import Lease
 from holdfast.api.once_view import OnceView
 from holdfast.core.once import begin, finish
@@ -78,3 +79,8 @@ class Once(OnceView[Lease]):
                         run(finish(session, self._work, self._entered(), self._to_store))
                 self._entered()._abandon()  # noqa: SLF001 - within the API
             raise
+
+    if not TYPE_CHECKING:  # type checkers must not see it
+        __aenter__ = MissingMethod(
+            "write 'with client.once(...) as run:', or use holdfast.AsyncClient in coroutines"
+        )
