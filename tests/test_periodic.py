@@ -437,6 +437,36 @@ def test_the_wrong_kind_of_function_is_rejected_with_the_remedy() -> None:
         fields(lambda run, user: (run, user))
 
 
+@pytest.mark.parametrize("kind", [holdfast.Client, holdfast.AsyncClient])
+def test_a_method_is_refused_and_its_bound_method_receives_the_run(kind: Any) -> None:
+    client = kind("redis://127.0.0.1:1")
+
+    class Shop:
+        if kind is holdfast.Client:
+
+            def refresh(self, run: Any) -> None: ...
+        else:
+
+            async def refresh(self, run: Any) -> None: ...  # type: ignore[misc]  # the other one
+
+    with pytest.raises(holdfast.ConfigurationError, match=r"receive the run as 'self'") as caught:
+        client.periodic("a", every=60)(Shop.refresh)
+    assert str(caught.value).endswith("as in client.periodic(...)(self.refresh)")
+    assert caught.value.lock == "a"
+    assert client.periodic("a", every=60)(Shop().refresh).__name__ == "refresh"
+
+
+async def test_a_bound_method_is_a_periodic_job(api: Api, client: Any) -> None:
+    class Shop(Job):
+        async def refresh(self, run: Any) -> tuple[Any, Any]:
+            return self, run
+
+    shop = Shop(api, client)
+    receiver, run = await client.periodic("a", every=YEAR)(shop.refresh)()
+    assert receiver is shop
+    assert run.name == "a"
+
+
 def test_a_job_keeps_the_name_of_its_function_and_takes_its_other_arguments(
     server: Server,
 ) -> None:

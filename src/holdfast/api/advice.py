@@ -184,6 +184,25 @@ def check_name_of_decorator(spec: LockSpec, function: Callable[..., object], wit
             )
 
 
+def check_takes_the_run(function: Callable[..., object], lock: str) -> None:
+    """Check that the function of a periodic job is no method, whose first argument is its object.
+
+    Raises:
+        ConfigurationError: its first argument is named `self` or `cls`.
+    """
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # Python cannot show them
+        return
+    if first in ("self", "cls"):
+        name = _name_of(function)
+        raise ConfigurationError(
+            f"{name} is a method, and would receive the run as {first!r}: decorate the bound "
+            f"method, as in client.periodic(...)({first}.{name})",
+            lock=lock,
+        )
+
+
 def check_ttl_is_no_function(ttl: object) -> None:
     """Check that `cached` was called with a ttl.
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.api.advice import check_coroutine_function, check_name_of_decorator
+from holdfast.api.advice import (
+    check_coroutine_function,
+    check_name_of_decorator,
+    check_takes_the_run,
+)
 from holdfast.api.async_client import AsyncLease
 from holdfast.api.periodic_run import PeriodicRun
 from holdfast.core.periodic import Skipped, start
@@ -33,6 +37,7 @@ def decorator(
         function: Callable[Concatenate[PeriodicRun[AsyncLease], P], Coroutine[Any, Any, R]],
     ) -> Callable[P, Coroutine[Any, Any, R | Skipped]]:
         check_coroutine_function(function, "use holdfast.Client", job.lock.name)
+        check_takes_the_run(function, job.lock.name)
         check_name_of_decorator(job.lock, function, "async with")
 
         @functools.wraps(function)

@@ -603,9 +603,10 @@ class Client:
             if isinstance(outcome, holdfast.Skipped):
                 print(outcome)
 
-        The function receives a `PeriodicRun` before its other arguments. The server decides by its
-        clock which call runs, and records the start at once. So a run that raises or whose process
-        dies is not repeated in its period. No run begins while another one lasts.
+        The function receives a `PeriodicRun` before its other arguments. Of a method, decorate the
+        bound method: `client.periodic(...)(self.refresh)`. The server decides by its clock which
+        call runs, and records the start at once. So a run that raises or whose process dies is not
+        repeated in its period. No run begins while another one lasts.
 
         A call that runs the function returns what the function returns. Other calls return a
         `Skipped`, without waiting for the run. A call raises what the function raises; `LeaseLost`

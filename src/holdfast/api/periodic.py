@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from holdfast.adapters.thread_port import run
-from holdfast.api.advice import check_name_of_decorator, check_plain_function
+from holdfast.api.advice import check_name_of_decorator, check_plain_function, check_takes_the_run
 from holdfast.api.client import Lease
 from holdfast.api.periodic_run import PeriodicRun
 from holdfast.core.periodic import Skipped, start
@@ -32,6 +32,7 @@ def decorator(
         function: Callable[Concatenate[PeriodicRun[Lease], P], R],
     ) -> Callable[P, R | Skipped]:
         check_plain_function(function, "use holdfast.AsyncClient", job.lock.name)
+        check_takes_the_run(function, job.lock.name)
         check_name_of_decorator(job.lock, function, "with")
 
         @functools.wraps(function)
