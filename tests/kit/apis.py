@@ -37,7 +37,7 @@ _AWAITED_METHODS = {
     "release",
     "close",
     *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
-    *("peek", "reset"),
+    *("peek", "reset", "forget"),
 }
 _WRAPPED = (
     *(holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic, holdfast.Rate),

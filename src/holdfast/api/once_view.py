@@ -122,8 +122,13 @@ class OnceView(Generic[L]):
             WrongValue: the codec cannot decode it.
         """
         self._stored = stored
-        if stored is not None and not stored.is_empty:
-            self._value = load(self._codec, self.name, stored.payload)
+        self._value = self._decoded(stored, None)
+
+    def _decoded(self, stored: Result | None, default: object) -> Any:  # noqa: ANN401 - any value
+        """Return a stored result, or the default if there is none."""
+        if stored is None:
+            return default
+        return None if stored.is_empty else load(self._codec, self.name, stored.payload)
 
     def _entered(self) -> L:
         if self._lease is None:

@@ -49,6 +49,7 @@ from holdfast.scripts import CLAIM, FINISH
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.record import Record
     from holdfast.core.retry import RetryResult
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
@@ -80,6 +81,16 @@ def read_result(reply: Reply) -> Result:
     head, _, payload = reply[0].partition(b"\n")
     fence, is_empty, _ = map(int, head.split())
     return Result(payload, bool(is_empty), fence)
+
+
+async def peek(record: Record) -> Result | None:
+    """Return the result; None if there is none. Do not wait for one.
+
+    Raises:
+        NodeUnavailable, WrongValue, ConfigurationError: as `Record.read`.
+    """
+    stored = await record.read()
+    return None if stored is None else read_result((stored,))
 
 
 def describe_work(spec: LockSpec, namespace: str, keep: Duration, *, quorum: bool) -> Work:
