@@ -306,6 +306,53 @@ async def test_a_skipped_call_costs_one_request_and_a_run_three(
     assert commands_processed(server)["evalsha"] == 1
 
 
+# The last start
+
+
+async def test_last_is_the_last_run_that_any_client_started(api: Api, server: Server) -> None:
+    job, other = (Job(api, api.connect(server.url)) for _ in range(2))
+    assert await job.call.last() is None
+    before = server_time(server)
+    await other.call()
+    last = await job.call.last()
+    assert before - 0.001 <= last.at <= server_time(server)
+    assert last.by.fence == other.runs[0].fence
+
+
+async def test_after_forget_the_next_call_runs_in_this_period(api: Api, client: Any) -> None:
+    job = Job(api, client)
+    await job.call.forget()  # no start is recorded yet
+    await job.call()
+    assert not await job.call()
+    await job.call.forget()
+    assert await job.call.last() is None
+    assert await job.call("again") == "again"
+
+
+async def test_forget_after_a_start_in_the_far_future_lets_the_job_run(
+    api: Api, client: Any, server: Server
+) -> None:
+    """The clock of the server was far ahead for one call. Without forget, the job would wait."""
+    job = Job(api, client)
+    await job.call()
+    started_ago(server, -400 * 86_400)
+    assert (await job.call()).next > 86_400
+    assert (await job.call.last()).at > server_time(server) + 86_400
+    await job.call.forget()
+    assert await job.call("again") == "again"
+
+
+async def test_forget_during_a_run_starts_no_second_one(api: Api, client: Any) -> None:
+    job = Job(api, client)
+    job.go.clear()
+    call = api.start(job.call("result"))
+    assert await api.wait(job.begun, 20)
+    await job.call.forget()
+    assert (await job.call()).why == "running"
+    job.go.set()
+    assert await call.result() == "result"
+
+
 # Faults
 
 
@@ -477,7 +524,8 @@ def test_a_job_keeps_the_name_of_its_function_and_takes_its_other_arguments(
             """Back up."""
             return f"{number} {run!r}"
 
-        assert (nightly.__name__, nightly.__doc__) == ("nightly", "Back up.")
+        decorated: Any = nightly
+        assert (decorated.__name__, decorated.__doc__) == ("nightly", "Back up.")
         assert "run" not in inspect.signature(nightly).parameters
         assert str(nightly(number=3)).startswith("3 <PeriodicRun of 'a', period ")
 

@@ -114,7 +114,7 @@ class AsyncCachedWrapper:
         return self.inner.refresh(*args, **kwargs)
 
 
-def _periodic(decorate: Any, function: Any) -> Callable[..., Awaitable[object]]:
+def _periodic(decorate: Any, function: Any) -> Any:
     def blocking(*args: object, **kwargs: object) -> object:
         return drive(function(*args, **kwargs))
 
@@ -123,7 +123,15 @@ def _periodic(decorate: Any, function: Any) -> Callable[..., Awaitable[object]]:
     async def awaited(*args: object, **kwargs: object) -> object:
         return called(*args, **kwargs)
 
-    return awaited
+    async def last() -> object:
+        return called.last()
+
+    async def forget() -> None:
+        called.forget()
+
+    made: Any = awaited
+    made.last, made.forget = last, forget
+    return made
 
 
 def _awaitable(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:

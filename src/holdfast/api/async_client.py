@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.api.async_cached import AsyncCached, AsyncCaching
     from holdfast.api.async_multi_lock import AsyncMultiLock
     from holdfast.api.async_once import AsyncOnce
+    from holdfast.api.async_periodic import AsyncPeriodic
     from holdfast.api.async_rate import AsyncRate
     from holdfast.api.async_shared import AsyncRWLock, AsyncSemaphore
     from holdfast.api.codecs import Codec
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from holdfast.api.targets import Target
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
-    from holdfast.core.periodic import Skipped
     from holdfast.core.permits import SharedSpecs
     from holdfast.core.rate import Rates
     from holdfast.errors import LossReason
@@ -598,7 +598,7 @@ class AsyncClient:
         label: str | None = None,
     ) -> Callable[
         [Callable[Concatenate[PeriodicRun[AsyncLease], P], Coroutine[Any, Any, R]]],
-        Callable[P, Coroutine[Any, Any, R | Skipped]],
+        AsyncPeriodic[P, R],
     ]:
         """Run a function at most once per period, over all machines that call it: a decorator.
 

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from holdfast.api.codecs import Codec
     from holdfast.api.multi_lock import MultiLock
     from holdfast.api.once import Once
+    from holdfast.api.periodic import Periodic
     from holdfast.api.periodic_run import PeriodicRun
     from holdfast.api.rate import Rate
     from holdfast.api.shared import RWLock, Semaphore
     from holdfast.api.targets import Target
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
-    from holdfast.core.periodic import Skipped
     from holdfast.core.permits import SharedSpecs
     from holdfast.core.rate import Rates
     from holdfast.errors import LossReason
@@ -591,7 +591,7 @@ class Client:
         ttl: Duration = 30.0,
         max_hold: Duration | None = None,
         label: str | None = None,
-    ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Callable[P, R | Skipped]]:
+    ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Periodic[P, R]]:
         """Run a function at most once per period, over all machines that call it: a decorator.
 
         Example:

@@ -31,6 +31,7 @@ from holdfast.scripts import START
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.lease_state import LeaseRef
+    from holdfast.core.record import Record
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
@@ -205,6 +206,15 @@ async def _acquire(session: Session, lock: LockSpec, ref: LeaseRef) -> None:
         await acquire(session, lock, TRIES * lock.command_timeout, ref)
     except WouldDeadlock:  # the caller runs the job: the script returns that
         await acquire(session, lock, 0, ref)
+
+
+async def last_run(record: Record) -> LastRun | None:
+    """Return the last run that was started; None if no start is recorded.
+
+    Raises:
+        NodeUnavailable, WrongValue, ConfigurationError: as `Record.read`.
+    """
+    return _last_run(await record.read() or b"")
 
 
 def _last_run(last: bytes) -> LastRun | None:
