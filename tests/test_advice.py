@@ -257,6 +257,64 @@ def test_pickling_a_client_or_a_lock_raises_with_what_to_pass_instead(kind: Any)
             copy.deepcopy(thing)
 
 
+ENTERED: dict[str, tuple[str, str]] = {
+    "threads": (
+        "__aenter__",
+        "write 'with client.once(...) as run:', or use holdfast.AsyncClient in coroutines",
+    ),
+    "asyncio": (
+        "__enter__",
+        "write 'async with client.once(...) as run:', or use holdfast.Client",
+    ),
+}
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_work_that_is_entered_as_with_the_other_client_raises_with_what_to_write(by: str) -> None:
+    name, advice = ENTERED[by]
+    with pytest.raises(AttributeError) as caught:
+        getattr(CLIENTS[by](NOWHERE).once("a"), name)
+    assert str(caught.value).endswith(f": {advice}")
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_once_as_a_decorator_raises_with_what_to_write(by: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        CLIENTS[by](NOWHERE).once("a")(DECORATED[by])
+    write = "async with" if by == "asyncio" else "with"
+    assert str(caught.value).endswith(
+        f"write '{write} client.once(id) as run:' inside the function"
+    )
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+@pytest.mark.parametrize("name", ["__enter__", "__aenter__"])
+def test_a_rate_as_a_context_manager_raises_with_what_to_write(by: str, name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(CLIENTS[by](NOWHERE).rate("a", limit=1), name)
+    wait = "await " if by == "asyncio" else ""
+    assert f"nothing to release: write {wait}rate.acquire() before" in str(caught.value)
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_positional_settings_are_refused_with_what_to_write(by: str) -> None:
+    client = CLIENTS[by](NOWHERE)
+    for method, given, advice in (
+        (client.once, {}, "write keep=5, the seconds for which the result is kept, or timeout=5"),
+        (client.rate, {"limit": 5}, "write limit=5, and the seconds as per="),
+        (client.periodic, {"every": 5}, "write every=5, the seconds of a period"),
+    ):
+        assert error_message(method, "a", 5, **given).endswith(f": {advice}")
+    assert error_message(client.rate, "a", 5, 1).endswith("keyword-only argument: 'limit'")
+
+
+@pytest.mark.parametrize("kind", CLIENTS.values())
+def test_upgrade_of_a_reader_raises_with_what_to_do(kind: Any) -> None:
+    reader = kind(NOWHERE).rwlock("a").read()
+    with pytest.raises(AttributeError, match=r"release the lease, then acquire rwlock\.write\(\)"):
+        reader._new_lease().upgrade()
+
+
 def test_pickling_a_lease_raises_with_advice_to_export_it(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         lease = client.lock("a").acquire()

@@ -368,7 +368,7 @@ async def unused(_: bytes | None) -> bytes:
         (lambda on: on.compare_and_set("v", "", "", 0, None), "ttl=0: give seconds from 0.01 to "),
         (lambda on: on.compare_and_delete("v", None, None), "old=None: give a string or bytes"),
         (lambda on: on.update("v", unused, 0, None, None), "ttl=0: give seconds from 0.01 to "),
-        (lambda on: on.update("v", unused, None, -1, None), "lock 'v': timeout=-1: give seconds"),
+        (lambda on: on.update("v", unused, None, -1, None), "key 'v': timeout=-1: give seconds"),
         (lambda on: on.run(OWN, "n", [], None), "keys='n': give a list"),
         (lambda on: on.run(OWN, {"n"}, [], None), "keys={'n'}: give a list"),
         (lambda on: on.run(OWN, ["n"], b"n", None), "args=b'n': give a list"),

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 import holdfast
 from holdfast.keys import keys_of_kind, kind_in, lock_key_in, name_in, namespace_in
-from holdfast.scripts import CLAIM, FINISH
+from holdfast.scripts import CLAIM, COMPARE_AND_DELETE, FINISH
 from kit.apis import Tasks
 from kit.contention import tombstones, waiters
 from kit.failing_port import LATE, LOST, UNSENT, hook_raising, install, record_cleanups
@@ -180,6 +180,15 @@ async def test_without_waiting_the_error_names_the_caller_that_does_the_work(
     assert is_free(server)
 
 
+async def test_the_label_of_a_caller_is_shown_to_others(client: Any) -> None:
+    async with client.once("a", label="checkout"):
+        with pytest.raises(holdfast.AcquireTimeout) as caught:
+            await run_once(client, timeout=0)
+    holder = caught.value.holder
+    assert holder is not None
+    assert holder.label == "checkout"
+
+
 def test_a_cancelled_caller_leaves_the_queue(server: Server) -> None:
     async def scenario() -> None:
         async with holdfast.AsyncClient(server.url) as client, client.once("a") as run:
@@ -267,6 +276,63 @@ async def test_after_keep_the_work_is_done_again(client: Any, server: Server) ->
     assert await run_once(client) == (False, 2)
 
 
+# Looking at a result, and forgetting it
+
+
+async def test_peek_returns_the_result_without_doing_the_work(client: Any, server: Server) -> None:
+    assert await client.once("a").peek() is None
+    assert await client.once("a").peek(default="none") == "none"
+    async with client.once("a") as run:
+        assert await client.once("a").peek(default="none") == "none"  # it does not wait
+        run.result = {"paid": 1}
+    assert await client.once("a").peek() == {"paid": 1}
+    assert is_free(server)
+
+
+async def test_peek_distinguishes_a_result_of_none_from_no_result(client: Any) -> None:
+    async with client.once("a"):
+        pass
+    assert await client.once("a").peek(default="none") is None
+
+
+async def test_after_forget_the_work_is_done_again(client: Any, server: Server) -> None:
+    await client.once("a").forget()  # nothing is stored yet
+    assert await run_once(client, 1) == (True, 1)
+    await client.once("a").forget()
+    assert not server.command("EXISTS", RESULT)
+    assert await run_once(client, 2) == (True, 2)
+
+
+async def test_forget_during_the_work_does_not_discard_its_result(client: Any) -> None:
+    async with client.once("a") as run:
+        await client.once("a").forget()
+        run.result = 1
+    assert await run_once(client) == (False, 1)
+
+
+async def test_a_forget_that_arrives_later_keeps_the_result_of_a_later_run(
+    api: Api, server: Server, proxy: Proxy
+) -> None:
+    client = api.connect(proxy.url, command_timeout=0.5)
+    await run_once(client, 1)
+    late = server.command("GET", RESULT)
+    proxy.drop_reply(matching=calls(COMPARE_AND_DELETE), close=True)
+    await client.once("a").forget()  # sent again, because the reply was lost
+    assert not proxy.rules_left
+    assert await run_once(client, 2) == (True, 2)
+    assert not await client.atomic.compare_and_delete(RESULT, late)
+    assert await run_once(client) == (False, 2)
+
+
+async def test_without_the_server_peek_and_forget_name_the_work(api: Api, proxy: Proxy) -> None:
+    client = api.connect(proxy.url, command_timeout=0.3)
+    proxy.refuse()
+    for call in (client.once("a").peek, client.once("a").forget):
+        with pytest.raises(holdfast.NodeUnavailable, match="stored for 'a' cannot be read") as e:
+            await call()
+        assert e.value.lock == "a"
+
+
 # Losing the lease
 
 
@@ -301,6 +367,21 @@ async def test_a_lease_that_was_released_in_the_block_stores_nothing(
             run.result = 1
             await run.lease.release()
     assert not server.command("EXISTS", RESULT)
+
+
+async def test_work_that_hangs_is_done_by_the_next_caller_after_max_hold(
+    api: Api, server: Server
+) -> None:
+    client, other = api.connect(server.url), api.connect(server.url)
+    with pytest.raises(holdfast.LeaseLost, match="its time ran out"):
+        async with client.once("a", ttl=0.5, max_hold=0.1) as run:
+
+            async def lost() -> bool:
+                return not run.lease.held
+
+            await api.eventually(lost)
+            run.result = "mine"
+    assert await run_once(other, "theirs", timeout=20) == (True, "theirs")
 
 
 @pytest.mark.parametrize("shared_server", ONE_KIND, indirect=True)
@@ -526,7 +607,7 @@ async def test_a_late_request_for_the_lock_does_not_take_it_after_the_store(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": 0}, "keep=0: give seconds from 1.0"),
+        ({"keep": 0}, "^once 'a': keep=0: give seconds from 1.0 to 31536000, e.g. 86400$"),
         ({"keep": None}, "keep=None"),
         ({"keep": True}, "keep=True"),
         ({"ttl": 0}, "ttl=0: give seconds"),

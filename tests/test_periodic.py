@@ -188,6 +188,33 @@ async def test_a_skipped_call_is_false_and_shows_the_reason_the_runner_and_the_t
         skipped.why = "other"  # type: ignore[misc,assignment]  # that is the test
 
 
+async def test_the_label_of_a_run_is_shown_to_the_calls_that_are_skipped(
+    api: Api, client: Any
+) -> None:
+    job = Job(api, client, label="db2")
+    await job.call()
+    assert (await job.call()).by.label == "db2"
+
+
+async def test_a_run_that_hangs_does_not_prevent_later_runs_beyond_max_hold(
+    api: Api, client: Any, server: Server
+) -> None:
+    job = Job(api, client)
+
+    async def free() -> bool:
+        return not server.command("EXISTS", LOCK)
+
+    async def hang(run: Any) -> None:
+        assert run.lease.held
+        await api.eventually(free)
+
+    with pytest.raises(holdfast.LeaseLost, match="its time ran out"):
+        await client.periodic("a", every=YEAR, ttl=0.5, max_hold=0.1)(hang)()
+    await api.eventually(free)
+    started_ago(server, YEAR)
+    assert await job.call("next") == "next"
+
+
 async def test_two_starts_are_at_least_at_least_apart(
     api: Api, client: Any, server: Server
 ) -> None:
@@ -279,6 +306,53 @@ async def test_a_skipped_call_costs_one_request_and_a_run_three(
     assert commands_processed(server)["evalsha"] == 1
 
 
+# The last start
+
+
+async def test_last_is_the_last_run_that_any_client_started(api: Api, server: Server) -> None:
+    job, other = (Job(api, api.connect(server.url)) for _ in range(2))
+    assert await job.call.last() is None
+    before = server_time(server)
+    await other.call()
+    last = await job.call.last()
+    assert before - 0.001 <= last.at <= server_time(server)
+    assert last.by.fence == other.runs[0].fence
+
+
+async def test_after_forget_the_next_call_runs_in_this_period(api: Api, client: Any) -> None:
+    job = Job(api, client)
+    await job.call.forget()  # no start is recorded yet
+    await job.call()
+    assert not await job.call()
+    await job.call.forget()
+    assert await job.call.last() is None
+    assert await job.call("again") == "again"
+
+
+async def test_forget_after_a_start_in_the_far_future_lets_the_job_run(
+    api: Api, client: Any, server: Server
+) -> None:
+    """The clock of the server was far ahead for one call. Without forget, the job would wait."""
+    job = Job(api, client)
+    await job.call()
+    started_ago(server, -400 * 86_400)
+    assert (await job.call()).next > 86_400
+    assert (await job.call.last()).at > server_time(server) + 86_400
+    await job.call.forget()
+    assert await job.call("again") == "again"
+
+
+async def test_forget_during_a_run_starts_no_second_one(api: Api, client: Any) -> None:
+    job = Job(api, client)
+    job.go.clear()
+    call = api.start(job.call("result"))
+    assert await api.wait(job.begun, 20)
+    await job.call.forget()
+    assert (await job.call()).why == "running"
+    job.go.set()
+    assert await call.result() == "result"
+
+
 # Faults
 
 
@@ -354,10 +428,10 @@ def test_a_cancelled_run_releases_its_lock(server: Server) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every": 0}, "every=0: give seconds from 0.1"),
+        ({"every": 0}, "^periodic 'a': every=0: give seconds from 0.1 to 31536000, e.g. 86400$"),
         ({"every": None}, "every=None"),
         ({"every": 0.05}, "every=0.05"),
-        ({"at_least": 60}, "at_least=60: give seconds, 0 or more, below every=60"),
+        ({"at_least": 60}, "^periodic 'a': at_least=60: give seconds, 0 or more, below every=60"),
         ({"at_least": -1}, "at_least=-1"),
         ({"at_least": None}, "at_least=None"),
         ({"offset": 60}, "offset=60"),
@@ -410,6 +484,36 @@ def test_the_wrong_kind_of_function_is_rejected_with_the_remedy() -> None:
         fields(lambda run, user: (run, user))
 
 
+@pytest.mark.parametrize("kind", [holdfast.Client, holdfast.AsyncClient])
+def test_a_method_is_refused_and_its_bound_method_receives_the_run(kind: Any) -> None:
+    client = kind("redis://127.0.0.1:1")
+
+    class Shop:
+        if kind is holdfast.Client:
+
+            def refresh(self, run: Any) -> None: ...
+        else:
+
+            async def refresh(self, run: Any) -> None: ...  # type: ignore[misc]  # the other one
+
+    with pytest.raises(holdfast.ConfigurationError, match=r"receive the run as 'self'") as caught:
+        client.periodic("a", every=60)(Shop.refresh)
+    assert str(caught.value).endswith("as in client.periodic(...)(self.refresh)")
+    assert caught.value.lock == "a"
+    assert client.periodic("a", every=60)(Shop().refresh).__name__ == "refresh"
+
+
+async def test_a_bound_method_is_a_periodic_job(api: Api, client: Any) -> None:
+    class Shop(Job):
+        async def refresh(self, run: Any) -> tuple[Any, Any]:
+            return self, run
+
+    shop = Shop(api, client)
+    receiver, run = await client.periodic("a", every=YEAR)(shop.refresh)()
+    assert receiver is shop
+    assert run.name == "a"
+
+
 def test_a_job_keeps_the_name_of_its_function_and_takes_its_other_arguments(
     server: Server,
 ) -> None:
@@ -420,7 +524,8 @@ def test_a_job_keeps_the_name_of_its_function_and_takes_its_other_arguments(
             """Back up."""
             return f"{number} {run!r}"
 
-        assert (nightly.__name__, nightly.__doc__) == ("nightly", "Back up.")
+        decorated: Any = nightly
+        assert (decorated.__name__, decorated.__doc__) == ("nightly", "Back up.")
         assert "run" not in inspect.signature(nightly).parameters
         assert str(nightly(number=3)).startswith("3 <PeriodicRun of 'a', period ")
 

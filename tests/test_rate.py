@@ -342,7 +342,7 @@ async def test_a_wrong_cost_is_refused_before_a_request(api: Api) -> None:
             with pytest.raises(holdfast.ConfigurationError, match="cost="):
                 await call(wrong)
     for wrong in (-1, math.inf, True, "1"):
-        with pytest.raises(holdfast.ConfigurationError, match="timeout="):
+        with pytest.raises(holdfast.ConfigurationError, match=r"^rate 'a': timeout="):
             await rate.acquire(timeout=wrong)
 
 

@@ -146,6 +146,7 @@ def test_derived_values_follow_from_the_settings_of_a_lock() -> None:
         "first_due": pytest.approx(29.699 / 3),
         "command_timeout": 2.0,
         "longest_ttl": math.inf,
+        "is_shared": False,
         "acquire_script": ACQUIRE,
         "extra_args": (),
         "kind": EXCLUSIVE,
@@ -183,6 +184,7 @@ def test_derived_values_follow_from_the_settings_of_a_lock() -> None:
                 "keys": Keys((*plain["keys"], b"holdfast:{a}:holds")),
                 "suffix": "x%3Ay:+1000:&u%3As",
                 "settings": "1000 fair &u%3As",
+                "is_shared": True,
             },
         ),
         ({"replicas": 2}, {"replicas": 2, "keys": replace(plain["keys"], replicas=2)}),
@@ -206,6 +208,7 @@ def test_derived_values_follow_from_the_settings_of_a_lock() -> None:
             "renew": bool,
             "reentrant": bool,
             "fair": bool,
+            "is_shared": bool,
         }
         assert spec.keys.replicas == spec.replicas
 

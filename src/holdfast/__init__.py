@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.api.async_latch import AsyncLatch
     from holdfast.api.async_multi_lock import AsyncMultiLease, AsyncMultiLock
     from holdfast.api.async_once import AsyncOnce
+    from holdfast.api.async_periodic import AsyncPeriodic
     from holdfast.api.async_rate import AsyncRate
     from holdfast.api.async_shared import (
         AsyncReadLock,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.api.lease_view import UNSET, Unset
     from holdfast.api.multi_lock import MultiLease, MultiLock
     from holdfast.api.once import Once
+    from holdfast.api.periodic import Periodic
     from holdfast.api.periodic_run import PeriodicRun
     from holdfast.api.rate import Rate
     from holdfast.api.redis_lock import AsyncRedisLock, RedisLock
@@ -99,6 +101,7 @@ __all__ = [
     "AsyncMultiLease",
     "AsyncMultiLock",
     "AsyncOnce",
+    "AsyncPeriodic",
     "AsyncRWLock",
     "AsyncRate",
     "AsyncReadLock",
@@ -141,6 +144,7 @@ __all__ = [
     "Once",
     "Outcome",
     "OutcomeUnknown",
+    "Periodic",
     "PeriodicRun",
     "RWLock",
     "Rate",
@@ -202,6 +206,8 @@ _MODULES = {
     "Once": "holdfast.api.once",
     "Outcome": "holdfast.core.atomic",
     "PICKLE": "holdfast.api.codecs",
+    "AsyncPeriodic": "holdfast.api.async_periodic",
+    "Periodic": "holdfast.api.periodic",
     "PeriodicRun": "holdfast.api.periodic_run",
     "RAW": "holdfast.api.codecs",
     "Rate": "holdfast.api.rate",

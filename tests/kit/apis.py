@@ -37,9 +37,9 @@ _AWAITED_METHODS = {
     "release",
     "close",
     *("incr", "take", "put", "compare_and_set", "compare_and_delete", "update"),
-    *("peek", "reset"),
     *("leader", "resign"),
     *("count_down", "left", "wait", "abort", "broken", "n_waiting"),
+    *("peek", "reset", "forget"),
 }
 _WRAPPED = (
     *(holdfast.Client, holdfast.Lock, holdfast.Lease, holdfast.Atomic, holdfast.Rate),
@@ -114,7 +114,7 @@ class AsyncCachedWrapper:
         return self.inner.refresh(*args, **kwargs)
 
 
-def _periodic(decorate: Any, function: Any) -> Callable[..., Awaitable[object]]:
+def _periodic(decorate: Any, function: Any) -> Any:
     def blocking(*args: object, **kwargs: object) -> object:
         return drive(function(*args, **kwargs))
 
@@ -123,7 +123,15 @@ def _periodic(decorate: Any, function: Any) -> Callable[..., Awaitable[object]]:
     async def awaited(*args: object, **kwargs: object) -> object:
         return called(*args, **kwargs)
 
-    return awaited
+    async def last() -> object:
+        return called.last()
+
+    async def forget() -> None:
+        called.forget()
+
+    made: Any = awaited
+    made.last, made.forget = last, forget
+    return made
 
 
 async def _run(run: Any, function: Any) -> object:

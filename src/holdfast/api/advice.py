@@ -52,18 +52,10 @@ def _of_positional(method: str, given: tuple[object, ...], wait: str) -> tuple[s
     if method in _CLIENTS:
         message = f"{method}() takes one positional argument, the servers"
         return message, f'write {method}("redis://host:port/db"); several servers are a list'
-    if method == "lock_all":
-        message = "lock_all() takes one positional argument, the locks"
-        return message, "write all names as one list, and every setting with its name"
-    if method == "lock":
-        message = "lock() takes one positional argument, the name"
-        return message, f"write ttl={given[0]!r} or timeout={given[0]!r}; {_TTL_AND_TIMEOUT}"
-    if method == "semaphore":
-        message = "semaphore() takes one positional argument, the name"
-        return message, f"write limit={given[0]!r}, the number of permits"
-    if method == "rwlock":
-        message = "rwlock() takes one positional argument, the name"
-        return message, f"write ttl={given[0]!r} or timeout={given[0]!r}; {_TTL_AND_TIMEOUT}"
+    if method in _SECOND_ARGUMENT:
+        first = {"lock_all": "the locks", "once": "the id"}.get(method, "the name")
+        message = f"{method}() takes one positional argument, {first}"
+        return message, _SECOND_ARGUMENT[method].format(given[0])
     # as in threading.Lock.acquire(blocking, timeout)
     value = given[1] if given[0] is True and given[1:] else given[0]
     name = "blocking" if isinstance(value, bool) else "blocking_timeout"
@@ -74,6 +66,16 @@ _TTL_AND_TIMEOUT = (
     "ttl= is how long the server keeps the lock without a renewal, timeout= the seconds to wait "
     "for the lock"
 )
+_SECOND_ARGUMENT = {
+    "lock": f"write ttl={{0!r}} or timeout={{0!r}}; {_TTL_AND_TIMEOUT}",
+    "rwlock": f"write ttl={{0!r}} or timeout={{0!r}}; {_TTL_AND_TIMEOUT}",
+    "lock_all": "write all names as one list, and every setting with its name",
+    "semaphore": "write limit={0!r}, the number of permits",
+    "rate": "write limit={0!r}, and the seconds as per=",
+    "once": "write keep={0!r}, the seconds for which the result is kept, or timeout={0!r}",
+    "periodic": "write every={0!r}, the seconds of a period",
+}
+"""What to write for a second positional argument."""
 
 
 def _of_keyword(method: str, name: str, value: object, wait: str) -> str:
@@ -180,6 +182,25 @@ def check_name_of_decorator(spec: LockSpec, function: Callable[..., object], wit
                 f"{getattr(function, '__name__', 'the function')}",
                 lock=spec.name,
             )
+
+
+def check_takes_the_run(function: Callable[..., object], lock: str) -> None:
+    """Check that the function of a periodic job is no method, whose first argument is its object.
+
+    Raises:
+        ConfigurationError: its first argument is named `self` or `cls`.
+    """
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # Python cannot show them
+        return
+    if first in ("self", "cls"):
+        name = _name_of(function)
+        raise ConfigurationError(
+            f"{name} is a method, and would receive the run as {first!r}: decorate the bound "
+            f"method, as in client.periodic(...)({first}.{name})",
+            lock=lock,
+        )
 
 
 def check_ttl_is_no_function(ttl: object) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.api.advice import MissingMethod
 from holdfast.api.async_client import AsyncLease
+from holdfast.api.lease_view import require_one_server
 from holdfast.api.once_view import OnceView
-from holdfast.core.once import begin, finish
+from holdfast.core.once import begin, finish, peek
+from holdfast.core.record import Record
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,6 +41,8 @@ class AsyncOnce(OnceView[AsyncLease]):
 
     __slots__ = ("_client",)
 
+    _wait = "await "
+
     def __init__(self, client: AsyncClient, work: Work, codec: Codec) -> None:
         super().__init__(work, codec)
         self._client = client
@@ -66,3 +71,47 @@ class AsyncOnce(OnceView[AsyncLease]):
             await finish(session, self._work, lease, self._to_store)
         else:
             await lease.__aexit__(kind, error, traceback)
+
+    async def peek(self, *, default: object = None) -> Any:  # noqa: ANN401 - any value
+        """Return the result without doing the work, or waiting for it.
+
+        Example:
+            receipt = await client.once(f"charge {order.id}").peek()
+
+        Args:
+            default: what to return if no result is stored, to tell that from a result of None.
+
+        Raises:
+            WrongValue: the codec cannot decode the result.
+            NodeUnavailable: the server does not reply.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        stored = await peek(self._record)
+        return self._decoded(stored, default)
+
+    async def forget(self) -> None:
+        """Delete the result, so that the next caller does the work again.
+
+        Work in progress is not affected: it stores its result when it is done. If the call is
+        cancelled, the result may or may not be deleted. The call can be repeated, and
+        never deletes the result of a later run.
+
+        Example:
+            await client.once(f"charge {order.id}").forget()
+
+        Raises:
+            OutcomeUnknown: the server did not reply; the result may or may not be deleted.
+            NodeUnavailable: the server does not reply; nothing was deleted.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        await self._record.forget()
+
+    @property
+    def _record(self) -> Record:
+        port = require_one_server(self._client._deployment.port)  # noqa: SLF001 - within the API
+        return Record(port, self._work.lock)
+
+    if not TYPE_CHECKING:  # type checkers must not see it
+        __enter__ = MissingMethod(
+            "write 'async with client.once(...) as run:', or use holdfast.Client"
+        )

@@ -36,6 +36,8 @@ class AsyncRate(RateView):
 
     __slots__ = ()
 
+    _wait = "await "
+
     async def try_acquire(self, cost: int = 1) -> Verdict:
         """Take the cost if it is available now. This never waits for capacity.
 

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from holdfast.api.latch import Latch
     from holdfast.api.multi_lock import MultiLock
     from holdfast.api.once import Once
+    from holdfast.api.periodic import Periodic
     from holdfast.api.periodic_run import PeriodicRun
     from holdfast.api.rate import Rate
     from holdfast.api.shared import RWLock, Semaphore
     from holdfast.api.targets import Target
     from holdfast.core.duration import Duration
     from holdfast.core.events import Event
-    from holdfast.core.periodic import Skipped
     from holdfast.core.permits import SharedSpecs
     from holdfast.core.rate import Rates
     from holdfast.errors import LossReason
@@ -491,7 +491,7 @@ class Client:
     def rate(
         self,
         name: str,
-        *,
+        *positional: Never,
         limit: int,
         per: Duration = 1.0,
         burst: int | None = None,
@@ -519,11 +519,15 @@ class Client:
             burst: the highest total cost that is allowed at once; None for the limit.
             on_unavailable: "raise", or "allow" to allow requests while the server is unreachable,
                 or if a request gets no reply. Such a verdict has the reason in `unavailable`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers, which do not count together.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("rate", {}, positional)
         rate, rates = self._rates
         return rate(rates.describe(name, limit, per, burst, on_unavailable))
 
@@ -567,13 +571,15 @@ class Client:
         quorum = self._session.deployment.is_quorum
         return Election(self, describe_election(spec, self._namespace, quorum=quorum))
 
-    def once(
+    def once(  # noqa: PLR0913 - settings, all optional
         self,
         name: str,
-        *,
+        *positional: Never,
         keep: Duration = 86_400.0,
         ttl: Duration = 30.0,
         timeout: Duration | None = None,
+        max_hold: Duration | None = None,
+        label: str | None = None,
         codec: Codec | None = None,
     ) -> Once:
         """Do the work with this id once, for all processes; later callers receive its result.
@@ -595,18 +601,25 @@ class Client:
                 While the process lives, the lease is renewed.
             timeout: seconds to wait while another caller does the work: None waits forever. With
                 0, `AcquireTimeout` is raised at once, and names the holder.
+            max_hold: seconds after which the lease is no longer renewed, so that work that hangs
+                is done by the next caller.
+            label: text that the command line and `error.holder` show for this caller.
             codec: how the result is encoded: `JSON` (the default), `PICKLE`, `RAW`, or an object
                 with `dumps` and `loads`.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("once", {}, positional)
         from holdfast.api.codecs import JSON  # noqa: PLC0415 - as above
         from holdfast.api.once import Once  # noqa: PLC0415 - imported on first use
         from holdfast.core.once import describe_work  # noqa: PLC0415 - as above
 
-        spec = self.lock(name, ttl=ttl, timeout=timeout)._spec  # noqa: SLF001 - same module
+        spec = self.lock(name, ttl=ttl, timeout=timeout, max_hold=max_hold, label=label)._spec  # noqa: SLF001 - same module
         quorum = self._session.deployment.is_quorum
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return Once(self, work, JSON if codec is None else codec)
@@ -672,15 +685,17 @@ class Client:
         quorum = self._session.deployment.is_quorum
         return Barrier(self._session, describe_barrier(spec, parties=parties, quorum=quorum))
 
-    def periodic(
+    def periodic(  # noqa: PLR0913 - the settings of a job, all but one optional
         self,
         name: str,
-        *,
+        *positional: Never,
         every: Duration,
         at_least: Duration = 0.0,
         offset: Duration = 0.0,
         ttl: Duration = 30.0,
-    ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Callable[P, R | Skipped]]:
+        max_hold: Duration | None = None,
+        label: str | None = None,
+    ) -> Callable[[Callable[Concatenate[PeriodicRun[Lease], P], R]], Periodic[P, R]]:
         """Run a function at most once per period, over all machines that call it: a decorator.
 
         Example:
@@ -692,9 +707,10 @@ class Client:
             if isinstance(outcome, holdfast.Skipped):
                 print(outcome)
 
-        The function receives a `PeriodicRun` before its other arguments. The server decides by its
-        clock which call runs, and records the start at once. So a run that raises or whose process
-        dies is not repeated in its period. No run begins while another one lasts.
+        The function receives a `PeriodicRun` before its other arguments. Of a method, decorate the
+        bound method: `client.periodic(...)(self.refresh)`. The server decides by its clock which
+        call runs, and records the start at once. So a run that raises or whose process dies is not
+        repeated in its period. No run begins while another one lasts.
 
         A call that runs the function returns what the function returns. Other calls return a
         `Skipped`, without waiting for the run. A call raises what the function raises; `LeaseLost`
@@ -710,16 +726,23 @@ class Client:
             offset: seconds by which periods begin later, less than `every`: 7200 for 02:00 UTC.
             ttl: seconds after which the lock of a process that died is free. While the process
                 lives, its lease is renewed.
+            max_hold: seconds after which the lease is no longer renewed, so that a run that hangs
+                does not prevent later runs.
+            label: text that the command line and `Skipped.by` show for this process.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("periodic", {}, positional)
         from holdfast.api.periodic import decorator  # noqa: PLC0415 - imported on first use
         from holdfast.core.periodic import describe_job  # noqa: PLC0415 - as above
 
         job = describe_job(
-            self.lock(name, ttl=ttl)._spec,  # noqa: SLF001 - same module
+            self.lock(name, ttl=ttl, max_hold=max_hold, label=label)._spec,  # noqa: SLF001 - same module
             self._namespace,
             every=every,
             at_least=at_least,

@@ -249,6 +249,12 @@ class LeaseView(LeaseRef):
         state = f"{self.remaining():.3f} s left" if self.held else "over"
         return f"<{type(self).__name__} of {self.name!r}, fence {self.fence}, {state}>"
 
+    if not TYPE_CHECKING:  # type checkers must not see it
+        upgrade = MissingMethod(
+            "a reader cannot become a writer, because two of them would wait for each other: "
+            "release the lease, then acquire rwlock.write()"
+        )
+
 
 class AnyLockSettings:
     """The settings that all kinds of locks have. Reading them sends nothing to the server."""

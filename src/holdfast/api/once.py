@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.thread_port import run
+from holdfast.api.advice import MissingMethod
 from holdfast.api.client import Lease
+from holdfast.api.lease_view import require_one_server
 from holdfast.api.once_view import OnceView
-from holdfast.core.once import begin, finish
+from holdfast.core.once import begin, finish, peek
+from holdfast.core.record import Record
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -78,3 +81,47 @@ class Once(OnceView[Lease]):
                         run(finish(session, self._work, self._entered(), self._to_store))
                 self._entered()._abandon()  # noqa: SLF001 - within the API
             raise
+
+    def peek(self, *, default: object = None) -> Any:  # noqa: ANN401 - any value
+        """Return the result without doing the work, or waiting for it.
+
+        Example:
+            receipt = client.once(f"charge {order.id}").peek()
+
+        Args:
+            default: what to return if no result is stored, to tell that from a result of None.
+
+        Raises:
+            WrongValue: the codec cannot decode the result.
+            NodeUnavailable: the server does not reply.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        stored = run(peek(self._record))
+        return self._decoded(stored, default)
+
+    def forget(self) -> None:
+        """Delete the result, so that the next caller does the work again.
+
+        Work in progress is not affected: it stores its result when it is done. If the call is
+        interrupted by a signal handler, the result may or may not be deleted. The call can be
+        repeated, and never deletes the result of a later run.
+
+        Example:
+            client.once(f"charge {order.id}").forget()
+
+        Raises:
+            OutcomeUnknown: the server did not reply; the result may or may not be deleted.
+            NodeUnavailable: the server does not reply; nothing was deleted.
+            ConfigurationError: the server refuses the request: its configuration is wrong.
+        """
+        run(self._record.forget())
+
+    @property
+    def _record(self) -> Record:
+        port = require_one_server(self._client._deployment.port)  # noqa: SLF001 - within the API
+        return Record(port, self._work.lock)
+
+    if not TYPE_CHECKING:  # type checkers must not see it
+        __aenter__ = MissingMethod(
+            "write 'with client.once(...) as run:', or use holdfast.AsyncClient in coroutines"
+        )

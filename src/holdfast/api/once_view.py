@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+from holdfast.api.advice import MissingMethod
 from holdfast.api.codecs import as_bytes
 from holdfast.api.lease_view import LeaseView
 from holdfast.api.values import load
@@ -21,6 +22,8 @@ class OnceView(Generic[L]):
     """The properties of `Once` and `AsyncOnce`."""
 
     __slots__ = ("_codec", "_lease", "_stored", "_to_store", "_value", "_work")
+
+    _wait = ""
 
     def __init__(self, work: Work, codec: Codec) -> None:
         if not (
@@ -119,8 +122,13 @@ class OnceView(Generic[L]):
             WrongValue: the codec cannot decode it.
         """
         self._stored = stored
-        if stored is not None and not stored.is_empty:
-            self._value = load(self._codec, self.name, stored.payload)
+        self._value = self._decoded(stored, None)
+
+    def _decoded(self, stored: Result | None, default: object) -> Any:  # noqa: ANN401 - any value
+        """Return a stored result, or the default if there is none."""
+        if stored is None:
+            return default
+        return None if stored.is_empty else load(self._codec, self.name, stored.payload)
 
     def _entered(self) -> L:
         if self._lease is None:
@@ -136,6 +144,11 @@ class OnceView(Generic[L]):
             f"the work {self.name!r} was done before, and its result is kept: write "
             "'if run.first:' before the work",
             lock=self.name,
+        )
+
+    if not TYPE_CHECKING:  # type checkers must not see it
+        __call__ = MissingMethod(
+            "it is no decorator: write '{with_} client.once(id) as run:' inside the function"
         )
 
     def __reduce__(self) -> NoReturn:

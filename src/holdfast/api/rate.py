@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.thread_port import run
+from holdfast.api.advice import MissingMethod
 
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.rate import RateLimit, Verdict
 
 
+_NOTHING_TO_RELEASE = (
+    "a rate has nothing to release: write {wait}rate.acquire() before the code; "
+    "client.semaphore(name, limit=...) limits how many run at the same time"
+)
+
+
 class RateView:
     """The settings of a rate, which need no request to the server."""
 
     __slots__ = ("_rate",)
+
+    _wait = ""
 
     def __init__(self, rate: RateLimit) -> None:
         self._rate = rate
@@ -43,6 +52,10 @@ class RateView:
     def key(self) -> str:
         """The key on the server."""
         return self._rate.keys[0].decode("utf-8", "surrogateescape")
+
+    if not TYPE_CHECKING:  # type checkers must not see these
+        __enter__ = MissingMethod(_NOTHING_TO_RELEASE)
+        __aenter__ = MissingMethod(_NOTHING_TO_RELEASE)
 
     def __repr__(self) -> str:
         settings = f"{self.name!r}, limit={self.limit}, per={self.per}, burst={self.burst}"

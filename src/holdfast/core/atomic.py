@@ -197,7 +197,7 @@ class AtomicOperations:
         keys, expiry = self._keys(key, once), expiry_of(ttl)
         name = _text(keys[0])
         timeout = in_seconds(timeout)
-        check_timeout(timeout, lock=name)
+        check_timeout(timeout, lock=name, of="key")
         end = math.inf if timeout is None else self._port.now() + timeout
         backoff = BETWEEN_UPDATES
         # With an id: the requests without a reply, after which a retry found another value. Such a
@@ -218,7 +218,7 @@ class AtomicOperations:
             expected = b"" if value is None else b"=" + value
             args = expected, new, expiry, _WRITTEN, *record
             reply = await self._send(COMPARE_AND_SET, keys, args, lost)
-            done, stored = _check_reply(reply, keys[0])
+            done, stored = check_reply(reply, keys[0])
             if done == 1:
                 return new if once is None else bytes(stored)
             pause = backoff.pause(self._port.jitter())
@@ -241,7 +241,7 @@ class AtomicOperations:
         except (OutcomeUnknown, NodeUnavailable) as error:
             message = f"{_text(key)!r} cannot be read: {error}"
             raise NodeUnavailable(message, lock=_text(key), node=error.node) from None
-        _, value, record = _check_reply(reply, key)
+        _, value, record = check_reply(reply, key)
         if record is None or len(record) <= len(digest):
             return value, None
         if not record.startswith(digest.encode()):
@@ -275,7 +275,7 @@ class AtomicOperations:
         sent: tuple[str | bytes, ...] = *values, digest, to_ms(ONCE_TTL)
         own_keys = _keys((*names, self._record(names[0], once)))
         reply = await self._send(script.once, own_keys, sent, [])
-        done, result = _check_reply(reply, names[0])
+        done, result = check_reply(reply, names[0])
         if done != 1:
             raise ScriptFailed(f"the script failed: {_text(result)}", lock=_text(names[0]))
         return result
@@ -293,7 +293,7 @@ class AtomicOperations:
         if once is not None:
             args = *args, digest_of(script, args), to_ms(ONCE_TTL)
         lost: list[OutcomeUnknown] | None = None if once is None else []
-        return _check_reply(await self._send(script, keys, args, lost), keys[0])
+        return check_reply(await self._send(script, keys, args, lost), keys[0])
 
     async def _send(
         self,
@@ -340,7 +340,7 @@ def _no_reply(
     return OutcomeUnknown(message, lock=name, node=error.node)
 
 
-def _check_reply(reply: Reply, key: bytes) -> Reply:
+def check_reply(reply: Reply, key: bytes) -> Reply:
     """Return the reply, or raise the error in it."""
     if reply[0] == b"wrong":
         message = f"{_text(key)!r} was left unchanged: {_text(reply[1])}"

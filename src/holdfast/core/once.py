@@ -49,6 +49,7 @@ from holdfast.scripts import CLAIM, FINISH
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.lease_state import LeaseRef, LeaseState
+    from holdfast.core.record import Record
     from holdfast.core.retry import RetryResult
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
@@ -82,6 +83,16 @@ def read_result(reply: Reply) -> Result:
     return Result(payload, bool(is_empty), fence)
 
 
+async def peek(record: Record) -> Result | None:
+    """Return the result; None if there is none. Do not wait for one.
+
+    Raises:
+        NodeUnavailable, WrongValue, ConfigurationError: as `Record.read`.
+    """
+    stored = await record.read()
+    return None if stored is None else read_result((stored,))
+
+
 def describe_work(spec: LockSpec, namespace: str, keep: Duration, *, quorum: bool) -> Work:
     """Return the work whose lock has the name and the settings of `spec`.
 
@@ -95,7 +106,7 @@ def describe_work(spec: LockSpec, namespace: str, keep: Duration, *, quorum: boo
             lock=spec.name,
         )
     seconds = in_seconds(keep)
-    check_ttl(seconds, lock=spec.name, least=KEEP_MIN, name="keep")
+    check_ttl(seconds, lock=spec.name, least=KEEP_MIN, name="keep", of="once", example=86_400)
     keys = keys_of_kind("once", spec.name, namespace, "result")
     lock = replace(spec, keys=keys, acquire_script=CLAIM, extra_args=("0",))
     return Work(lock, float(seconds))

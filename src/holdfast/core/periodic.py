@@ -31,6 +31,7 @@ from holdfast.scripts import START
 if TYPE_CHECKING:
     from holdfast.core.duration import Duration
     from holdfast.core.lease_state import LeaseRef
+    from holdfast.core.record import Record
     from holdfast.core.session import Session
     from holdfast.core.spec import LockSpec
     from holdfast.holder import Holder
@@ -132,10 +133,10 @@ def describe_job(  # noqa: PLR0913 - the settings of a job
             lock=name,
         )
     every, at_least, offset = in_seconds(every), in_seconds(at_least), in_seconds(offset)
-    check_ttl(every, lock=name, least=EVERY_MIN, name="every")
+    check_ttl(every, lock=name, least=EVERY_MIN, name="every", of="periodic", example=86_400)
     for what, given in (("at_least", at_least), ("offset", offset)):
         if not is_number(given) or not 0 <= given < every:
-            message = f"lock {name!r}: {what}={given!r}: give seconds, 0 or more, below every="
+            message = f"periodic {name!r}: {what}={given!r}: give seconds, 0 or more, below every="
             raise ConfigurationError(f"{message}{every!r}", lock=name)
     every_ms, at_least_ms, offset_ms = (int(to_ms(each)) for each in (every, at_least, offset))
     life_ms = int(to_ms(RECORD_LIFE)) + 2 * every_ms
@@ -205,6 +206,15 @@ async def _acquire(session: Session, lock: LockSpec, ref: LeaseRef) -> None:
         await acquire(session, lock, TRIES * lock.command_timeout, ref)
     except WouldDeadlock:  # the caller runs the job: the script returns that
         await acquire(session, lock, 0, ref)
+
+
+async def last_run(record: Record) -> LastRun | None:
+    """Return the last run that was started; None if no start is recorded.
+
+    Raises:
+        NodeUnavailable, WrongValue, ConfigurationError: as `Record.read`.
+    """
+    return _last_run(await record.read() or b"")
 
 
 def _last_run(last: bytes) -> LastRun | None:

@@ -182,7 +182,7 @@ class RateLimit:
         """Take the cost, and wait until it is available; reserve nothing if that takes too long."""
         port, process, settings = self._port, self._port.process(), self.settings
         timeout = in_seconds(timeout)
-        check_timeout(timeout, lock=self.name)
+        check_timeout(timeout, lock=self.name, of="rate")
         time = str(settings.checked(cost, self.name))
         longest = LONGEST_WAIT if timeout is None else min(LONGEST_WAIT, int(timeout * SECOND))
         token = port.new_token(port.actor(), "")

@@ -228,12 +228,23 @@ def to_ms(seconds: float) -> str:
     return str(math.ceil(seconds * 1000))
 
 
-def check_ttl(
-    ttl: object, *, lock: str, longest: float = math.inf, least: float = TTL_MIN, name: str = "ttl"
+def check_ttl(  # noqa: PLR0913 - the last three are for other durations
+    ttl: object,
+    *,
+    lock: str,
+    longest: float = math.inf,
+    least: float = TTL_MIN,
+    name: str = "ttl",
+    of: str = "lock",
+    example: int = 30,
 ) -> None:
-    """Raise ConfigurationError for a ttl that is out of range, or above `longest`."""
+    """Raise ConfigurationError for a ttl that is out of range, or above `longest`.
+
+    It names the setting `name` of the kind `of`.
+    """
     if not is_number(ttl) or not least <= ttl <= TTL_MAX:
-        raise _wrong(f"{name}={ttl!r}: give seconds from {least} to {TTL_MAX:.0f}, e.g. 30", lock)
+        advice = f"give seconds from {least} to {TTL_MAX:.0f}, e.g. {example}"
+        raise _wrong(f"{name}={ttl!r}: {advice}", lock, of)
     if ttl > longest:
         raise _wrong(
             f"{name}={ttl!r} exceeds longest_ttl={longest:.12g} of this client: after a failover, "
@@ -243,12 +254,13 @@ def check_ttl(
         )
 
 
-def check_timeout(timeout: object, *, lock: str) -> None:
+def check_timeout(timeout: object, *, lock: str, of: str = "lock") -> None:
     """Raise ConfigurationError for an invalid timeout."""
     if timeout is None:
         return
     if not is_number(timeout) or not 0 <= timeout < math.inf:
-        raise _wrong(f"timeout={timeout!r}: give seconds, 0 not to wait, None for no limit", lock)
+        message = f"timeout={timeout!r}: give seconds, 0 not to wait, None for no limit"
+        raise _wrong(message, lock, of)
 
 
 def _check_owner(owner: object, lock: str, *, reentrant: bool, quorum: bool) -> None:
@@ -274,5 +286,5 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _wrong(message: str, lock: str) -> ConfigurationError:
-    return ConfigurationError(message if not lock else f"lock {lock!r}: {message}", lock=lock)
+def _wrong(message: str, lock: str, of: str = "lock") -> ConfigurationError:
+    return ConfigurationError(message if not lock else f"{of} {lock!r}: {message}", lock=lock)
