@@ -177,7 +177,7 @@ SHARED = [
         "        if downgrade is not None:\n",
         "        if False:\n",
         READERS_CALM,
-        "REASON RENEW",
+        "REASON RENEW S9",
     ),
     Mutant(
         "a thread or task does not wait for its own rwlock",
