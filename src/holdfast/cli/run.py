@@ -348,11 +348,13 @@ def _hold_and_run(settings: RunSettings, child: Child, switch: Switch, signals: 
         with lock as lease:
             signals.start_recording()
             waiting.set()
+            leases = leases_of(lease, settings.names)
             if settings.verbose:
-                for each in leases_of(lease):
+                for each in leases:
                     report_line(f"acquired {settings.shown_name(each.name)}, fence {each.fence}")
             supervisor = Supervisor(
                 lease,
+                leases,
                 child,
                 signals=signals,
                 switch=switch,

@@ -62,11 +62,11 @@ FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SI
 STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def leases_of(lease: Lease | MultiLease) -> Sequence[Lease]:
-    """Return the lease of each lock, in the order in which the names were given."""
+def leases_of(lease: Lease | MultiLease, names: Sequence[str]) -> Sequence[Lease]:
+    """Return the lease of each lock, in the order of the names."""
     from holdfast.api.multi_lock import MultiLease
 
-    return list(lease.leases.values()) if isinstance(lease, MultiLease) else [lease]
+    return [lease.leases[name] for name in names] if isinstance(lease, MultiLease) else [lease]
 
 
 def _environment(leases: Sequence[Lease]) -> dict[str, str]:
@@ -166,6 +166,7 @@ class Supervisor:
     def __init__(  # noqa: PLR0913 - keyword-only
         self,
         lease: Lease | MultiLease,
+        leases: Sequence[Lease],
         child: Child,
         *,
         signals: Signals,
@@ -175,7 +176,7 @@ class Supervisor:
         max_hold: float | None,
     ) -> None:
         self._lease = lease
-        self._leases = leases_of(lease)
+        self._leases = leases
         self._child = child
         self._signals = signals
         self._switch = switch
