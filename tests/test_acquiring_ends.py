@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.adapters.thread_port import run
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.cleanup import cancel_token
+from holdfast.core.messages import NotNeeded
 from holdfast.errors import (
     AcquireTimeout,
     ConfigurationError,

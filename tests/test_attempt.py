@@ -16,7 +16,6 @@ from holdfast.core.attempt import (
     Evicted,
     Failed,
     Moment,
-    NotNeeded,
     Paused,
     Queued,
     Ready,
@@ -31,6 +30,7 @@ from holdfast.core.attempt import (
     on_wake,
     wake_at,
 )
+from holdfast.core.messages import NotNeeded
 from holdfast.core.spec import TOMBSTONE_MS, describe, validity_of
 from holdfast.core.waiter import Grant
 from holdfast.errors import AcquireTimeout, ConfigurationError, NodeUnavailable, OutcomeUnknown

@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from holdfast.core.messages import HELD_LEAST, Held
+from holdfast.core.messages import HELD_LEAST, Held, NotNeeded
 from holdfast.core.permits import describe_use
 from holdfast.core.quarantine import ADVICE, EXPIRY, pause_in
 from holdfast.core.retry import TRIES
@@ -77,13 +77,6 @@ RECHECK = 1.0
 
 LATE_GRANTS = 3
 """Late grants in a row after which the ttl counts as too short."""
-
-
-class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.acquire_script`
-    """The script did not acquire the lock, because it is not needed. `reply` is its reply."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
 
 
 class Ready(NamedTuple):
@@ -205,8 +198,10 @@ class Attempt(NamedTuple):
         """Describe why the lock is not acquired yet, as far as is known."""
         if isinstance(self.state, Paused) and self.state.why:
             return self.state.why
-        if spec.kind.awaits:
-            return spec.kind.awaits
+        return spec.kind.awaits or self.held_by(spec)
+
+    def held_by(self, spec: LockSpec) -> str:
+        """Describe the holder, as far as is known."""
         if self.holder is None:
             return "not granted yet"
         holder = read_holder(*self.holder)
@@ -334,11 +329,8 @@ def _fail_unavailable(
 def on_timeout(attempt: Attempt, spec: LockSpec) -> Attempt:
     """Return the attempt when its timeout is over and another client holds the lock."""
     holder = attempt.holder and read_holder(*attempt.holder)
-    timeout = attempt.budget.timeout
-    message = f"{spec.name!r} was not acquired within {timeout} s: held by {holder}"
-    if spec.limit:
-        why = describe_use(spec, attempt.used, holder)
-        message = f"{spec.name!r} was not acquired within {timeout} s: {why}"
+    timeout, why = attempt.budget.timeout, attempt.held_by(spec)
+    message = f"{spec.name!r} was not acquired within {timeout} s: {why}"
     return attempt._replace(state=Failed(AcquireTimeout(message, lock=spec.name, holder=holder)))
 
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.duration import in_seconds
 from holdfast.core.kind import BARRIER
 from holdfast.core.lease_state import LeaseRef
+from holdfast.core.messages import NotNeeded
 from holdfast.core.retry import retry
 from holdfast.core.spec import TOMBSTONE_MS, check_timeout
 from holdfast.core.token import permits_suffix, read_holder

@@ -32,10 +32,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.acquire import acquire
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.events import Event
 from holdfast.core.flight import Flight, NotStored
 from holdfast.core.lease_state import LeaseRef
+from holdfast.core.messages import NotNeeded
 from holdfast.core.release import release, release_in_background
 from holdfast.core.retry import TRIES, retry
 from holdfast.core.spec import to_ms

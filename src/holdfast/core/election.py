@@ -22,10 +22,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.acquire import acquire
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.inspect import holder
 from holdfast.core.kind import ELECTION, OBSERVERS
 from holdfast.core.lease_state import LOST, LeaseRef
+from holdfast.core.messages import NotNeeded
 from holdfast.core.token import read_holder
 from holdfast.errors import LeaseLost, NodeUnavailable
 from holdfast.keys import ELECTION as KIND

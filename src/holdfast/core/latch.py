@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.atomic_arguments import encode_id
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.duration import in_seconds
 from holdfast.core.kind import LATCH
 from holdfast.core.lease_state import LeaseRef
+from holdfast.core.messages import NotNeeded
 from holdfast.core.retry import retry
 from holdfast.core.spec import check_timeout, check_ttl, to_ms
 from holdfast.core.token import encode

@@ -32,6 +32,13 @@ HELD_LEAST = 5
 """The least number of elements in such a reply."""
 
 
+class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.acquire_script`
+    """The script did not acquire the lock, because it is not needed. `reply` is its reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+
 class Message(NamedTuple):
     """A message of the scripts to a waiter."""
 

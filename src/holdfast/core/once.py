@@ -23,9 +23,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from holdfast.core.acquire import acquire
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.duration import in_seconds
 from holdfast.core.lease_state import LOST, RELEASED
+from holdfast.core.messages import NotNeeded
 from holdfast.core.release import (
     begin_release,
     check_process,

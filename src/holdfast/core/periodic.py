@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.acquire import acquire
-from holdfast.core.attempt import NotNeeded
 from holdfast.core.duration import in_seconds
+from holdfast.core.messages import NotNeeded
 from holdfast.core.retry import TRIES
 from holdfast.core.spec import check_ttl, is_number, to_ms
 from holdfast.core.token import read_holder

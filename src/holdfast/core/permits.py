@@ -171,9 +171,9 @@ def check_permits(session: Session, spec: LockSpec) -> None:
         )
 
 
-def describe_use(spec: LockSpec, used: int, holder: Holder | None) -> str:
+def describe_use(spec: LockSpec, used: int, holder: Holder) -> str:
     """Describe why permits were not granted; `holder` is the one whose lease expires first."""
-    if not used or holder is None:
+    if not used:
         return "other waiters are ahead in the queue"
     kind, fits = kind_in(spec.keys.lock), used + spec.weight <= spec.limit
     if kind == RWLOCK:

@@ -19,7 +19,6 @@ from holdfast.core.attempt import (
     Evicted,
     Failed,
     Moment,
-    NotNeeded,
     Paused,
     Queued,
     Ready,
@@ -35,7 +34,7 @@ from holdfast.core.attempt import (
 )
 from holdfast.core.cleanup import cancel_token
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
-from holdfast.core.messages import message_in
+from holdfast.core.messages import NotNeeded, message_in
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
 from holdfast.core.time_budget import seconds_to_end
