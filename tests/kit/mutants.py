@@ -651,12 +651,8 @@ MUTANTS = [
     Mutant(
         "a deadline counts from before the request",
         "core/server_acquire.py",
-        "LeaseState(\n"
-        "                spec, token, reply, sent_at, actor, process, session, ref\n"
-        "            )",
-        "LeaseState(\n"
-        "                spec, token, reply, port.now(), actor, process, session, ref\n"
-        "            )",
+        "spec, token, reply, sent_at, actor, process, session, ref\n",
+        "spec, token, reply, port.now(), actor, process, session, ref\n",
         SLOW,
         "S2 S1",
     ),
@@ -1216,8 +1212,8 @@ MUTANTS = [
     Mutant(
         "leaving the queue ends within the timeout",
         "core/server_acquire.py",
-        "tombstone, self._time_left())",
-        "tombstone)",
+        "tombstone, self._time_left()\n",
+        "tombstone\n",
         SHORT_TIMEOUT,
         "L4",
     ),
