@@ -26,7 +26,7 @@ class LossCheck:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._lost: bool | None = False
-        """The next lease is `after_loss`. None: its end and its release were in the same ms."""
+        """The next lease is `after_loss`. None: either is right (see `Granted`)."""
         self._after_loss = False
         """The last lease was."""
         self._granted_twice = Granted()
@@ -42,7 +42,7 @@ class LossCheck:
         if self._is_release(run):
             kept = self._after_loss and not self._record.was_seen(run.args[0])
             unknown = self._after_loss and run.args[0] in self._granted_twice
-            self._lost = None if unknown or not run.before.left_ms else kept
+            self._lost = None if unknown and not kept else kept
             self._record.reached["a loss that no user has seen, kept"] += kept
         if after.holder is not None:
             self._granted_twice.add(after.holder.decode())
@@ -54,7 +54,9 @@ class LossCheck:
         if run.script != "release" or before.holder is None or "lost" in "".join(run.args[2:3]):
             return False
         delay_ms = int(self._record.settings.lock_delay * 1000)
-        over = delay_ms > 0 and 0 <= before.left_ms <= delay_ms
+        over = 0 <= before.left_ms <= delay_ms
+        if over and not delay_ms:  # in its last ms, what the client receives counts
+            over = (run.reply if isinstance(run.reply, list) else [run.reply])[:1] != [1]
         return not over and (before.holder == token or is_joined(before.holder, token))
 
     def _granted(self, token: str, fence: int) -> None:
@@ -120,7 +122,7 @@ class SharedLossCheck:
         lost = run.script != "release" or "lost" in "".join(run.args[2:3])
         kept = after_loss and not self._record.was_seen(token)
         self._record.reached["a loss that no user has seen, kept"] += kept
-        unknown = after_loss and token in self._granted_twice
+        unknown = after_loss and not kept and token in self._granted_twice
         self._lost = self._lost or lost or (None if unknown or self._lost is None else kept)
 
 
@@ -144,8 +146,7 @@ class QuorumLossCheck:
             return
         if last not in record.releasing and not lease.after_loss:
             record.fail("LOSS", f"{lease.token} does not know that {last.token} was lost")
-        # Of several locks, one may be lost before the others are granted: no user has had it.
-        exact = record.settings.calm and not record.settings.several and not self._any_lost
+        exact = record.settings.calm and not self._any_lost
         self._any_lost = self._any_lost or last.state is not RELEASED
         if last.state is RELEASED and exact and lease.after_loss:
             record.fail("LOSS", f"{lease.token} is after a loss, and {last.token} was released")
