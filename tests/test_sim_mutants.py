@@ -182,6 +182,9 @@ MUTANT_OF_SAVED_RUN = {
     "a_renewal_that_failed_before_acquire_returned": (
         "a renewal may fail before acquire() has returned"
     ),
+    "a_loss_reported_again_by_a_node_that_missed_a_release": (
+        "a node that missed a release may report a loss again"
+    ),
     "a_doubled_vote_that_came_to_a_node_without_its_data": (
         "a node that lost its data may not know of an eviction"
     ),

@@ -1396,6 +1396,14 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a node that missed a release may report a loss again",
+        "sim/checks/after_loss.py",
+        " and not self._any_lost\n",
+        "\n",
+        {},
+        "LOSS",
+    ),
+    Mutant(
         "a call that began before a fork may compute in the child",
         "sim/checks/cached.py",
         "            if other.machine is made.machine and in_process and other.lease is None:",

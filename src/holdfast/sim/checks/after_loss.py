@@ -133,7 +133,7 @@ class QuorumLossCheck:
         self._record = record
         self._last: LeaseState | None = None
         self._any_lost = False
-        """A lease was lost. A node that it did not reach may report it later."""
+        """A lease was lost. A node that missed the next one, or its release, may report this again."""
 
     def granted(self, lease: LeaseState) -> None:
         """A lease begins. Check that it reports the loss of the last one."""
