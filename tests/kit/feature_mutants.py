@@ -133,7 +133,7 @@ CACHED_MUTANTS = [
     Mutant(
         "an invalidation discards running computations",
         "scripts/invalidate.lua",
-        "new_fence()\ncall('PEXPIRE', KEYS[2], 60000)\n",
+        "expire_counter(new_fence())\n",
         "",
         CACHED,
         "CACHE STORE",
