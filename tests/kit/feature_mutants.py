@@ -306,8 +306,8 @@ RATE_MUTANTS = [
     Mutant(
         "burst requests of cost 1 fit into the burst",
         "core/rate.py",
-        "min(burst * self.time_of(1), self.time_of(burst) + ROUNDING)",
-        "self.time_of(burst)",
+        "min(burst * self.time_of(1), exact + min(ROUNDING, exact // 100))",
+        "exact",
         RATE_CALM,
         "RATE",
     ),

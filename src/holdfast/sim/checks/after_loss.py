@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.fence import is_after_loss
-from holdfast.core.lease_state import RELEASED
+from holdfast.core.lease_state import LOST, RELEASED
 from holdfast.sim.checks.record import is_joined
 
 if TYPE_CHECKING:
@@ -132,11 +132,16 @@ def _names(permits: Mapping[bytes, int]) -> set[str]:
 
 
 def _keeps_loss(record: Record, token: str, fence: int) -> bool | None:
-    """Whether the release of a lease keeps the loss that it reports: no user has had the lease.
+    """Whether the next lease is after a loss, although this one is released on the server.
+
+    Its client has reported it as lost, or no user has had it, and it is after a loss itself.
 
     None: a late request was granted the lock to a token of which a user has had an earlier lease.
     The release depends on what that lease has reported, so the loss is kept or not.
     """
+    _, lease = record.last_leases.get(token, (None, None))
+    if lease is not None and lease.state is LOST and lease.fence >= fence:
+        return True
     if not is_after_loss(fence):
         return False
     if not record.was_seen(token):
