@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.keys import keys_of
-from holdfast.scripts import ACQUIRE
+from holdfast.scripts import ACQUIRE, ACQUIRE_SHARED, VOTE, Script
 from holdfast.sim.choices import Choices
+from holdfast.sim.keyspace import Keyspace
+from holdfast.sim.lua import Scripts
 from holdfast.sim.node import Server as SimServer
 from holdfast.sim.settings import CALM
 from holdfast.sim.simulation import Simulation
@@ -57,6 +61,39 @@ def test_fences_grow_even_beyond_the_servers_clock(lock: ScriptedLock) -> None:
             after = lock.run(ACQUIRE, ME, ttl, "", settings)
             assert after.reply == after.fence >= after.began_us - 9
             assert is_about(after.fence_left, kept)
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        pytest.param(ACQUIRE, (), id="acquire"),
+        pytest.param(ACQUIRE, ("", "0 fair "), id="acquire with settings"),
+        pytest.param(ACQUIRE_SHARED, (), id="acquire_shared"),
+        pytest.param(VOTE, ("{}1", "0 barge ", ""), id="vote"),
+        pytest.param(VOTE, ("{}0", "0 barge ", ""), id="vote that restores a lease"),
+    ],
+)
+def test_a_fence_is_above_the_last_one_with_every_clock(
+    script: Script, args: tuple[str, ...]
+) -> None:
+    """The scripts compare digits, and their number changes, as it did in 2001."""
+    lua = Scripts()
+    clocks = 1_000_003, 999_999_999_999_995, 10**15, 10**15 + 17, 1_790_000_000_123_456
+    near = [clock + by for clock in clocks for by in (-100, -11, -10, -1, 0, 1, 5, 7, 10, 100)]
+    for now, last in product(clocks, (None, 7, 10, 99, 10**16 + 1, *near)):
+        data = Keyspace(partial(int, now), lambda _channel, _message: 0)
+        if last is not None:
+            data.run("SET", "fence", last)
+        computed = script is not ACQUIRE_SHARED and "{}0" not in args
+        lost = computed and last is not None and last % 2 == 0
+        if script is ACQUIRE_SHARED:  # another holder, so no lease was lost
+            data.run("ZADD", "lock", now // 1000 + 1000, f"{OTHER}:$1/2")
+        words = f"{ME}:$1/2", "1000", *(each.format(now // 10) for each in args), "000"
+        reply = lua.run(script.text, [b"lock", b"fence", b"queue"], words, data)
+        expected = now // 10 * 10 + 2 * lost
+        if last is not None and expected <= last:
+            expected = last // 10 * 10 + 10 + 2 * lost
+        assert (reply, data.string(b"fence")) == (b"%d000" % expected, b"%d" % expected), last
 
 
 def test_a_ttl_below_a_millisecond_is_refused(lock: ScriptedLock) -> None:

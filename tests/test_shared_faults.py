@@ -163,6 +163,34 @@ async def test_s10_a_lease_that_ends_before_its_downgrade_is_confirmed_leaves_ne
     assert not server.command("EXISTS", RWLOCK), "a late downgrade makes no holder"
 
 
+@pytest.mark.parametrize(
+    "lost", [False, pytest.param(True, marks=pytest.mark.long)], ids=["released", "lost"]
+)
+async def test_a_downgrade_without_a_reply_neither_hides_nor_repeats_a_loss(
+    api: Api, server: Server, proxy: Proxy, lost: bool
+) -> None:
+    catalog = api.connect(server.url).rwlock("a", renew=False)
+    lock = api.connect(proxy.url, command_timeout=0.3).rwlock("a", ttl=3, renew=False)
+    if not lost:  # the lease below reports this one
+        await api.connect(server.url).rwlock("a", renew=False).write().acquire()
+        (holder,) = await catalog.holders()
+        assert await catalog.evict(holder)
+    lease = await lock.write().acquire()
+    assert lease.after_loss is not lost
+    for k in (1, 2, 3):
+        proxy.drop_request(k)
+    with pytest.raises((holdfast.OutcomeUnknown, holdfast.NodeUnavailable)):
+        await lease.downgrade()
+    if lost:
+        await until(api, lambda: not lease.held)
+    else:
+        await lease.release()
+    await until(api, lambda: not server.command("EXISTS", RWLOCK))
+    after = await catalog.write().acquire()
+    assert after.after_loss is lost
+    await after.release()
+
+
 async def test_a_late_refusal_of_the_writers_renewal_does_not_end_the_reader(client: Any) -> None:
     lease = await client.rwlock("a").write().acquire()
     state = lease._state

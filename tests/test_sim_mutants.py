@@ -183,6 +183,12 @@ MUTANT_OF_SAVED_RUN = {
     "a_renewal_that_failed_before_acquire_returned": (
         "a renewal may fail before acquire() has returned"
     ),
+    "a_loss_reported_again_by_a_node_that_missed_a_release": (
+        "a node that missed a release may report a loss again"
+    ),
+    "a_downgrade_without_a_reply_before_a_release": (
+        "the release of a writer's token during a downgrade ends the loss too"
+    ),
     "a_doubled_vote_that_came_to_a_node_without_its_data": (
         "a node that lost its data may not know of an eviction"
     ),

@@ -126,4 +126,21 @@ LOSSES = [
         VOTES_CALM,
         "LOSS",
     ),
+    Mutant(
+        "a lease that is lost during a downgrade does not count as released",
+        "core/session.py",
+        "LOST_TOMBSTONE if lease.state is LOST else lease",
+        "lease",
+        {
+            "rwlock": True,
+            "ttl": 0.6,
+            "hold": 1.0,
+            "renew": False,
+            "slow": 0.3,
+            "reset": 0.1,
+            "crash": 0.0,
+            "clients": 4,
+        },
+        "LOSS",
+    ),
 ]

@@ -1392,6 +1392,22 @@ RARE = [
         "L1",
     ),
     Mutant(
+        "a node that missed a release may report a loss again",
+        "sim/checks/after_loss.py",
+        " and not self._any_lost\n",
+        "\n",
+        {},
+        "LOSS",
+    ),
+    Mutant(
+        "the release of a writer's token during a downgrade ends the loss too",
+        "core/session.py",
+        "schedule(lease.spec, lease.downgrade[1], mode, longest",
+        "schedule(lease.spec, lease.downgrade[1], longest",
+        {},
+        "LOSS",
+    ),
+    Mutant(
         "a call that began before a fork may compute in the child",
         "sim/checks/cached.py",
         "            if other.machine is made.machine and in_process and other.lease is None:",

@@ -155,7 +155,8 @@ def on_failure(session: Session, lease: LeaseState, error: HoldfastError) -> Non
 def _give_up(session: Session, lease: LeaseState, error: HoldfastError) -> NoReturn:
     """Leave the release to the background, and raise. A closed client only raises."""
     check_process(session, lease)
-    lease.unregister_waiter()
+    # A late message must not return the grant: that release is not `seen`.
+    lease.unregister_waiter(session.port.now())
     name, seconds = lease.spec.name, lease.longest_ttl + lease.spec.lock_delay
     message = f"{name!r} may stay locked for up to {seconds:.12g} s"
     kind = OutcomeUnknown if lease.release_may_have_run else NodeUnavailable
@@ -194,7 +195,7 @@ def release_in_background(session: Session, ref: LeaseRef) -> None:
     if lease is not None and take_over_release(session, lease, ref):
         session.waiters.recheck_all(lease.spec)
         session.cleanups.schedule_lease(lease)
-        lease.unregister_waiter()
+        lease.unregister_waiter(session.port.now())  # as in `_give_up`
         lease.state = RELEASED
 
 

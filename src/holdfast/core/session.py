@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.held import HeldLeases
 from holdfast.core.lease_state import LOST, RELEASED
 from holdfast.core.renewer import Renewer
-from holdfast.core.spec import LOST_TOMBSTONE
+from holdfast.core.spec import LOST_TOMBSTONE, TOMBSTONE_MS
 from holdfast.core.waiters import Waiters
 from holdfast.errors import ConfigurationError, NotHeld
 
@@ -148,7 +148,8 @@ class Session:
         self.held.remove(lease)
         if lease.downgrade is not None:  # no reply yet: either token may be a holder, even later
             lease.needs_tombstone = lease.release_may_have_run = True
-            self.cleanups.schedule(lease.spec, lease.downgrade[1], longest=lease.longest_ttl)
+            mode = LOST_TOMBSTONE if lease.state is LOST else lease.release_mode(TOMBSTONE_MS)
+            self.cleanups.schedule(lease.spec, lease.downgrade[1], mode, longest=lease.longest_ttl)
 
     def on_lost(self, lease: LeaseState) -> None:
         """Report a loss, and schedule the cleanup on the server."""

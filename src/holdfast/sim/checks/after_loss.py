@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.fence import is_after_loss
-from holdfast.core.lease_state import RELEASED
+from holdfast.core.lease_state import LOST, RELEASED
 from holdfast.sim.checks.record import is_joined
 
 if TYPE_CHECKING:
@@ -26,26 +26,21 @@ class LossCheck:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._lost: bool | None = False
-        """The next lease is `after_loss`. None: its end and its release were in the same ms."""
-        self._after_loss = False
-        """The last lease was."""
-        self._granted_twice = Granted()
+        """The next lease is `after_loss`. None: either is right (see `_keeps_loss`)."""
+        self._fence = 0
+        """That of the last lease; 0 if it is not known."""
 
     def ran(self, run: ScriptRun) -> None:
         """A server ran a script. Check the fence that it granted."""
         after = run.after
         if run.before.fence is None:  # nothing is known about earlier leases
             self._lost = run.before.holder is not None
-            self._after_loss = False
+            self._fence = 0
         if not run.changed_holder or run.script == "adopt":
             return
         if self._is_release(run):
-            kept = self._after_loss and not self._record.was_seen(run.args[0])
-            unknown = self._after_loss and run.args[0] in self._granted_twice
-            self._lost = None if unknown or not run.before.left_ms else kept
-            self._record.reached["a loss that no user has seen, kept"] += kept
+            self._lost = _keeps_loss(self._record, run.args[0], self._fence)
         if after.holder is not None:
-            self._granted_twice.add(after.holder.decode())
             self._granted(after.holder.decode(), int(after.fence or 0))
 
     def _is_release(self, run: ScriptRun) -> bool:
@@ -54,32 +49,16 @@ class LossCheck:
         if run.script != "release" or before.holder is None or "lost" in "".join(run.args[2:3]):
             return False
         delay_ms = int(self._record.settings.lock_delay * 1000)
-        over = delay_ms > 0 and 0 <= before.left_ms <= delay_ms
+        over = 0 <= before.left_ms <= delay_ms
+        if over and not delay_ms:  # in its last ms, what the client receives counts
+            over = (run.reply if isinstance(run.reply, list) else [run.reply])[:1] != [1]
         return not over and (before.holder == token or is_joined(before.holder, token))
 
     def _granted(self, token: str, fence: int) -> None:
-        self._after_loss = is_after_loss(fence)
+        self._fence = fence
         if self._lost is not None:
             _check(self._record, fence, token, lost=self._lost)
         self._lost = True
-
-
-class Granted:
-    """The tokens that were granted a lock more than once, such as by a late request.
-
-    Their client may have had one of these leases, and not the other.
-    """
-
-    def __init__(self) -> None:
-        self._once: set[str] = set()
-        self._twice: set[str] = set()
-
-    def add(self, token: str) -> None:
-        """A token was granted the lock."""
-        (self._twice if token in self._once else self._once).add(token)
-
-    def __contains__(self, token: str) -> bool:
-        return token in self._twice
 
 
 class SharedLossCheck:
@@ -88,16 +67,15 @@ class SharedLossCheck:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._lost: bool | None = False
-        """As that of a lock; None if the client of the holder may not know how its lease ended."""
-        self._granted_twice = Granted()
-        self._holders: dict[str, bool] = {}
-        """The tokens with permits, and whether each was granted them after a loss."""
+        """As that of a lock."""
+        self._holders: dict[str, int] = {}
+        """The tokens with permits, and the first fence of each lease; 0 if it is not known."""
 
     def ran(self, run: ScriptRun, fences: Sequence[tuple[int, str]]) -> None:
         """A server ran a script, which granted these fences. Check them."""
         before, after = _names(run.before.permits), _names(run.after.permits)
         if run.before.fence is None:
-            self._lost, self._holders = False, dict.fromkeys(before, False)
+            self._lost, self._holders = False, dict.fromkeys(before, 0)
         for token in [each for each in self._holders if each not in before]:
             del self._holders[token]
             self._lost = True
@@ -105,23 +83,22 @@ class SharedLossCheck:
             self._ended(run, token)
         for fence, token in sorted(fences):
             if token in self._holders:  # a retry or a confirmation
-                _check(self._record, fence, token, lost=self._holders[token])
+                _check(self._record, fence, token, lost=is_after_loss(self._holders[token]))
             elif token in after:
                 if self._lost is not None:
                     _check(self._record, fence, token, lost=self._lost)
-                self._lost, self._holders[token] = False, is_after_loss(fence)
-                self._granted_twice.add(token)
+                self._lost, self._holders[token] = False, fence
 
     def _ended(self, run: ScriptRun, token: str) -> None:
-        after_loss = self._holders.pop(token, False)
+        fence = self._holders.pop(token, 0)
         if run.script == "downgrade":
-            self._holders[run.args[0]] = after_loss
-            return
-        lost = run.script != "release" or "lost" in "".join(run.args[2:3])
-        kept = after_loss and not self._record.was_seen(token)
-        self._record.reached["a loss that no user has seen, kept"] += kept
-        unknown = after_loss and token in self._granted_twice
-        self._lost = self._lost or lost or (None if unknown or self._lost is None else kept)
+            self._holders[run.args[0]] = fence
+        elif run.script != "release" or "lost" in "".join(run.args[2:3]):
+            self._lost = True
+        elif not self._lost:
+            kept = _keeps_loss(self._record, token, fence)
+            if kept or self._lost is not None:
+                self._lost = kept
 
 
 class QuorumLossCheck:
@@ -131,7 +108,7 @@ class QuorumLossCheck:
         self._record = record
         self._last: LeaseState | None = None
         self._any_lost = False
-        """A lease was lost. A node that it did not reach may report it later."""
+        """A lease was lost. A node that missed the release of the next one may report it again."""
 
     def granted(self, lease: LeaseState) -> None:
         """A lease begins. Check that it reports the loss of the last one."""
@@ -144,8 +121,7 @@ class QuorumLossCheck:
             return
         if last not in record.releasing and not lease.after_loss:
             record.fail("LOSS", f"{lease.token} does not know that {last.token} was lost")
-        # Of several locks, one may be lost before the others are granted: no user has had it.
-        exact = record.settings.calm and not record.settings.several and not self._any_lost
+        exact = record.settings.calm and not self._any_lost
         self._any_lost = self._any_lost or last.state is not RELEASED
         if last.state is RELEASED and exact and lease.after_loss:
             record.fail("LOSS", f"{lease.token} is after a loss, and {last.token} was released")
@@ -153,6 +129,25 @@ class QuorumLossCheck:
 
 def _names(permits: Mapping[bytes, int]) -> set[str]:
     return {token.decode() for token in permits}
+
+
+def _keeps_loss(record: Record, token: str, fence: int) -> bool | None:
+    """Whether the next lease is after a loss, although this one is released on the server.
+
+    Its client has reported it as lost, or no user has had it, and it is after a loss itself.
+
+    None: a late request was granted the lock to a token of which a user has had an earlier lease.
+    The release depends on what that lease has reported, so the loss is kept or not.
+    """
+    _, lease = record.last_leases.get(token, (None, None))
+    if lease is not None and lease.state is LOST and lease.fence >= fence:
+        return True
+    if not is_after_loss(fence):
+        return False
+    if not record.was_seen(token):
+        record.reached["a loss that no user has seen, kept"] += 1
+        return True
+    return False if record.last_leases[token][1].fence >= fence else None
 
 
 def _check(record: Record, fence: int, token: str, *, lost: bool) -> None:
