@@ -16,7 +16,8 @@ local last = call('SET', KEYS[2], fence, 'PX', counter_ms, 'GET')
 if after_loss == nil then
   after_loss = last and string.byte(last, -1) % 2 == 0
 end
--- Digits of the same number compare as text. Where this is wrong, _raise_fence compares numbers.
+-- Two numbers with equally many digits compare like text. A wrong result costs only time: _raise_fence
+-- compares as numbers.
 if after_loss or (last and (#last > #fence or last >= fence)) then
   --:include _raise_fence
 end
