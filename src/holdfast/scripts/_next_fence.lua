@@ -16,8 +16,8 @@ local last = call('SET', KEYS[2], fence, 'PX', counter_ms, 'GET')
 if after_loss == nil then
   after_loss = last and string.byte(last, -1) % 2 == 0
 end
--- Two numbers with equally many digits compare like text. A wrong result costs only time: _raise_fence
--- compares as numbers.
+-- Without leading zeros, a number with fewer digits is lower, and numbers with as many digits compare
+-- as text. So `last` is lower where this is false. Where it is true, _raise_fence compares the numbers.
 if after_loss or (last and (#last > #fence or last >= fence)) then
   --:include _raise_fence
 end
