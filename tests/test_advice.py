@@ -303,9 +303,13 @@ def test_positional_settings_are_refused_with_what_to_write(by: str) -> None:
         (client.once, {}, "write keep=5, the seconds for which the result is kept, or timeout=5"),
         (client.rate, {"limit": 5}, "write limit=5, and the seconds as per="),
         (client.periodic, {"every": 5}, "write every=5, the seconds of a period"),
+        (client.barrier, {"parties": 5}, "write parties=5, the number of parties"),
+        (client.latch, {"count": 5}, "write count=5, the number of ids that open it"),
     ):
         assert error_message(method, "a", 5, **given).endswith(f": {advice}")
-    assert error_message(client.rate, "a", 5, 1).endswith("keyword-only argument: 'limit'")
+    assert "write ttl=5, the seconds that a term lasts" in error_message(client.election, "a", 5)
+    for method, needed in ((client.rate, "limit"), (client.barrier, "parties")):
+        assert error_message(method, "a", 5).endswith(f"keyword-only argument: '{needed}'")
 
 
 @pytest.mark.parametrize("kind", CLIENTS.values())

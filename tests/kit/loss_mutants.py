@@ -105,7 +105,7 @@ LOSSES = [
     Mutant(
         "an evicted holder of permits counts as lost",
         "scripts/evict_shared.lua",
-        "lose(token)\n",
+        "end_unreleased(token)\n",
         "call('ZREM', lock, token)\n",
         {"semaphore": 3, "evict_holder": 0.5, "clients": 4},
         "LOSS",

@@ -72,6 +72,10 @@ _SECOND_ARGUMENT = {
     "lock_all": "write all names as one list, and every setting with its name",
     "semaphore": "write limit={0!r}, the number of permits",
     "rate": "write limit={0!r}, and the seconds as per=",
+    "barrier": "write parties={0!r}, the number of parties",
+    "latch": "write count={0!r}, the number of ids that open it",
+    "election": "write ttl={0!r}, the seconds that a term lasts without a renewal; the seconds to "
+    "wait for a term are lead(timeout={0!r})",
     "once": "write keep={0!r}, the seconds for which the result is kept, or timeout={0!r}",
     "periodic": "write every={0!r}, the seconds of a period",
 }

@@ -539,7 +539,7 @@ class AsyncClient:
     def election(
         self,
         name: str,
-        *,
+        *positional: Never,
         ttl: Duration = 30.0,
         replicas: int = 0,
         label: str | None = None,
@@ -565,10 +565,14 @@ class AsyncClient:
             replicas: number of replicas that must have the term before it begins or is renewed.
             label: text that `leader()` shows to others, for example the address at which they reach
                 this process.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid; the message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("election", {}, positional)
         from holdfast.api.async_election import AsyncElection  # noqa: PLC0415 - imported on first use
         from holdfast.core.election import describe_election  # noqa: PLC0415 - as above
 
@@ -629,7 +633,9 @@ class AsyncClient:
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return AsyncOnce(self, work, JSON if codec is None else codec)
 
-    def latch(self, name: str, *, count: int, keep: Duration = 86_400.0) -> AsyncLatch:
+    def latch(
+        self, name: str, *positional: Never, count: int, keep: Duration = 86_400.0
+    ) -> AsyncLatch:
         """Describe a latch, which opens when `count` ids are counted down. This sends nothing.
 
         Example:
@@ -643,11 +649,15 @@ class AsyncClient:
             count: how many ids are counted until it opens. All clients give the same count.
             keep: seconds for which the latch is kept after its last use, open or not. After that,
                 this name is a new latch. A wait counts as a use when it begins, and each half hour.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("latch", {}, positional)
         from holdfast.api.async_latch import AsyncLatch  # noqa: PLC0415 - imported on first use
         from holdfast.core.latch import describe_latch  # noqa: PLC0415 - as above
 
@@ -658,7 +668,12 @@ class AsyncClient:
         return AsyncLatch(self._session, latch)
 
     def barrier(
-        self, name: str, *, parties: int, ttl: Duration = 30.0, label: str | None = None
+        self,
+        name: str,
+        *positional: Never,
+        parties: int,
+        ttl: Duration = 30.0,
+        label: str | None = None,
     ) -> AsyncBarrier:
         """Describe a barrier, at which `parties` callers wait for one another. This sends nothing.
 
@@ -678,11 +693,15 @@ class AsyncClient:
             ttl: seconds after which a waiting party whose process died or hangs counts as lost.
                 While it waits, it renews its lease after each third of this time.
             label: text that errors and the command line show for this party.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("barrier", {}, positional)
         from holdfast.api.async_barrier import AsyncBarrier  # noqa: PLC0415 - imported on first use
         from holdfast.core.barrier import describe_barrier  # noqa: PLC0415 - as above
 

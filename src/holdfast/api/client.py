@@ -534,7 +534,7 @@ class Client:
     def election(
         self,
         name: str,
-        *,
+        *positional: Never,
         ttl: Duration = 30.0,
         replicas: int = 0,
         label: str | None = None,
@@ -560,10 +560,14 @@ class Client:
             replicas: number of replicas that must have the term before it begins or is renewed.
             label: text that `leader()` shows to others, for example the address at which they reach
                 this process.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid; the message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("election", {}, positional)
         from holdfast.api.election import Election  # noqa: PLC0415 - imported on first use
         from holdfast.core.election import describe_election  # noqa: PLC0415 - as above
 
@@ -624,7 +628,7 @@ class Client:
         work = describe_work(spec, self._namespace, keep, quorum=quorum)
         return Once(self, work, JSON if codec is None else codec)
 
-    def latch(self, name: str, *, count: int, keep: Duration = 86_400.0) -> Latch:
+    def latch(self, name: str, *positional: Never, count: int, keep: Duration = 86_400.0) -> Latch:
         """Describe a latch, which opens when `count` ids are counted down. This sends nothing.
 
         Example:
@@ -638,11 +642,15 @@ class Client:
             count: how many ids are counted until it opens. All clients give the same count.
             keep: seconds for which the latch is kept after its last use, open or not. After that,
                 this name is a new latch. A wait counts as a use when it begins, and each half hour.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("latch", {}, positional)
         from holdfast.api.latch import Latch  # noqa: PLC0415 - imported on first use
         from holdfast.core.latch import describe_latch  # noqa: PLC0415 - as above
 
@@ -653,7 +661,12 @@ class Client:
         return Latch(self._session, latch)
 
     def barrier(
-        self, name: str, *, parties: int, ttl: Duration = 30.0, label: str | None = None
+        self,
+        name: str,
+        *positional: Never,
+        parties: int,
+        ttl: Duration = 30.0,
+        label: str | None = None,
     ) -> Barrier:
         """Describe a barrier, at which `parties` callers wait for one another. This sends nothing.
 
@@ -673,11 +686,15 @@ class Client:
             ttl: seconds after which a waiting party whose process died or hangs counts as lost.
                 While it waits, it renews its lease after each third of this time.
             label: text that errors and the command line show for this party.
+            *positional: rejected; the error shows what to write.
 
         Raises:
             ConfigurationError: a setting is invalid, or this client uses several independent
                 servers. The message shows what to write instead.
+            TypeError: an argument is positional.
         """
+        if positional:
+            refuse("barrier", {}, positional)
         from holdfast.api.barrier import Barrier  # noqa: PLC0415 - imported on first use
         from holdfast.core.barrier import describe_barrier  # noqa: PLC0415 - as above
 

@@ -206,7 +206,7 @@ class Election(AnyLockSettings):
         return run(holder(self._session, self._spec))
 
     def watch(self) -> Iterator[Holder | None]:
-        """Iterate over the leaders: the present one first, and then each new one.
+        """Iterate over the leaders: the current one first, and then each new one.
 
         It is None while there is no leader. A leader that resigns, and one that is elected, are
         pushed to this client. If a leader dies or is evicted, or if a message was lost, this client

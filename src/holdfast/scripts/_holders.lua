@@ -38,15 +38,17 @@ local function hold(its_token, px, after_loss)
   call('PEXPIRE', lock, math.max(call('PTTL', lock), px + 1))
 end
 
--- Ends the lease of a token without a release.
-local function lose(its_token)
+-- Ends the lease of a token without a release. The token stays as an expired member. If no holder is
+-- left, the key is deleted, and the counter shows the loss.
+local function end_unreleased(its_token)
   call('ZADD', lock, 'XX', now - 1, its_token)
   if not call('ZRANGE', lock, now, '+inf', 'BYSCORE', 'LIMIT', 0, 1)[1] then
     call('DEL', lock)
   end
 end
 
--- Whether a lease has ended without a release since the last grant; nil if the counter shows it.
+-- Whether a lease has ended without a release since the last grant: true or false; nil if the key does
+-- not exist, and only the counter shows it.
 local function was_lost()
   if call('ZRANGE', lock, '-inf', '(' .. now, 'BYSCORE', 'LIMIT', 0, 1)[1] then
     return true
@@ -75,5 +77,5 @@ local function admit(its_token, px, fence)
       call('ZREM', lock, unpack(expired))
     end
   until #expired < 100
-  hold(its_token, px, string.byte(fence, -1) == 50)
+  hold(its_token, px, string.byte(fence, -1) == 50)  -- '2'
 end

@@ -1,7 +1,8 @@
 -- Included by scripts that end leases: `mark_released`. Needs: call.
 
 -- Notes in the fence counter that the last lease was released, so that the next one is not `after_loss`
--- (see _fence). The counter keeps its expiry; one that is gone stays gone.
+-- (see _fence). The counter keeps its expiry; one that is gone stays gone. Its last digit becomes odd:
+-- 0 becomes 1, and 2 becomes 3. Without `seen` a 2 stays, so the next lease is `after_loss` too.
 --
 -- Invariant: a loss is reported by a lease that a user has had (`seen`).
 -- Attempt: it is granted the lock after a loss, and is cancelled. It releases the lock.

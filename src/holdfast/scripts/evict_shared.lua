@@ -31,7 +31,7 @@ local expiry = expiry_of(token)
 if not expiry then
   return '0' .. serial
 end
-lose(token)
+end_unreleased(token)
 call('ZREM', queue, token, '!' .. token)
 new_fence()
 local used, _, left = usage()

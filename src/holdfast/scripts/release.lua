@@ -9,7 +9,7 @@
 --       3 queue
 --       4 holds of the owner, if there is one
 -- ARGV  1 token
---       2 ttl
+--       2 ttl of the lease: the window and the life of the counter follow from it
 --       3 life of the tombstone, 0 for none; it may be followed by
 --         ' lost'   the lease was lost: the lock delay begins
 --         ' seen'   a user has had the lease (see _released). Without 3 it has, too
@@ -22,8 +22,7 @@
 --
 -- Returns  1 .. serial  the token held the lock, and does not hold it any more
 --          0 .. serial  the token did not hold the lock
---          {serial}     the same: the lock's key does not exist, and the token has no tombstone of
---                       an eviction
+--          {serial}     as 0; the lock's key does not exist, and no tombstone shows an eviction
 --          {1 or 0, message, serial}  as the first two, and a waiter of the same client was granted
 --              the lock (see _notify); not with a tombstone, because the reply may not be read then
 --
@@ -38,7 +37,7 @@ if #ARGV == 5 then
   tombstone, settings = ARGV[3], ARGV[4]
 end
 local holder = call('GET', lock)
-local simple_settings = settings == '' or settings == '0 barge '
+local simple_settings = settings == '' or settings == '0 barge '  -- not fair; no lock delay, no owner
 local fast_path = holder == token and simple_settings and tombstone == '0'
 if fast_path and call('EXISTS', queue) == 0 then
   call('DEL', lock)
@@ -52,6 +51,7 @@ if fast_path and call('EXISTS', queue) == 0 then
 end
 
 local ttl, tombstone_ms, mode = tonumber(ARGV[2]), string.match(tombstone, '^(%d+) ?(%a*)$')
+-- With a tombstone, or a mode other than 'seen', the client may not read the reply: it gets no grant.
 local seen, quiet = #ARGV == 3 or mode == 'seen', tombstone ~= '0' and tombstone ~= '0 seen'
 --:include _settings
 --:include _quarantine
@@ -78,7 +78,7 @@ else
   was_held = not over and mode ~= 'leave' and has_hold(holder, token)
   -- ZADD: has the token a tombstone?
   missing = not holder and not call('ZADD', queue, 'XX', 'INCR', 0, '+' .. token)
-  local last_hold, left = true
+  local last_hold, left = true, nil
   if was_held then
     last_hold, left = end_hold(holder, token)
     if last_hold and mode ~= 'lost' then

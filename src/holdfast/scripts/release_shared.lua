@@ -9,8 +9,7 @@
 --
 -- Returns  1 .. serial  the token had permits, and has none any more
 --          0 .. serial  the token had no permits
---          {serial}     the same: the key of the holders does not exist, and the token has no
---                       tombstone of an eviction
+--          {serial}     as 0; the key of the holders does not exist, and no tombstone shows an eviction
 --          {1 or 0, message, serial}  as the first two, and a waiter of the same client was granted
 --              permits (see _notify); not with a tombstone, because the reply may not be read then
 --
@@ -36,7 +35,7 @@ local seen = #ARGV == 3 or mode == 'seen'
 local expiry, after_loss = expiry_of(token)
 local was_held = expiry and mode ~= 'leave'
 if was_held and (mode == 'lost' or (after_loss and not seen)) then
-  lose(token)
+  end_unreleased(token)
 elseif was_held then
   call('ZREM', lock, token)
   if call('EXISTS', lock) == 0 then
@@ -47,6 +46,7 @@ if tombstone == '0' and was_held and call('EXISTS', queue) == 0 then
   return '1' .. serial
 end
 
+-- With a tombstone, or a mode other than 'seen', the client may not read the reply.
 local quiet = tombstone ~= '0' and tombstone ~= '0 seen'
 --:include _settings
 --:include _quarantine
