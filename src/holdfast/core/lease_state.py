@@ -28,7 +28,8 @@ the thread that has it. `claim_release` does: only its first caller sends the re
 needs a mutex:
 
 - The server has confirmed every deadline that is written, so the order of the writes does not
-  matter. A renewal that is under way may undo an extension to a shorter time.
+  matter. Exception: a renewal that is under way may undo an `extend` to a shorter time. That is
+  safe, because the server never shortens an expiry: the lease only lasts longer.
 - A callback is removed from the list by `pop`, so only one thread calls it.
 
 A loss has these steps, in this order: the state changes; `lease.lost` is set, and the body of an
@@ -131,10 +132,11 @@ class LeaseState:
     waiter: Waiter | None = None
     """The waiter that was granted it. Messages for its token may still arrive."""
     downgrade: tuple[str, str] | None = None
-    """The token of the reader, and that of the writer that it replaces, until a reply has confirmed
-    it (`core.downgrade`)."""
+    """The token of the reader, and that of the writer that it replaces, until a reply confirms the
+    downgrade (`core.downgrade`)."""
     is_seen = True
-    """A user has had the lease. So its release ends a loss that it has reported (`after_loss`)."""
+    """A user has received the lease. Only then does its release mark the previous loss as handled,
+    so that the next lease is not `after_loss`."""
     reported_dropped = False
     """The event `not_released` was sent."""
 
@@ -179,7 +181,10 @@ class LeaseState:
         return is_after_loss(self.fence)
 
     def release_mode(self, tombstone: str) -> str:
-        """Return the argument of its release for this life of the tombstone."""
+        """Return argument 3 of release.lua: how long (ms) the tombstone is kept, and more.
+
+        That is " seen" if this lease has reported a loss to the user.
+        """
         return f"{tombstone} seen" if self.after_loss and self.is_seen else tombstone
 
     def unregister_waiter(self, drain_from: float | None = None) -> None:
@@ -264,13 +269,14 @@ class LeaseState:
         """Return the reason of a loss when the server refuses a renewal or a release."""
         if now >= self.deadline:
             return self.expiry_reason()
+        # The scripts reply {} if the key of the lock does not exist, and no script removed it.
         return "key_missing" if reply == [] else "taken"
 
     def on_loss(self, callback: Callable[[LeaseState], object], *, last: bool = False) -> None:
         """Call `callback`, which must not block, when the lease is lost, or now if it is lost.
 
-        Callbacks are called in reverse order. With `last` it starts code of the user, and is called
-        after all others.
+        Internal callbacks run first, the newest first. Those with `last` start code of the user.
+        They run afterwards, in the order in which they were added.
         """
         if last:
             self._on_loss.insert(0, callback)

@@ -116,8 +116,8 @@ def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
         return False
     if lease.state is RELEASING:
         check_process(session, lease)
-        # The request of another thread may be under way, so a refusal proves nothing. A closed
-        # client has sent none, unless `on_failure` has recorded it.
+        # Another thread may have sent the release, so a refusal does not mean a loss. Of a closed
+        # client, only `on_failure` knows of a request that may have run.
         if not session.closed:
             lease.release_may_have_run = True
         return True
@@ -136,7 +136,12 @@ def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
 
 
 def restore_loss(lease: LeaseState) -> bool:
-    """Set LOST again if another thread has declared the lease lost; return whether it is lost."""
+    """Set LOST again if another thread has declared the lease lost; return whether it is lost.
+
+    Invariant: LOST is final. The renewer declares the loss; then the releasing thread, which has
+    read HELD before, overwrites LOST with RELEASING. Without this call, a lost lease would be
+    released as if it were valid.
+    """
     if lease.reason is not None:
         lease.state = LOST
     return lease.state is LOST
@@ -214,7 +219,7 @@ def take_over_release(session: Session, lease: LeaseState, ref: LeaseRef) -> boo
 
 
 async def finish_release(session: Session, lease: LeaseState, ref: LeaseRef) -> None:
-    """Complete an interrupted release."""
+    """Complete an interrupted release: remove the token, and leave a tombstone."""
     if not take_over_release(session, lease, ref):
         return
     try:

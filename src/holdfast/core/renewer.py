@@ -15,8 +15,11 @@ when it has to be renewed, when its renewal ends (`max_hold`), and at its deadli
 
 Any thread adds items to `inbox`, a dictionary whose single operations are atomic. It wakes the job
 only if the item is due before the job wakes by itself. A lease that is released before that is
-removed from `inbox`, so a short lease costs the job nothing. No item is missed: a caller adds the
-item, then reads `_wake_at`; the job resets `_wake_at`, then reads `inbox`.
+removed from `inbox`, so a short lease costs the job nothing.
+
+`_wake_at` is inf while the job works or does not run, so each caller wakes it then. Invariant: no
+item is missed. The caller adds the item, then reads `_wake_at`. The job sets `_wake_at`, then reads
+`inbox`.
 """
 
 from __future__ import annotations
@@ -268,7 +271,11 @@ class Renewer:
             del self._cleanups[cleanup.request[1:]]
 
     def _may_renew(self, lease: LeaseState, now: float) -> bool:
-        """Return whether to send a renewal now. Stop renewing at `max_hold`, and report that."""
+        """Return whether to send a renewal now.
+
+        Also ends the renewal at `max_hold` or if the lease is abandoned, drops a finished task, and
+        reports `max_hold` and `not_released`, once each.
+        """
         if self._closed:
             return False
         if lease.renewing and now + _early(lease, lease.renew_until) >= lease.renew_until:
@@ -294,7 +301,11 @@ class Renewer:
         )
 
     def _next_batch(self) -> list[LeaseState | Cleanup]:
-        """Return what is sent next. Cleanups on single nodes of a quorum are sent separately."""
+        """Return what is sent next.
+
+        Cleanups on single nodes of a quorum are sent separately, so that renewals do not wait for a
+        node that hangs.
+        """
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
         first = [
             item for item in batch if isinstance(item, LeaseState) or item.request[1].node is None
@@ -373,5 +384,6 @@ def _early(item: LeaseState | Cleanup | BackgroundTask, due: float) -> float:
 def _request(item: LeaseState | Cleanup, now: float) -> Request:
     if not isinstance(item, LeaseState):
         return item.request
-    # An extended lease is renewed for its whole remaining time: a quorum may restore it to a node.
+    # Request at least the time that an extended lease has left: a quorum may write the lease to a
+    # node that lost it, and that node has only this ttl.
     return item.renewal_request(max(item.spec.ttl, ttl_of(item.deadline - now)))

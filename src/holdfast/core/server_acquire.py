@@ -339,7 +339,8 @@ class _AttemptRunner:
         """Remove everything from the server when the attempt ends with `error`.
 
         Raises:
-            NotNeeded: the timeout of a party of a barrier was over; it has left, with this reply.
+            NotNeeded: `error` is the timeout of a party of a barrier. `reply` is the reply with
+                which it left.
         """
         lease = ref._lease
         if lease is not None:  # interrupted after the grant, before acquire() returned
@@ -361,6 +362,8 @@ class _AttemptRunner:
         may_arrive = tombstone not in {"", "0"}
         if may_arrive:  # its reply may have contained a grant to another waiter
             session.waiters.recheck_all(spec)
+        # Do not wait for the server if the event loop is closed (GeneratorExit), or if the last
+        # request got no reply. The background removes the token.
         if isinstance(error, GeneratorExit) or (may_arrive and self.attempt.failures):
             if tombstone:
                 session.cleanups.schedule(spec, self.token)

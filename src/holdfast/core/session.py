@@ -59,8 +59,8 @@ class Session:
         self.cleanups = Cleanups(self.deployment, self.renewer)
         self.waiters = Waiters(self.port, self.cleanups)
         self.needed: dict[LeaseRef, tuple[LockSpec, Sequence[LeaseRef]]] = {}
-        """What is being acquired together with other locks (`core.acquire_all`): by its reference,
-        the lock, and the references whose leases are needed meanwhile."""
+        """For each lock that `core.acquire_all` is acquiring now, by its reference: its spec, and
+        the references of the leases that this call already holds. The loss of one ends the wait."""
         self.deployment.begin(self)
 
     def close(self) -> None:
@@ -95,8 +95,8 @@ class Session:
             NotHeld: this process was forked since the attempt began. The lease is the parent's.
         """
         self.held.add(lease)
-        # Without renewal the renewer only reports the deadline. The deadline itself needs no
-        # renewer. A lock of redis-py is not scheduled at all.
+        # Without renewal, only the report of a loss needs the renewer. For a lock of redis-py
+        # nothing is scheduled (its `first_due` is inf).
         is_scheduled = lease.spec.first_due == math.inf or self.renewer.schedule(lease)
         if not is_scheduled and lease.spec.renew:
             name = lease.spec.name
@@ -122,9 +122,9 @@ class Session:
             ) from None
 
     def check_needed(self, ref: LeaseRef) -> None:
-        """Check the leases that the caller needs together with the one that it acquires.
+        """Check the leases that the call already holds, while it acquires that of `ref`.
 
-        Invariant: a caller does not continue to wait after the loss of such a lease. Here: register
+        Invariant: a call does not continue to wait after the loss of such a lease. Here: register
         the waiter, then check the leases. `on_lost`, in another thread: the state of the lease has
         changed, then wake the registered waiters.
 
