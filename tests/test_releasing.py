@@ -14,7 +14,7 @@ from holdfast.adapters.thread_port import run
 from holdfast.core import server_acquire
 from holdfast.core.lease_state import LOST as LOST_STATE
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
-from holdfast.core.release import _handle, check_valid, release, release_in_background
+from holdfast.core.release import _on_reply, check_valid, release, release_in_background
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.scripts import RELEASE
 from kit.failing_port import (
@@ -268,7 +268,7 @@ def test_a_lease_is_over_at_its_deadline(
 ) -> None:
     lease = client.lock("a").acquire()
     state = lease._lease
-    state.unanswered = unanswered
+    state.last_renewal_failed = unanswered
     port.time = math.nextafter(state.deadline, 0)
     assert check_valid(client._session, lease) is state
     port.time = state.deadline
@@ -334,7 +334,7 @@ def test_the_reply_to_a_release_may_grant_the_lock_to_another_waiter_of_this_cli
     assert waiter.grant.since == 100.0
     port.number, waiter.grant = 2, None
     with pytest.raises(holdfast.NotHeld):
-        _handle(session, second, [1, message], 100.0)
+        _on_reply(session, second, [1, message], 100.0)
     assert waiter.grant is None
 
 

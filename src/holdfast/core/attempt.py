@@ -269,12 +269,12 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
     if moment.should_subscribe:
         return attempt._replace(state=Ready())
     pause = attempt.backoff.pause(moment.jitter)
-    left = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
+    recheck_after = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
     if not is_holdfast_token(held.holder):
-        left = min(left, pause)  # a client of another library notifies no waiter when it releases
-    state: State = Queued(left, bool(held.place_was_lost))
+        recheck_after = min(recheck_after, pause)  # other libraries notify no waiter
+    state: State = Queued(recheck_after, bool(held.place_was_lost))
     if not has_place:
-        state = Paused(min(pause, left, give_up - moment.now))
+        state = Paused(min(pause, recheck_after, give_up - moment.now))
     return attempt._replace(state=state, backoff=attempt.backoff.doubled())
 
 

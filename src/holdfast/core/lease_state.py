@@ -118,7 +118,7 @@ class LeaseState:
 
     state = HELD
     reason: LossReason | None = None
-    unanswered = False
+    last_renewal_failed = False
     """The last renewal failed: no reply, or an error."""
     release_may_have_run = False
     """The server may have executed an earlier release. Then a refusal does not mean a loss."""
@@ -131,7 +131,7 @@ class LeaseState:
     renewer calls this before each renewal, and stops renewing when it returns True."""
     waiter: Waiter | None = None
     """The waiter that was granted it. Messages for its token may still arrive."""
-    downgrade: tuple[str, str] | None = None
+    pending_downgrade: tuple[str, str] | None = None
     """The token of the reader, and that of the writer that it replaces, until a reply confirms the
     downgrade (`core.downgrade`)."""
     is_seen = True
@@ -180,7 +180,7 @@ class LeaseState:
         """Whether the previous lease of the lock ended without a release."""
         return is_after_loss(self.fence)
 
-    def release_mode(self, tombstone: str) -> str:
+    def tombstone_argument(self, tombstone: str) -> str:
         """Return argument 3 of release.lua: how long (ms) the tombstone is kept, and more.
 
         That is " seen" if this lease has reported a loss to the user.
@@ -235,7 +235,9 @@ class LeaseState:
         if grant.seconds < self.spec.ttl:
             self.renew_at = min(now + RENEW_WINDOW_AFTER, (now + self.deadline) / 2)
 
-    def prolong(self, sent_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
+    def apply_renewal(
+        self, sent_at: float, ttl: float, now: float, *, exactly: bool = False
+    ) -> bool:
         """Apply the reply to a renewal for `ttl` that was sent at `sent_at`.
 
         The deadline never moves back, except with `exactly`. Returns False, and changes nothing, if
@@ -246,7 +248,7 @@ class LeaseState:
         validity = validity_of(ttl)
         self.renew_at = sent_at + validity / RENEWALS_PER_TTL
         self.deadline = sent_at + validity if exactly else max(sent_at + validity, self.deadline)
-        self.unanswered = False
+        self.last_renewal_failed = False
         return True
 
     def lose(self, reason: LossReason) -> None:
@@ -263,7 +265,7 @@ class LeaseState:
 
     def expiry_reason(self) -> LossReason:
         """Return the reason of a loss at the deadline."""
-        return "unreachable" if self.unanswered else "expired"
+        return "unreachable" if self.last_renewal_failed else "expired"
 
     def refusal_reason(self, reply: Reply, now: float) -> LossReason:
         """Return the reason of a loss when the server refuses a renewal or a release."""
@@ -311,11 +313,12 @@ class LeaseState:
     def renewal_request(self, ttl: float) -> Request:
         """Return the request that renews the lease for `ttl` seconds."""
         # Invariant: the token of a reader is renewed only after its downgrade. Here: read the
-        # token, then `downgrade`. `core.downgrade`, in another thread: set `downgrade`, then the
-        # token. In the other order, the server would refuse the renewal.
-        token, downgrade = self.token, self.downgrade
-        if downgrade is not None:
-            reader, writer = downgrade
+        # token, then `pending_downgrade`. `core.downgrade`, in another thread: set
+        # `pending_downgrade`, then the token. In the other order, the server would refuse the
+        # renewal.
+        token, pending = self.token, self.pending_downgrade
+        if pending is not None:
+            reader, writer = pending
             return DOWNGRADE, self.spec.keys, (reader, to_ms(ttl), writer, self.spec.settings)
         args = token, to_ms(ttl), self.spec.settings, str(self.fence)
         return self.spec.kind.renew, self.spec.renewal_keys, args
@@ -326,5 +329,5 @@ class LeaseState:
         Also notes that a downgrade was carried out, if the reply reports it.
         """
         if reply and request[0] is DOWNGRADE and not isinstance(reply, HoldfastError):
-            self.downgrade = None
+            self.pending_downgrade = None
         return not reply and request[2][0] != self.token

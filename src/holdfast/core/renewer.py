@@ -130,7 +130,7 @@ class Renewer:
         self.inbox[item] = None
         return due >= self._wake_at or self._background.wake(self)
 
-    def clean_up(
+    def schedule_cleanup(
         self,
         name: str,
         request: Request,
@@ -270,7 +270,7 @@ class Renewer:
         if self._cleanups.get(cleanup.request[1:]) is cleanup:
             del self._cleanups[cleanup.request[1:]]
 
-    def _may_renew(self, lease: LeaseState, now: float) -> bool:
+    def _prepare_renewal(self, lease: LeaseState, now: float) -> bool:
         """Return whether to send a renewal now.
 
         Also ends the renewal at `max_hold` or if the lease is abandoned, drops a finished task, and
@@ -297,7 +297,7 @@ class Renewer:
 
     def _is_to_be_sent(self, item: LeaseState | Cleanup, now: float) -> bool:
         return item.is_scheduled and (
-            not isinstance(item, LeaseState) or self._may_renew(item, now)
+            not isinstance(item, LeaseState) or self._prepare_renewal(item, now)
         )
 
     def _next_batch(self) -> list[LeaseState | Cleanup]:
@@ -344,8 +344,8 @@ class Renewer:
     def _handle_reply(self, item: LeaseState | Cleanup, sent_at: float, reply: Reply) -> None:
         now = self._background.now()
         if isinstance(reply, HoldfastError):
-            if isinstance(item, LeaseState) and not item.unanswered:
-                item.unanswered = True
+            if isinstance(item, LeaseState) and not item.last_renewal_failed:
+                item.last_renewal_failed = True
                 self._report(Event("renewal_failed", item.spec.name, item.fence, str(reply)))
             if isinstance(item, Cleanup) and self._closed:
                 self._give_up(item)
@@ -355,7 +355,7 @@ class Renewer:
             self._end(item)
         elif not reply:
             item.lose(item.refusal_reason(reply, now))
-        elif item.prolong(sent_at, item.spec.ttl, now):
+        elif item.apply_renewal(sent_at, item.spec.ttl, now):
             self._set_due(item, item.next_due())
 
 
