@@ -103,8 +103,8 @@ def test_an_unanswered_release_reports_for_how_long_the_lock_may_stay_locked(  #
         lease.release()
     assert type(error.value) is kind
     assert str(error.value) == (
-        f"'a' may stay locked for up to 52.5 s: it is {outcomes[-1]}; "
-        "the release is retried in the background"
+        f"the release of 'a' was not confirmed, so it may stay locked for up to 52.5 s: it is "
+        f"{outcomes[-1]}; the release is retried in the background"
     )
     assert (error.value.lock, error.value.node) == ("a", "n1")  # type: ignore[attr-defined]
     assert len(port.sent("release")) == 3
@@ -239,7 +239,10 @@ def test_each_release_by_a_closed_client_sends_one_request_and_schedules_none(
         with pytest.raises(kind) as error:
             lease.release()
         assert type(error.value) is kind
-        assert str(error.value) == "'a' may stay locked for up to 32.5 s: this client is closed"
+        assert str(error.value) == (
+            "the release of 'a' was not confirmed, so it may stay locked for up to 32.5 s: "
+            "this client is closed"
+        )
         assert error.value.lock == "a"  # type: ignore[attr-defined]
         assert len(port.sent("release")) == 1
     assert not cleanups

@@ -70,6 +70,7 @@ async def renew_now(session: Session, ref: LeaseRef, lease: LeaseState, ttl: flo
     while True:
         reply, _ = await retry(send, (), lambda _: check_valid(session, ref))
         check_valid(session, ref)
+        lease.note_downgrade(request, reply)
         if not lease.is_outdated(request, reply):
             break
     if not reply:

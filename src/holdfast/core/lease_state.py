@@ -323,11 +323,11 @@ class LeaseState:
         args = token, to_ms(ttl), self.spec.settings, str(self.fence)
         return self.spec.kind.renew, self.spec.renewal_keys, args
 
-    def is_outdated(self, request: Request, reply: Reply | HoldfastError) -> bool:
-        """Whether the server refused a renewal of the writer's token, which was replaced since.
-
-        Also notes that a downgrade was carried out, if the reply reports it.
-        """
+    def note_downgrade(self, request: Request, reply: Reply | HoldfastError) -> None:
+        """Note that a downgrade was carried out, if this is the reply that confirms it."""
         if reply and request[0] is DOWNGRADE and not isinstance(reply, HoldfastError):
             self.pending_downgrade = None
+
+    def is_outdated(self, request: Request, reply: Reply | HoldfastError) -> bool:
+        """Whether the server refused a renewal of the writer's token, which was replaced since."""
         return not reply and request[2][0] != self.token

@@ -163,7 +163,10 @@ def _give_up(session: Session, lease: LeaseState, error: HoldfastError) -> NoRet
     # A late message must not return the grant: that release is not `seen`.
     lease.unregister_waiter(session.port.now())
     name, seconds = lease.spec.name, lease.longest_ttl + lease.spec.lock_delay
-    message = f"{name!r} may stay locked for up to {seconds:.12g} s"
+    message = (
+        f"the release of {name!r} was not confirmed, so it may stay locked for up to "
+        f"{seconds:.12g} s"
+    )
     kind = OutcomeUnknown if lease.release_may_have_run else NodeUnavailable
     if session.closed:
         raise kind(f"{message}: this client is closed", lock=name) from None

@@ -307,13 +307,15 @@ class Renewer:
         node that hangs.
         """
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
-        first = [
-            item for item in batch if isinstance(item, LeaseState) or item.request[1].node is None
-        ]
-        if not first or len(first) == len(batch):
-            return batch
-        self._ready += [item for item in batch if item not in first]
-        return first
+        urgent: list[LeaseState | Cleanup] = []
+        others: list[LeaseState | Cleanup] = []
+        for item in batch:
+            is_urgent = isinstance(item, LeaseState) or item.request[1].node is None
+            (urgent if is_urgent else others).append(item)
+        if not urgent:
+            return others
+        self._ready += others
+        return urgent
 
     async def _send_batch(self) -> None:
         # Checked again: the items may have waited for the replies to an earlier batch.
@@ -335,9 +337,11 @@ class Renewer:
         except Exception as error:  # noqa: BLE001 - any error means that nothing was renewed
             replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
         for item, request, reply in zip(batch, requests, replies, strict=True):
-            if isinstance(item, LeaseState) and item.is_outdated(request, reply):
-                self._set_due(item, sent_at)
-                continue
+            if isinstance(item, LeaseState):
+                item.note_downgrade(request, reply)
+                if item.is_outdated(request, reply):
+                    self._set_due(item, sent_at)
+                    continue
             if item.is_scheduled:
                 self._handle_reply(item, sent_at, reply)
 
