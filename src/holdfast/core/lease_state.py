@@ -181,9 +181,9 @@ class LeaseState:
         return is_after_loss(self.fence)
 
     def tombstone_argument(self, tombstone: str) -> str:
-        """Return argument 3 of release.lua: how long (ms) the tombstone is kept, and more.
+        """Return argument 3 of release.lua for a tombstone that is kept for `tombstone` ms.
 
-        That is " seen" if this lease has reported a loss to the user.
+        A " seen" follows if this lease has reported a loss to the user.
         """
         return f"{tombstone} seen" if self.after_loss and self.is_seen else tombstone
 

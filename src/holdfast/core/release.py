@@ -138,9 +138,9 @@ def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
 def restore_loss(lease: LeaseState) -> bool:
     """Set LOST again if another thread has declared the lease lost; return whether it is lost.
 
-    Invariant: LOST is final. The renewer declares the loss; then the releasing thread, which has
-    read HELD before, overwrites LOST with RELEASING. Without this call, a lost lease would be
-    released as if it were valid.
+    Invariant: LOST is final. Here: read HELD, set RELEASING, then read `reason`. The renewer, in
+    between: set `reason`, then LOST, which RELEASING overwrites. Without this call, a lost lease
+    would be released as if it were valid.
     """
     if lease.reason is not None:
         lease.state = LOST
