@@ -64,7 +64,7 @@ class Scenario:
         self.forgotten += 1
 
     def request(self, ttl: float = 0.0) -> None:
-        self.renewer.clean_up("a", REQUEST, fence=7, ttl=ttl, forget=self.forget)
+        self.renewer.schedule_cleanup("a", REQUEST, fence=7, ttl=ttl, forget=self.forget)
 
     def run_step(self) -> None:
         self.renewer._advance()

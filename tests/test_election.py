@@ -402,7 +402,7 @@ def test_a_cancelled_watcher_leaves_the_queue_of_observers(server: Server) -> No
 def test_a_message_to_an_observer_that_has_left_ends_nothing(server: Server) -> None:
     with holdfast.Client(server.url) as client:
         cleanups: list[object] = []
-        client._session.renewer.clean_up = (  # type: ignore[method-assign]  # to observe it
+        client._session.renewer.schedule_cleanup = (  # type: ignore[method-assign]  # to observe it
             lambda *args, **_: cleanups.append(args)
         )
         client._session.cleanups.leave_queue(OBSERVERS.encode(), "hf1:gone:1:", 0)

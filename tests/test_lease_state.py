@@ -50,7 +50,7 @@ def test_the_times_of_a_lease_count_from_the_request() -> None:
         None,
     )
     flags = (
-        lease.unanswered,
+        lease.last_renewal_failed,
         lease.release_may_have_run,
         lease.needs_tombstone,
         lease.reported_dropped,
@@ -105,25 +105,25 @@ def test_a_reply_in_time_moves_the_deadline(
     asked_at: float, ttl: float, now: float, exactly: bool, deadline: float | None
 ) -> None:
     lease = new_lease()
-    lease.unanswered = True
+    lease.last_renewal_failed = True
     before = lease.deadline, lease.renew_at
-    moved = lease.prolong(asked_at, ttl, now, exactly=exactly)
+    moved = lease.apply_renewal(asked_at, ttl, now, exactly=exactly)
     if deadline is None:
         assert moved is False
         assert (lease.deadline, lease.renew_at) == before
-        assert lease.unanswered
+        assert lease.last_renewal_failed
         return
     assert moved is True
     assert lease.deadline == pytest.approx(deadline)
     assert lease.renew_at == pytest.approx(asked_at + (ttl * 0.99 - 0.001) / 3)
-    assert not lease.unanswered
+    assert not lease.last_renewal_failed
 
 
 def test_a_reply_at_the_deadline_is_too_late() -> None:
     lease = new_lease()
-    assert not lease.prolong(1010.0, 30.0, lease.deadline)
+    assert not lease.apply_renewal(1010.0, 30.0, lease.deadline)
     shorter = new_lease()
-    assert shorter.prolong(1010.0, 10.0, 1011.0)
+    assert shorter.apply_renewal(1010.0, 10.0, 1011.0)
     assert shorter.deadline == pytest.approx(1000 + VALIDITY), "by default it does not shrink"
 
 
@@ -204,7 +204,7 @@ def test_a_lost_lease_has_the_reason() -> None:
     assert lease.refusal_reason([], 1000.0) == "key_missing"
     assert lease.refusal_reason(0, 1000.0) == "taken"
     assert lease.refusal_reason([], lease.deadline) == "expired"
-    lease.unanswered = True
+    lease.last_renewal_failed = True
     assert lease.refusal_reason(0, lease.deadline) == "unreachable"
     error = lease.loss()
     assert (error.lock, error.reason, error.fence) == ("a", "unreachable", 7)

@@ -297,7 +297,7 @@ async def test_an_acquire_ends_when_it_loses_a_lease_while_it_waits(
     assert (caught.value.lock, caught.value.reason) == ("a", "taken")
     blocks.check()
     assert held_keys(server) == ["a", "b"], "those of the others"
-    assert not client._session.needed
+    assert not client._session.held_meanwhile
     await blocks.release()
     assert not server.command("ZCARD", f"{key('b')}:queue")
 

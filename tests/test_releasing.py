@@ -14,7 +14,7 @@ from holdfast.adapters.thread_port import run
 from holdfast.core import server_acquire
 from holdfast.core.lease_state import LOST as LOST_STATE
 from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
-from holdfast.core.release import _handle, check_valid, release, release_in_background
+from holdfast.core.release import _on_reply, check_valid, release, release_in_background
 from holdfast.core.spec import TOMBSTONE_MS, describe
 from holdfast.scripts import RELEASE
 from kit.failing_port import (
@@ -103,8 +103,8 @@ def test_an_unanswered_release_reports_for_how_long_the_lock_may_stay_locked(  #
         lease.release()
     assert type(error.value) is kind
     assert str(error.value) == (
-        f"'a' may stay locked for up to 52.5 s: it is {outcomes[-1]}; "
-        "the release is retried in the background"
+        f"the release of 'a' was not confirmed, so it may stay locked for up to 52.5 s: it is "
+        f"{outcomes[-1]}; the release is retried in the background"
     )
     assert (error.value.lock, error.value.node) == ("a", "n1")  # type: ignore[attr-defined]
     assert len(port.sent("release")) == 3
@@ -239,7 +239,10 @@ def test_each_release_by_a_closed_client_sends_one_request_and_schedules_none(
         with pytest.raises(kind) as error:
             lease.release()
         assert type(error.value) is kind
-        assert str(error.value) == "'a' may stay locked for up to 32.5 s: this client is closed"
+        assert str(error.value) == (
+            "the release of 'a' was not confirmed, so it may stay locked for up to 32.5 s: "
+            "this client is closed"
+        )
         assert error.value.lock == "a"  # type: ignore[attr-defined]
         assert len(port.sent("release")) == 1
     assert not cleanups
@@ -268,7 +271,7 @@ def test_a_lease_is_over_at_its_deadline(
 ) -> None:
     lease = client.lock("a").acquire()
     state = lease._lease
-    state.unanswered = unanswered
+    state.last_renewal_failed = unanswered
     port.time = math.nextafter(state.deadline, 0)
     assert check_valid(client._session, lease) is state
     port.time = state.deadline
@@ -334,7 +337,7 @@ def test_the_reply_to_a_release_may_grant_the_lock_to_another_waiter_of_this_cli
     assert waiter.grant.since == 100.0
     port.number, waiter.grant = 2, None
     with pytest.raises(holdfast.NotHeld):
-        _handle(session, second, [1, message], 100.0)
+        _on_reply(session, second, [1, message], 100.0)
     assert waiter.grant is None
 
 

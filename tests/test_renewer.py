@@ -442,7 +442,7 @@ def test_ended_leases_do_not_stay_in_memory() -> None:
 
 def clean_up(harness: RenewerHarness, request: Request = REQUEST, ttl: float = 0.0) -> list[str]:
     forgotten: list[str] = []
-    harness.renewer.clean_up(
+    harness.renewer.schedule_cleanup(
         "a", request, fence=9, ttl=ttl, forget=lambda: forgotten.append("forgotten")
     )
     return forgotten

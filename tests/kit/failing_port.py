@@ -98,7 +98,7 @@ def record_cleanups(client: Any) -> list[Any]:
     def record(name: str, request: Any, **settings: Any) -> None:
         found.append(SimpleNamespace(name=name, args=request[2], **settings))
 
-    client._session.renewer.clean_up = record
+    client._session.renewer.schedule_cleanup = record
     return found
 
 

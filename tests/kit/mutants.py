@@ -550,7 +550,7 @@ EXPORT = [
         "an export renews the lease",
         "core/export.py",
         "    sent_at = await renew_now(session, ref, lease, spec.ttl)\n"
-        "    lease.prolong(sent_at, spec.ttl, session.port.now())\n",
+        "    lease.apply_renewal(sent_at, spec.ttl, session.port.now())\n",
         "",
         EXPORTS_UNRENEWED,
         "ADOPT",
@@ -1021,8 +1021,8 @@ MUTANTS = [
     Mutant(
         "an inner level reports the loss of the lease",
         "core/release.py",
-        "    if lease.state is LOST or not current:\n        check_valid(session, ref)  #",
-        "    if len(lease.refs) == 1 and (lease.state is LOST or not current):\n"
+        "    if lease.state is LOST or not in_time:\n        check_valid(session, ref)  #",
+        "    if len(lease.refs) == 1 and (lease.state is LOST or not in_time):\n"
         "        check_valid(session, ref)  #",
         {"drawn": True, "reentrant": True, "renew": False, "stall": 0.3},
         "S12",
@@ -1236,7 +1236,7 @@ MUTANTS = [
     Mutant(
         "a check of a released level does not end the lease",
         "core/release.py",
-        "if lease.state is HELD and not current:",
+        "if lease.state is HELD and not in_time:",
         "if lease.state is HELD:",
         NESTED,
         "S12",
@@ -1402,8 +1402,8 @@ RARE = [
     Mutant(
         "the release of a writer's token during a downgrade ends the loss too",
         "core/session.py",
-        "schedule(lease.spec, lease.downgrade[1], mode, longest",
-        "schedule(lease.spec, lease.downgrade[1], longest",
+        "schedule(lease.spec, writer, mode, longest",
+        "schedule(lease.spec, writer, longest",
         {},
         "LOSS",
     ),
@@ -1868,8 +1868,8 @@ OPERATED = [
         "a forked child cannot release or extend its parent's lease",
         "core/release.py",
         " and lease.process == port.process()\n"
-        "    if current and lease.state is HELD and weak_ref(",
-        "\n    if current and lease.state is HELD and weak_ref(",
+        "    if in_time and lease.state is HELD and weak_ref(",
+        "\n    if in_time and lease.state is HELD and weak_ref(",
         FORKED,
         "S13",
     ),

@@ -166,7 +166,7 @@ SHARED = [
     Mutant(
         "the writer of an unconfirmed downgrade is removed with its lease",
         "core/session.py",
-        "        if lease.downgrade is not None:",
+        "        if lease.pending_downgrade is not None:",
         "        if False:",
         READERS_UNSTABLE,
         "S10 S9 S12 S16",
@@ -174,7 +174,7 @@ SHARED = [
     Mutant(
         "a downgrade without a reply is completed by the next renewal",
         "core/lease_state.py",
-        "        if downgrade is not None:\n",
+        "        if pending is not None:\n",
         "        if False:\n",
         READERS_CALM,
         "REASON RENEW S9",

@@ -64,7 +64,8 @@ def _reenter(session: Session, spec: LockSpec, timeout: float | None, ref: Lease
                 return True
             # A signal handler released the lease after `held_by_caller`.
             lease.refs.discard(weak_ref(ref))
-            ref._lease = lease = None
+            ref._lease = None
+            lease = None  # the caller no longer holds it
     if timeout == 0:
         return False
     check_not_waiting_for_itself(session, spec, lease)

@@ -9,7 +9,7 @@ The rules:
    first. It grants all locks that are free and for which no client waits, or none. It never waits,
    so it needs no order.
 3. **What is held is renewed** while the caller waits for the next lock. `max_hold` counts from the
-   moment when all are held. If one of the leases is lost, the wait ends (`Session.needed`).
+   moment when all are held. If one of the leases is lost, the wait ends (`Session.held_meanwhile`).
 4. **Each deadline counts from before the first request for that lock.** When the last lock is
    granted, all leases must be valid, with `min_validity` left. A lease that is not renewed in the
    background is renewed once then, if it has waited.
@@ -228,10 +228,10 @@ async def _acquire_in_order(
     port = session.port
     for at, (spec, ref) in enumerate(zip(locks.specs, refs, strict=True)):
         try:
-            session.needed[ref] = spec, refs[:at]
+            session.held_meanwhile[ref] = spec, refs[:at]
             await acquire(session, spec, _time_for(spec, timeout, began, port.now()), ref)
         finally:
-            session.needed.pop(ref, None)
+            session.held_meanwhile.pop(ref, None)
         lease = _lease(ref)
         if _is_new(lease, ref):
             lease.renew_until = math.inf
@@ -297,7 +297,7 @@ async def _ensure_validity(session: Session, ref: LeaseRef) -> None:
     if not reply:
         lease.lose(lease.refusal_reason(reply, port.now()))
         raise lease.loss()
-    lease.prolong(sent_at, spec.ttl, port.now())
+    lease.apply_renewal(sent_at, spec.ttl, port.now())
     session.renewer.schedule(lease)
 
 

@@ -31,7 +31,7 @@ Rules:
 
 1. The deadline of a grant in a reply is computed from `sent_at`: when the first request since the
    last reply was sent. A retry does not change `sent_at`. The server does renew the expiry at a
-   retry, so the real deadline may be later. The rule for pushed grants is in
+   retry, so the key may expire later than the deadline. The rule for pushed grants is in
    `core.waiter_channel`.
 2. A request without a reply may still arrive. So the release of its token leaves a tombstone.
 3. A confirmation of a pushed grant uses the fence of its reply, not that of the message. Since the
@@ -153,9 +153,9 @@ class Attempt(NamedTuple):
     sent_at: float
     """When the first request since the last reply was sent."""
     replied_at: float
-    """When the last reply other than a grant arrived; -inf before that. Behind Sentinels it is at
-    first the start of the attempt. So an attempt that only gets "too few replicas" still retries
-    for one ttl."""
+    """When the last reply other than a grant arrived; -inf before the first. Behind Sentinels it
+    begins as the start of the attempt: if every reply is "too few replicas", the attempt still
+    retries for one ttl."""
     state: State = Requesting()
     failures: int = 0
     """Requests without a reply, since the last reply."""
@@ -217,8 +217,8 @@ def begin(spec: LockSpec, timeout: float | None, sent_at: float) -> Attempt:
 def _waits_for_failover(spec: LockSpec, timeout: float | None) -> bool:
     """Whether the lock is behind Sentinels, and the caller can wait for a failover.
 
-    Of the deployments in which one server keeps a lock, only Sentinels limit the ttl. A party of a
-    barrier cannot wait: it could return when its generation is forgotten, and arrive again.
+    Only behind Sentinels is the ttl of a lock on one server limited. A party of a barrier does not
+    wait: meanwhile the server may forget its generation, and a retry would arrive a second time.
     """
     return spec.longest_ttl < math.inf and timeout != 0 and not spec.kind.is_party
 
@@ -236,7 +236,7 @@ def on_reply(attempt: Attempt, spec: LockSpec, reply: Reply, moment: Moment) -> 
     )
     if reply == 0:
         return attempt._replace(state=Evicted(), on_server=False, needs_tombstone=False)
-    if len(reply) < HELD_LEAST:  # of claim.lua: the server has the cached value
+    if len(reply) < HELD_LEAST:  # not "held": the wait is over without the lock
         return attempt._replace(state=Failed(NotNeeded(reply)), on_server=False)
     return _on_held(attempt, spec, Held(*reply), moment)
 
@@ -269,12 +269,12 @@ def _on_held(attempt: Attempt, spec: LockSpec, held: Held, moment: Moment) -> At
     if moment.should_subscribe:
         return attempt._replace(state=Ready())
     pause = attempt.backoff.pause(moment.jitter)
-    left = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
+    recheck_after = NO_EXPIRY if held.left_ms < 0 else held.left_ms / 1000 + EXPIRY
     if not is_holdfast_token(held.holder):
-        left = min(left, pause)  # a client of another library notifies no waiter when it releases
-    state: State = Queued(left, bool(held.place_was_lost))
+        recheck_after = min(recheck_after, pause)  # other libraries notify no waiter
+    state: State = Queued(recheck_after, bool(held.place_was_lost))
     if not has_place:
-        state = Paused(min(pause, left, give_up - moment.now))
+        state = Paused(min(pause, recheck_after, give_up - moment.now))
     return attempt._replace(state=state, backoff=attempt.backoff.doubled())
 
 
@@ -295,8 +295,8 @@ def on_error(attempt: Attempt, spec: LockSpec, error: HoldfastError, moment: Mom
     if attempt.failures < TRIES:
         return attempt.ready()
     # The server is unreachable. Retry while the last reply is younger than one ttl. Behind
-    # Sentinels, retry until the timeout instead, unless replicas are missing: then this token may
-    # hold the lock.
+    # Sentinels, retry until the timeout instead, unless replicas are missing: then the token may
+    # hold the lock, and only the end of this attempt releases it.
     replied_lately = now <= attempt.replied_at + spec.ttl
     waits_for_failover = _waits_for_failover(spec, budget.timeout) and attempt.unreplicated is None
     if not replied_lately and not waits_for_failover:

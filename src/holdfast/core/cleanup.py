@@ -48,7 +48,7 @@ class Cleanups:
 
     def schedule_lease(self, lease: LeaseState, mode: str = "") -> None:
         """Release the token of a lease in the background."""
-        mode = mode or lease.release_mode(TOMBSTONE_MS)
+        mode = mode or lease.tombstone_argument(TOMBSTONE_MS)
         longest, fence = lease.longest_ttl, lease.fence
         self.schedule(lease.spec, lease.token, mode, longest=longest, fence=fence)
 
@@ -87,7 +87,7 @@ class Cleanups:
 
     def _add(self, name: str, request: Request, ttl: float, fence: int = 0) -> None:
         forget = partial(self._deployment.forget, request[2][0], request[1].node)
-        self._renewer.clean_up(name, request, ttl=ttl, fence=fence, forget=forget)
+        self._renewer.schedule_cleanup(name, request, ttl=ttl, fence=fence, forget=forget)
 
 
 async def cancel_token(  # noqa: PLR0913 - the parts of a request

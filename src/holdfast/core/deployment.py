@@ -88,7 +88,7 @@ class OneServer:
         """Return the request that releases a lease."""
         spec = lease.spec
         if lease.needs_tombstone or spec.settings or not lease.is_seen:
-            mode = lease.release_mode(TOMBSTONE_MS if lease.needs_tombstone else "0")
+            mode = lease.tombstone_argument(TOMBSTONE_MS if lease.needs_tombstone else "0")
             return self.removal_request(spec, lease.token, mode)
         return spec.kind.release, spec.keys, (lease.token, spec.ttl_ms)
 

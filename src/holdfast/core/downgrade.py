@@ -37,7 +37,7 @@ async def downgrade(session: Session, ref: LeaseRef) -> None:
     with session.held.mutex:
         if lease.spec.weight == spec.limit:
             _become_reader(session, lease)
-    if lease.downgrade is None:
+    if lease.pending_downgrade is None:
         return
     try:
         sent_at = await renew_now(session, ref, lease, spec.ttl)
@@ -47,7 +47,7 @@ async def downgrade(session: Session, ref: LeaseRef) -> None:
             session.renewer.schedule(lease)
         raise
     if lease.renewing and sent_at < lease.renew_until:  # not beyond `max_hold`
-        lease.prolong(sent_at, spec.ttl, session.port.now())
+        lease.apply_renewal(sent_at, spec.ttl, session.port.now())
 
 
 def _become_reader(session: Session, lease: LeaseState) -> None:
@@ -57,6 +57,6 @@ def _become_reader(session: Session, lease: LeaseState) -> None:
     reader = session.port.new_token(session.port.actor(), suffix)
     reads, tokens = replace(spec, suffix=suffix, weight=1), (reader, writer)
     # In this order: see `LeaseState.renewal_request`. In one statement without a call, so that no
-    # signal handler raises in between. A lease with `downgrade` and the writer's token would be
-    # lost: its next renewal replaces that token on the server.
-    lease.downgrade, lease.token, lease.spec = tokens, reader, reads
+    # signal handler raises in between. A lease with `pending_downgrade` and the writer's token
+    # would be lost: its next renewal replaces that token on the server.
+    lease.pending_downgrade, lease.token, lease.spec = tokens, reader, reads

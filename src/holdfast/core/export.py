@@ -84,7 +84,7 @@ async def export(session: Session, ref: LeaseRef) -> str:
             lock=spec.name,
         )
     sent_at = await renew_now(session, ref, lease, spec.ttl)
-    lease.prolong(sent_at, spec.ttl, session.port.now())
+    lease.apply_renewal(sent_at, spec.ttl, session.port.now())
     text = _write(lease, session.port.now())
     try:
         session.forget(lease)

@@ -33,7 +33,7 @@ async def extend(session: Session, ref: LeaseRef, ttl: Duration) -> None:
     check_ttl(ttl, lock=lease.spec.name, longest=lease.spec.longest_ttl)
     lease.longest_ttl = max(lease.longest_ttl, ttl)
     sent_at = await renew_now(session, ref, lease, ttl)
-    if not lease.prolong(sent_at, ttl, session.port.now(), exactly=True):
+    if not lease.apply_renewal(sent_at, ttl, session.port.now(), exactly=True):
         check_valid(session, ref)  # raises: the deadline has passed since `renew_now` returned
     session.renewer.schedule(lease)
 
@@ -70,6 +70,7 @@ async def renew_now(session: Session, ref: LeaseRef, lease: LeaseState, ttl: flo
     while True:
         reply, _ = await retry(send, (), lambda _: check_valid(session, ref))
         check_valid(session, ref)
+        lease.note_downgrade(request, reply)
         if not lease.is_outdated(request, reply):
             break
     if not reply:

@@ -60,7 +60,8 @@ class HeldLeases:
             if lease.spec.is_shared:
                 leases = self.shared.get(key, {})
                 leases.pop(lease, None)
-                # In one statement: no signal handler can add a lease in between.
+                # CPython runs signal handlers only after calls and at backward jumps. So none can
+                # add a lease between the test and `pop`.
                 _ = leases or self.shared.pop(key, None)
             elif self.newest.get(key) is lease:
                 del self.newest[key]

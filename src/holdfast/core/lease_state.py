@@ -28,7 +28,8 @@ the thread that has it. `claim_release` does: only its first caller sends the re
 needs a mutex:
 
 - The server has confirmed every deadline that is written, so the order of the writes does not
-  matter. A renewal that is under way may undo an extension to a shorter time.
+  matter. Exception: a renewal that is under way may undo an `extend` to a shorter time. That is
+  safe, because the server never shortens an expiry: the lease only lasts longer.
 - A callback is removed from the list by `pop`, so only one thread calls it.
 
 A loss has these steps, in this order: the state changes; `lease.lost` is set, and the body of an
@@ -117,7 +118,7 @@ class LeaseState:
 
     state = HELD
     reason: LossReason | None = None
-    unanswered = False
+    last_renewal_failed = False
     """The last renewal failed: no reply, or an error."""
     release_may_have_run = False
     """The server may have executed an earlier release. Then a refusal does not mean a loss."""
@@ -130,11 +131,12 @@ class LeaseState:
     renewer calls this before each renewal, and stops renewing when it returns True."""
     waiter: Waiter | None = None
     """The waiter that was granted it. Messages for its token may still arrive."""
-    downgrade: tuple[str, str] | None = None
-    """The token of the reader, and that of the writer that it replaces, until a reply has confirmed
-    it (`core.downgrade`)."""
+    pending_downgrade: tuple[str, str] | None = None
+    """The token of the reader, and that of the writer that it replaces, until a reply confirms the
+    downgrade (`core.downgrade`)."""
     is_seen = True
-    """A user has had the lease. So its release ends a loss that it has reported (`after_loss`)."""
+    """A user has received the lease. Only then does its release mark the previous loss as handled,
+    so that the next lease is not `after_loss`."""
     reported_dropped = False
     """The event `not_released` was sent."""
 
@@ -178,8 +180,11 @@ class LeaseState:
         """Whether the previous lease of the lock ended without a release."""
         return is_after_loss(self.fence)
 
-    def release_mode(self, tombstone: str) -> str:
-        """Return the argument of its release for this life of the tombstone."""
+    def tombstone_argument(self, tombstone: str) -> str:
+        """Return argument 3 of release.lua for a tombstone that is kept for `tombstone` ms.
+
+        A " seen" follows if this lease has reported a loss to the user.
+        """
         return f"{tombstone} seen" if self.after_loss and self.is_seen else tombstone
 
     def unregister_waiter(self, drain_from: float | None = None) -> None:
@@ -230,7 +235,9 @@ class LeaseState:
         if grant.seconds < self.spec.ttl:
             self.renew_at = min(now + RENEW_WINDOW_AFTER, (now + self.deadline) / 2)
 
-    def prolong(self, sent_at: float, ttl: float, now: float, *, exactly: bool = False) -> bool:
+    def apply_renewal(
+        self, sent_at: float, ttl: float, now: float, *, exactly: bool = False
+    ) -> bool:
         """Apply the reply to a renewal for `ttl` that was sent at `sent_at`.
 
         The deadline never moves back, except with `exactly`. Returns False, and changes nothing, if
@@ -241,7 +248,7 @@ class LeaseState:
         validity = validity_of(ttl)
         self.renew_at = sent_at + validity / RENEWALS_PER_TTL
         self.deadline = sent_at + validity if exactly else max(sent_at + validity, self.deadline)
-        self.unanswered = False
+        self.last_renewal_failed = False
         return True
 
     def lose(self, reason: LossReason) -> None:
@@ -258,19 +265,20 @@ class LeaseState:
 
     def expiry_reason(self) -> LossReason:
         """Return the reason of a loss at the deadline."""
-        return "unreachable" if self.unanswered else "expired"
+        return "unreachable" if self.last_renewal_failed else "expired"
 
     def refusal_reason(self, reply: Reply, now: float) -> LossReason:
         """Return the reason of a loss when the server refuses a renewal or a release."""
         if now >= self.deadline:
             return self.expiry_reason()
+        # The scripts reply {} if the key of the lock does not exist, and no script removed it.
         return "key_missing" if reply == [] else "taken"
 
     def on_loss(self, callback: Callable[[LeaseState], object], *, last: bool = False) -> None:
         """Call `callback`, which must not block, when the lease is lost, or now if it is lost.
 
-        Callbacks are called in reverse order. With `last` it starts code of the user, and is called
-        after all others.
+        Internal callbacks run first, the newest first. Those with `last` start code of the user.
+        They run afterwards, in the order in which they were added.
         """
         if last:
             self._on_loss.insert(0, callback)
@@ -305,20 +313,21 @@ class LeaseState:
     def renewal_request(self, ttl: float) -> Request:
         """Return the request that renews the lease for `ttl` seconds."""
         # Invariant: the token of a reader is renewed only after its downgrade. Here: read the
-        # token, then `downgrade`. `core.downgrade`, in another thread: set `downgrade`, then the
-        # token. In the other order, the server would refuse the renewal.
-        token, downgrade = self.token, self.downgrade
-        if downgrade is not None:
-            reader, writer = downgrade
+        # token, then `pending_downgrade`. `core.downgrade`, in another thread: set
+        # `pending_downgrade`, then the token. In the other order, the server would refuse the
+        # renewal.
+        token, pending = self.token, self.pending_downgrade
+        if pending is not None:
+            reader, writer = pending
             return DOWNGRADE, self.spec.keys, (reader, to_ms(ttl), writer, self.spec.settings)
         args = token, to_ms(ttl), self.spec.settings, str(self.fence)
         return self.spec.kind.renew, self.spec.renewal_keys, args
 
-    def is_outdated(self, request: Request, reply: Reply | HoldfastError) -> bool:
-        """Whether the server refused a renewal of the writer's token, which was replaced since.
-
-        Also notes that a downgrade was carried out, if the reply reports it.
-        """
+    def note_downgrade(self, request: Request, reply: Reply | HoldfastError) -> None:
+        """Note that a downgrade was carried out, if this is the reply that confirms it."""
         if reply and request[0] is DOWNGRADE and not isinstance(reply, HoldfastError):
-            self.downgrade = None
+            self.pending_downgrade = None
+
+    def is_outdated(self, request: Request, reply: Reply | HoldfastError) -> bool:
+        """Whether the server refused a renewal of the writer's token, which was replaced since."""
         return not reply and request[2][0] != self.token

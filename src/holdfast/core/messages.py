@@ -33,7 +33,11 @@ HELD_LEAST = 5
 
 
 class NotNeeded(Exception):  # noqa: N818 - no error: an outcome of `spec.acquire_script`
-    """The script did not acquire the lock, because it is not needed. `reply` is its reply."""
+    """The attempt is over without the lock, which is not needed.
+
+    `reply` is the reply of the script. It has the value or result, the leader of an election, or
+    how the wait for a latch or a barrier ended.
+    """
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply

@@ -119,7 +119,7 @@ class Quorum:
         vote on another connection. So it leaves a tombstone, which makes the node refuse the vote.
         """
         tombstone = "0" if lease.actor is self._port.actor() else TOMBSTONE_MS
-        mode = lease.release_mode(tombstone)
+        mode = lease.tombstone_argument(tombstone)
         return self.removal_request(lease.spec, lease.token, mode, lease.longest_ttl)
 
     def removal_request(

@@ -147,12 +147,12 @@ class _QuorumAttempt:
                 self._report.send(port.now(), self._why(votes)[0])
             if votes.agrees_on_holder() or (votes.no and not votes.yes):
                 await self._subscribe()
-                self._session.check_needed(ref)
+                self._session.check_held_meanwhile(ref)
                 await port.wait(self._notified, pause)
             else:
                 await port.sleep(pause)
             self._check_process()
-            self._session.check_needed(ref)
+            self._session.check_held_meanwhile(ref)
 
     def _check_process(self) -> None:
         self._session.check_process(self._process, self._spec.name)

@@ -38,11 +38,11 @@ def check_valid(session: Session, ref: LeaseRef) -> LeaseState:
     port, lease = session.port, ref._lease
     if lease is None:
         raise NotHeld("this lease was never granted")
-    current = port.now() < lease.deadline and lease.process == port.process()
-    if current and lease.state is HELD and weak_ref(ref) in lease.refs:
+    in_time = port.now() < lease.deadline and lease.process == port.process()
+    if in_time and lease.state is HELD and weak_ref(ref) in lease.refs:
         return lease
     check_process(session, lease)
-    if lease.state is HELD and not current:
+    if lease.state is HELD and not in_time:
         lease.lose(lease.expiry_reason())
     if lease.state is LOST:
         raise lease.loss()
@@ -103,7 +103,7 @@ async def complete_release(session: Session, lease: LeaseState, tries: int = TRI
         _give_up(session, lease, error)
     lease.unregister_waiter()
     if reply != 1:
-        _handle(session, lease, reply, sent_at)
+        _on_reply(session, lease, reply, sent_at)
     if lease.state is LOST:
         raise lease.loss()
     lease.state = RELEASED
@@ -116,13 +116,13 @@ def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
         return False
     if lease.state is RELEASING:
         check_process(session, lease)
-        # The request of another thread may be under way, so a refusal proves nothing. A closed
-        # client has sent none, unless `on_failure` has recorded it.
+        # Another thread may have sent the release, so a refusal does not mean a loss. Of a closed
+        # client, only `on_failure` knows of a request that may have run.
         if not session.closed:
             lease.release_may_have_run = True
         return True
-    current = port.now() < lease.deadline and lease.process == port.process()
-    if lease.state is LOST or not current:
+    in_time = port.now() < lease.deadline and lease.process == port.process()
+    if lease.state is LOST or not in_time:
         check_valid(session, ref)  # returns only if a renewal has just moved the deadline
     with session.held.mutex:
         lease.refs.discard(mine)
@@ -136,7 +136,12 @@ def begin_release(session: Session, lease: LeaseState, ref: LeaseRef) -> bool:
 
 
 def restore_loss(lease: LeaseState) -> bool:
-    """Set LOST again if another thread has declared the lease lost; return whether it is lost."""
+    """Set LOST again if another thread has declared the lease lost; return whether it is lost.
+
+    Invariant: LOST is final. Here: read HELD, set RELEASING, then read `reason`. The renewer, in
+    between: set `reason`, then LOST, which RELEASING overwrites. Without this call, a lost lease
+    would be released as if it were valid.
+    """
     if lease.reason is not None:
         lease.state = LOST
     return lease.state is LOST
@@ -158,7 +163,10 @@ def _give_up(session: Session, lease: LeaseState, error: HoldfastError) -> NoRet
     # A late message must not return the grant: that release is not `seen`.
     lease.unregister_waiter(session.port.now())
     name, seconds = lease.spec.name, lease.longest_ttl + lease.spec.lock_delay
-    message = f"{name!r} may stay locked for up to {seconds:.12g} s"
+    message = (
+        f"the release of {name!r} was not confirmed, so it may stay locked for up to "
+        f"{seconds:.12g} s"
+    )
     kind = OutcomeUnknown if lease.release_may_have_run else NodeUnavailable
     if session.closed:
         raise kind(f"{message}: this client is closed", lock=name) from None
@@ -170,7 +178,7 @@ def _give_up(session: Session, lease: LeaseState, error: HoldfastError) -> NoRet
     raise kind(message, lock=name, node=getattr(error, "node", "")) from None
 
 
-def _handle(session: Session, lease: LeaseState, reply: Reply, sent_at: float) -> None:
+def _on_reply(session: Session, lease: LeaseState, reply: Reply, sent_at: float) -> None:
     """Handle a reply that grants the lock to another waiter, or refuses the release."""
     check_process(session, lease)  # the waiter may belong to the parent
     if not session.waiters.on_release(reply, sent_at) and not lease.release_may_have_run:
@@ -186,7 +194,7 @@ async def _interrupted(
         release_in_background(session, ref)
     else:
         session.waiters.recheck_all(lease.spec)
-        await session.port.shielded(finish_release(session, lease, ref))
+        await session.port.shielded(complete_interrupted_release(session, lease, ref))
 
 
 def release_in_background(session: Session, ref: LeaseRef) -> None:
@@ -213,12 +221,12 @@ def take_over_release(session: Session, lease: LeaseState, ref: LeaseRef) -> boo
     return not restore_loss(lease)
 
 
-async def finish_release(session: Session, lease: LeaseState, ref: LeaseRef) -> None:
-    """Complete an interrupted release."""
+async def complete_interrupted_release(session: Session, lease: LeaseState, ref: LeaseRef) -> None:
+    """Complete an interrupted release: remove the token, and leave a tombstone."""
     if not take_over_release(session, lease, ref):
         return
     try:
-        mode, longest = lease.release_mode(TOMBSTONE_MS), lease.longest_ttl
+        mode, longest = lease.tombstone_argument(TOMBSTONE_MS), lease.longest_ttl
         await cancel_token(session, lease.spec, lease.token, mode, longest=longest)
     finally:
         lease.unregister_waiter()

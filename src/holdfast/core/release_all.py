@@ -14,8 +14,8 @@ from holdfast.core.lock_set import LockSet
 from holdfast.core.release import (
     begin_release,
     check_process,
+    complete_interrupted_release,
     complete_release,
-    finish_release,
     release_in_background,
 )
 from holdfast.core.retry import TRIES
@@ -134,7 +134,7 @@ async def _interrupted(
 async def _finish_each(session: Session, begun: Sequence[tuple[LeaseState, LeaseRef]]) -> None:
     for number, (lease, ref) in enumerate(begun, 1):
         try:
-            await finish_release(session, lease, ref)
+            await complete_interrupted_release(session, lease, ref)
         except BaseException:  # interrupted again, as when an event loop ends
             for _, other in begun[number:]:
                 release_in_background(session, other)

@@ -15,8 +15,11 @@ when it has to be renewed, when its renewal ends (`max_hold`), and at its deadli
 
 Any thread adds items to `inbox`, a dictionary whose single operations are atomic. It wakes the job
 only if the item is due before the job wakes by itself. A lease that is released before that is
-removed from `inbox`, so a short lease costs the job nothing. No item is missed: a caller adds the
-item, then reads `_wake_at`; the job resets `_wake_at`, then reads `inbox`.
+removed from `inbox`, so a short lease costs the job nothing.
+
+`_wake_at` is inf while the job works or does not run, so each caller wakes it then. Invariant: no
+item is missed. The caller adds the item, then reads `_wake_at`. The job sets `_wake_at`, then reads
+`inbox`.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class Renewer:
         self.inbox[item] = None
         return due >= self._wake_at or self._background.wake(self)
 
-    def clean_up(
+    def schedule_cleanup(
         self,
         name: str,
         request: Request,
@@ -267,8 +270,12 @@ class Renewer:
         if self._cleanups.get(cleanup.request[1:]) is cleanup:
             del self._cleanups[cleanup.request[1:]]
 
-    def _may_renew(self, lease: LeaseState, now: float) -> bool:
-        """Return whether to send a renewal now. Stop renewing at `max_hold`, and report that."""
+    def _prepare_renewal(self, lease: LeaseState, now: float) -> bool:
+        """Return whether to send a renewal now.
+
+        Also ends the renewal at `max_hold` or if the lease is abandoned, drops a finished task, and
+        reports `max_hold` and `not_released`, once each.
+        """
         if self._closed:
             return False
         if lease.renewing and now + _early(lease, lease.renew_until) >= lease.renew_until:
@@ -290,19 +297,25 @@ class Renewer:
 
     def _is_to_be_sent(self, item: LeaseState | Cleanup, now: float) -> bool:
         return item.is_scheduled and (
-            not isinstance(item, LeaseState) or self._may_renew(item, now)
+            not isinstance(item, LeaseState) or self._prepare_renewal(item, now)
         )
 
     def _next_batch(self) -> list[LeaseState | Cleanup]:
-        """Return what is sent next. Cleanups on single nodes of a quorum are sent separately."""
+        """Return what is sent next.
+
+        Cleanups on single nodes of a quorum are sent separately, so that renewals do not wait for a
+        node that hangs.
+        """
         batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
-        first = [
-            item for item in batch if isinstance(item, LeaseState) or item.request[1].node is None
-        ]
-        if not first or len(first) == len(batch):
-            return batch
-        self._ready += [item for item in batch if item not in first]
-        return first
+        urgent: list[LeaseState | Cleanup] = []
+        others: list[LeaseState | Cleanup] = []
+        for item in batch:
+            is_urgent = isinstance(item, LeaseState) or item.request[1].node is None
+            (urgent if is_urgent else others).append(item)
+        if not urgent:
+            return others
+        self._ready += others
+        return urgent
 
     async def _send_batch(self) -> None:
         # Checked again: the items may have waited for the replies to an earlier batch.
@@ -324,17 +337,19 @@ class Renewer:
         except Exception as error:  # noqa: BLE001 - any error means that nothing was renewed
             replies = [NodeUnavailable(f"not renewed: {error!r}")] * len(batch)
         for item, request, reply in zip(batch, requests, replies, strict=True):
-            if isinstance(item, LeaseState) and item.is_outdated(request, reply):
-                self._set_due(item, sent_at)
-                continue
+            if isinstance(item, LeaseState):
+                item.note_downgrade(request, reply)
+                if item.is_outdated(request, reply):
+                    self._set_due(item, sent_at)
+                    continue
             if item.is_scheduled:
                 self._handle_reply(item, sent_at, reply)
 
     def _handle_reply(self, item: LeaseState | Cleanup, sent_at: float, reply: Reply) -> None:
         now = self._background.now()
         if isinstance(reply, HoldfastError):
-            if isinstance(item, LeaseState) and not item.unanswered:
-                item.unanswered = True
+            if isinstance(item, LeaseState) and not item.last_renewal_failed:
+                item.last_renewal_failed = True
                 self._report(Event("renewal_failed", item.spec.name, item.fence, str(reply)))
             if isinstance(item, Cleanup) and self._closed:
                 self._give_up(item)
@@ -344,7 +359,7 @@ class Renewer:
             self._end(item)
         elif not reply:
             item.lose(item.refusal_reason(reply, now))
-        elif item.prolong(sent_at, item.spec.ttl, now):
+        elif item.apply_renewal(sent_at, item.spec.ttl, now):
             self._set_due(item, item.next_due())
 
 
@@ -373,5 +388,6 @@ def _early(item: LeaseState | Cleanup | BackgroundTask, due: float) -> float:
 def _request(item: LeaseState | Cleanup, now: float) -> Request:
     if not isinstance(item, LeaseState):
         return item.request
-    # An extended lease is renewed for its whole remaining time: a quorum may restore it to a node.
+    # Request at least the time that an extended lease has left: a quorum may write the lease to a
+    # node that lost it, and that node has only this ttl.
     return item.renewal_request(max(item.spec.ttl, ttl_of(item.deadline - now)))

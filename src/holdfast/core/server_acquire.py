@@ -63,14 +63,14 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
     """Acquire the lock; as `core.acquire.acquire`."""
     port, process = session.port, session.process
     actor = port.actor()
-    queues = timeout != 0 and not session.polls
+    may_queue = timeout != 0 and not session.polls
     token = port.new_token(actor, spec.suffix)
     sent_at = port.now()
     waiter: Waiter | None = None
     runner: _AttemptRunner | None = None
     try:
         try:
-            if queues and session.waiters.has_waited:
+            if may_queue and session.waiters.has_waited:
                 waiter = session.waiters.register(spec, token, sent_at)
             place = NO_PLACE if waiter is None else NEW_PLACE
             limit = min(spec.command_timeout, seconds_to_end(spec, timeout))
@@ -86,7 +86,7 @@ async def acquire(session: Session, spec: LockSpec, timeout: float | None, ref: 
                 )
                 lease.waiter = waiter
             else:
-                channel = session.waiters.channel(spec.keys) if queues else None
+                channel = session.waiters.channel(spec.keys) if may_queue else None
                 runner = _AttemptRunner(
                     session, spec, timeout, sent_at, token, waiter, channel, process
                 )
@@ -123,11 +123,11 @@ class _AttemptRunner:
 
     __slots__ = (
         "_channel",
-        "_left",
+        "_leave_reply",
         "_process",
-        "_report",
         "_session",
         "_spec",
+        "_wait_report",
         "attempt",
         "has_cleaned_up",
         "token",
@@ -150,13 +150,13 @@ class _AttemptRunner:
         self._channel = channel
         """The channel on which it may wait; None if it polls, or does not wait."""
         self._process = process
-        self._report = WaitReport(session, spec.name, sent_at)
+        self._wait_report = WaitReport(session, spec.name, sent_at)
         if not spec.kind.reports_waits:
-            self._report.due = NEVER
+            self._wait_report.due = NEVER
         self.attempt = begin(spec, timeout, sent_at)
         self.token = token
         self.waiter = waiter
-        self._left: Reply | None = None
+        self._leave_reply: Reply | None = None
         """The reply with which a party left its barrier."""
         self.has_cleaned_up = False
         """`fail` has ended, or there is nothing to clean up in this process."""
@@ -164,7 +164,7 @@ class _AttemptRunner:
     async def run(self, ref: LeaseRef) -> Acquired:
         """Do what each state requires, until the lock is acquired."""
         while True:
-            self._session.check_needed(ref)
+            self._session.check_held_meanwhile(ref)
             match self.attempt.state:
                 case Acquired() as acquired:
                     return acquired
@@ -267,8 +267,8 @@ class _AttemptRunner:
 
     async def _pause(self, seconds: float) -> None:
         now = self._session.port.now()
-        if now >= self._report.due:
-            self._report.send(now, self.attempt.why(self._spec))
+        if now >= self._wait_report.due:
+            self._wait_report.send(now, self.attempt.why(self._spec))
         await self._session.port.sleep(seconds)
         if not self._handle_grant():
             self.attempt = self.attempt.ready()
@@ -284,10 +284,10 @@ class _AttemptRunner:
             self.attempt = on_wake(self.attempt, self._spec, now, must_request=waiter.must_request)
             if self.attempt.state is not queued:
                 return
-            if now >= self._report.due:
-                self._report.send(now, await self._query_position())
+            if now >= self._wait_report.due:
+                self._wait_report.send(now, await self._query_position())
             else:
-                waiter.report_at = self._report.due
+                waiter.report_at = self._wait_report.due
                 await port.wait(waiter.signal, wake_at(self.attempt, self._spec) - now)
 
     async def _query_position(self) -> str:
@@ -339,7 +339,8 @@ class _AttemptRunner:
         """Remove everything from the server when the attempt ends with `error`.
 
         Raises:
-            NotNeeded: the timeout of a party of a barrier was over; it has left, with this reply.
+            NotNeeded: `error` is the timeout of a party of a barrier. `reply` is the reply with
+                which it left.
         """
         lease = ref._lease
         if lease is not None:  # interrupted after the grant, before acquire() returned
@@ -351,8 +352,8 @@ class _AttemptRunner:
         finally:
             if lease is not None:
                 lease.state = RELEASED
-        if self._left is not None and isinstance(error, AcquireTimeout):
-            raise NotNeeded(self._left)
+        if self._leave_reply is not None and isinstance(error, AcquireTimeout):
+            raise NotNeeded(self._leave_reply)
 
     async def _clean_up(self, error: BaseException) -> None:
         if self.waiter is not None:
@@ -361,6 +362,8 @@ class _AttemptRunner:
         may_arrive = tombstone not in {"", "0"}
         if may_arrive:  # its reply may have contained a grant to another waiter
             session.waiters.recheck_all(spec)
+        # Do not wait for the server if the event loop is closed (GeneratorExit), or if the last
+        # request got no reply. The background removes the token.
         if isinstance(error, GeneratorExit) or (may_arrive and self.attempt.failures):
             if tombstone:
                 session.cleanups.schedule(spec, self.token)
@@ -380,7 +383,7 @@ class _AttemptRunner:
                 self._session, spec, self.token, tombstone, self._time_left()
             )
             if spec.kind.is_party:
-                self._left = reply
+                self._leave_reply = reply
         finally:
             self._unregister_waiter()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
     from holdfast.port import Background, Port
 
-NAMED = 100
+LEASES_NAMED_MAX = 100
 """How many leases an event names, at most."""
 
 
@@ -58,9 +58,9 @@ class Session:
         self.held = HeldLeases(self.port)
         self.cleanups = Cleanups(self.deployment, self.renewer)
         self.waiters = Waiters(self.port, self.cleanups)
-        self.needed: dict[LeaseRef, tuple[LockSpec, Sequence[LeaseRef]]] = {}
-        """What is being acquired together with other locks (`core.acquire_all`): by its reference,
-        the lock, and the references whose leases are needed meanwhile."""
+        self.held_meanwhile: dict[LeaseRef, tuple[LockSpec, Sequence[LeaseRef]]] = {}
+        """For each lock that `core.acquire_all` is acquiring now, by its reference: its spec, and
+        the references of the leases that this call already holds. The loss of one ends the wait."""
         self.deployment.begin(self)
 
     def close(self) -> None:
@@ -78,9 +78,9 @@ class Session:
         held = self.held.valid()
         if not held:
             return
-        names = [f"{lease.spec.name!r} (fence {lease.fence})" for lease in held[:NAMED]]
-        if len(held) > NAMED:
-            names.append(f"{len(held) - NAMED} more")
+        names = [f"{lease.spec.name!r} (fence {lease.fence})" for lease in held[:LEASES_NAMED_MAX]]
+        if len(held) > LEASES_NAMED_MAX:
+            names.append(f"{len(held) - LEASES_NAMED_MAX} more")
         detail = (
             f"the client was closed while it held {', '.join(names)}: no longer renewed; release "
             "leases before you close the client"
@@ -95,8 +95,8 @@ class Session:
             NotHeld: this process was forked since the attempt began. The lease is the parent's.
         """
         self.held.add(lease)
-        # Without renewal the renewer only reports the deadline. The deadline itself needs no
-        # renewer. A lock of redis-py is not scheduled at all.
+        # Without renewal, only the report of a loss needs the renewer. For a lock of redis-py
+        # nothing is scheduled (its `first_due` is inf).
         is_scheduled = lease.spec.first_due == math.inf or self.renewer.schedule(lease)
         if not is_scheduled and lease.spec.renew:
             name = lease.spec.name
@@ -121,18 +121,18 @@ class Session:
                 lock=name,
             ) from None
 
-    def check_needed(self, ref: LeaseRef) -> None:
-        """Check the leases that the caller needs together with the one that it acquires.
+    def check_held_meanwhile(self, ref: LeaseRef) -> None:
+        """Check the leases that the call already holds, while it acquires that of `ref`.
 
-        Invariant: a caller does not continue to wait after the loss of such a lease. Here: register
+        Invariant: a call does not continue to wait after the loss of such a lease. Here: register
         the waiter, then check the leases. `on_lost`, in another thread: the state of the lease has
         changed, then wake the registered waiters.
 
         Raises:
             LeaseLost: one of them is lost.
         """
-        if self.needed and ref in self.needed:
-            for other in self.needed[ref][1]:
+        if self.held_meanwhile and ref in self.held_meanwhile:
+            for other in self.held_meanwhile[ref][1]:
                 lease = other._lease
                 if lease is not None and lease.state is LOST:
                     raise lease.loss()
@@ -146,10 +146,11 @@ class Session:
         """Forget a lease that has ended. A newer lease of the same lock is kept."""
         self.renewer.unschedule(lease)
         self.held.remove(lease)
-        if lease.downgrade is not None:  # no reply yet: either token may be a holder, even later
+        if lease.pending_downgrade is not None:  # either token may be a holder, or become one
             lease.needs_tombstone = lease.release_may_have_run = True
-            mode = LOST_TOMBSTONE if lease.state is LOST else lease.release_mode(TOMBSTONE_MS)
-            self.cleanups.schedule(lease.spec, lease.downgrade[1], mode, longest=lease.longest_ttl)
+            _, writer = lease.pending_downgrade
+            mode = LOST_TOMBSTONE if lease.state is LOST else lease.tombstone_argument(TOMBSTONE_MS)
+            self.cleanups.schedule(lease.spec, writer, mode, longest=lease.longest_ttl)
 
     def on_lost(self, lease: LeaseState) -> None:
         """Report a loss, and schedule the cleanup on the server."""
@@ -157,7 +158,7 @@ class Session:
         # The token stays registered until earlier messages have arrived. A grant to an unknown
         # token is released at once, and that release would end the lock delay.
         lease.unregister_waiter(self.port.now())
-        for spec, refs in list(self.needed.values()):
+        for spec, refs in list(self.held_meanwhile.values()):
             if any(ref._lease is lease for ref in refs):
                 self.waiters.recheck_all(spec)
         self.report(Event("lost", lease.spec.name, lease.fence, lease.loss().reason))

@@ -83,7 +83,7 @@ class RenewalCheck:
         reached["a reply to a renewal after the deadline"] += late
         reached["a reply to a renewal after the loss"] += lease.state is LOST
         reached["a renewal refused while its lease was valid"] += valid and not reply
-        reached["a renewal retried in time"] += valid and bool(reply) and lease.unanswered
+        reached["a renewal retried in time"] += valid and bool(reply) and lease.last_renewal_failed
 
     def extended(self, lease: LeaseState) -> None:
         """A client extended a lease. Check that the server did not refuse that (S5)."""

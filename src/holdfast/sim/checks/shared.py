@@ -70,7 +70,7 @@ def holders_of(server: Server, key: bytes) -> dict[bytes, int]:
 
 def tokens_of(lease: LeaseState) -> list[bytes]:
     """Return the token of a lease, and during a downgrade also that of the writer."""
-    return [token.encode() for token in (lease.token, *(lease.downgrade or ()))]
+    return [token.encode() for token in (lease.token, *(lease.pending_downgrade or ()))]
 
 
 def weight_of(holders: Iterable[bytes]) -> int:
