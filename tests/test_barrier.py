@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -138,6 +139,19 @@ async def test_other_parties_are_refused_without_breaking_the_barrier(
     assert await waiting.result() == 0
 
 
+async def test_another_number_of_parties_breaks_nothing_even_after_a_lost_reply(
+    api: Api, server: Server, proxy: Proxy
+) -> None:
+    one, other = (api.connect(server.url).barrier("a", parties=2) for _ in range(2))
+    (waiting,) = await arrive(api, server, one)
+    wrong = api.connect(proxy.url, command_timeout=0.5).barrier("a", parties=3)
+    proxy.drop_reply(matching=calls(BARRIER_WAIT))
+    with pytest.raises(holdfast.ConfigurationError, match="have parties=2"):
+        await wrong.wait(timeout=20)
+    await other.wait(timeout=20)
+    assert await waiting.result() == 0
+
+
 # Breaking
 
 
@@ -250,6 +264,38 @@ async def test_a_stopped_party_breaks_the_barrier_and_is_notified_when_it_contin
         await api.connect(server.url).barrier("a", parties=3).reset()
         process.resume()
         assert process.read_line() == "reset"
+
+
+@pytest.mark.long
+async def test_a_party_stopped_for_longer_than_the_server_remembers_does_not_arrive_again(
+    api: Api, server: Server
+) -> None:
+    text = """
+        from holdfast.core import time_budget
+        time_budget.REMEMBERED = 1.0
+        print("begins", flush=True)
+        try:
+            client.barrier("a", parties=2, ttl=4).wait(timeout=60)
+        except holdfast.OutcomeUnknown:
+            print("unknown", flush=True)
+    """
+    with Process(server, text) as process:
+        process.read_line()
+        eventually(lambda: waiters(server, QUEUE) == 1, what="it has a place in the queue")
+        process.stop()
+        barrier = api.connect(server.url).barrier("a", parties=2)
+        over = time.monotonic() + 4.5
+        await barrier.wait(timeout=20)
+
+        async def is_over() -> bool:
+            return time.monotonic() > over
+
+        await api.eventually(is_over)
+        server.command("DEL", "holdfast:{a}:barrier")  # the server forgets it
+        process.resume()
+        assert process.read_line() == "unknown"
+        assert not await barrier.n_waiting()
+        assert not await barrier.broken()
 
 
 # Faults

@@ -126,6 +126,22 @@ async def test_a_wait_that_times_out_leaves_the_queue(client: Any, server: Serve
     assert not waiters(server, QUEUE)
 
 
+async def test_a_count_that_could_not_notify_the_waiters_is_repeated(
+    api: Api, own_server: Server
+) -> None:
+    own_server.command("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
+    waiting = api.start(api.connect(own_server.url).latch("a", count=1).wait(timeout=60))
+    await until_queued(api, own_server, 1)
+    url = own_server.url.replace("redis://", "redis://mute:pw@")
+    latch = api.connect(url).latch("a", count=1)
+    with pytest.raises(holdfast.ConfigurationError):
+        await latch.count_down(once="import")
+    assert waiters(own_server, QUEUE) == 1
+    own_server.command("ACL", "SETUSER", "mute", "allchannels")
+    assert await latch.count_down(once="import") == 0
+    await waiting.result()
+
+
 # Faults
 
 

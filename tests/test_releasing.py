@@ -22,6 +22,7 @@ from kit.failing_port import (
     LOST,
     UNSENT,
     FailingPort,
+    drains,
     has_waiter,
     hook_raising,
     install,
@@ -111,7 +112,7 @@ def test_an_unanswered_release_reports_for_how_long_the_lock_may_stay_locked(  #
     (cleanup,) = cleanups
     assert cleanup.args[:3] == (lease.token, "30000", TOMBSTONE_MS)
     assert (cleanup.name, cleanup.fence, cleanup.ttl) == ("a", lease.fence, 52.5)
-    assert not has_waiter(channel, lease)
+    assert drains(channel, lease)
     assert must_recheck(channel, waiter) is (kind is UNKNOWN)
     with pytest.raises(holdfast.NotHeld):
         lease.check()
@@ -189,7 +190,7 @@ def test_a_refused_release_is_not_tried_again(
         lease.release()
     assert error.value is refusal
     assert len(port.sent("release")) == len(cleanups) == 1
-    assert not has_waiter(channel, lease)
+    assert drains(channel, lease)
     assert not must_recheck(channel, waiter)
 
 
@@ -246,7 +247,7 @@ def test_each_release_by_a_closed_client_sends_one_request_and_schedules_none(
         assert error.value.lock == "a"  # type: ignore[attr-defined]
         assert len(port.sent("release")) == 1
     assert not cleanups
-    assert channel is None or not has_waiter(channel, lease)
+    assert channel is None or drains(channel, lease)
 
 
 def test_a_lease_that_the_background_may_have_released_is_not_reported_lost_after_close(

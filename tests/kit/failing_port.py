@@ -116,6 +116,11 @@ def has_waiter(channel: Any, lease: Any) -> bool:
     return lease._lease.token in channel._registered
 
 
+def drains(channel: Any, lease: Any) -> bool:
+    """Whether the channel forgets the waiter of the lease when all earlier messages are read."""
+    return lease._lease.token in {token for token, _ in channel._draining}
+
+
 def must_recheck(channel: Any, waiter: Any) -> bool:
     """Whether the waiter must send a request to the server again."""
     channel.tick(0.0)

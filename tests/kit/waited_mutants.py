@@ -38,8 +38,8 @@ WAITED = [
     Mutant(
         "the last count notifies all waiters",
         "scripts/latch_count.lua",
-        "      notify_all()\n",
-        "",
+        "  notify_all()  -- in",
+        "  -- in",
         LATCH_CALM,
         "LATCH RECEIVED",
     ),

@@ -47,8 +47,9 @@ class AsyncBarrier(BarrierView):
         Raises:
             BrokenBarrier: the timeout is over, or the barrier is or was broken. The error has the
                 reason, and the party that caused it.
-            OutcomeUnknown: the timeout is over, and the server did not reply: the other parties
-                may have passed, or the barrier is broken.
+            OutcomeUnknown: the timeout is over, and the server did not reply; or this process was
+                stopped for more than a minute (a ttl, if that is longer). The other parties may
+                have passed, or the barrier is broken.
             NodeUnavailable: the server does not reply; likewise.
             ConfigurationError: those that wait have another number of parties, the timeout is
                 invalid, or the server will never accept the request.

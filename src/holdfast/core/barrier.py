@@ -117,8 +117,8 @@ async def wait(session: Session, barrier: LockSpec, timeout: Duration | None) ->
     If this is interrupted, the barrier breaks.
 
     Raises:
-        OutcomeUnknown: the timeout was over, and the server did not reply: the others may have
-            passed, or the barrier is broken.
+        OutcomeUnknown: the others may have passed, or the barrier is broken: the timeout was over,
+            and the server did not reply; or this process was stopped for more than a minute.
         NodeUnavailable: the server does not reply; likewise.
         ConfigurationError: those that wait have another number of parties, the timeout is invalid,
             or the server will never accept the request.

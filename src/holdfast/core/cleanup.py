@@ -11,10 +11,10 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.core.kind import EXCLUSIVE, kind_of
+from holdfast.core.kind import ELECTION, EXCLUSIVE, kind_of
 from holdfast.core.spec import TOMBSTONE_MS, TTL_MAX, WINDOW_LONGEST, delay_in, to_ms
 from holdfast.errors import HoldfastError
-from holdfast.keys import is_observers, keys_of
+from holdfast.keys import OBSERVERS, Keys, is_observers, keys_of, record_key_of
 
 if TYPE_CHECKING:
     from holdfast.core.deployment import Deployment
@@ -83,6 +83,8 @@ class Cleanups:
         args = token, to_ms(WINDOW_LONGEST), tombstone, settings
         kind = kind_of(key, token)
         keys = keys_of(key, holds=kind is EXCLUSIVE)
+        if kind is ELECTION:
+            keys = Keys((*keys, record_key_of(key, OBSERVERS)))
         self._add(key.decode(errors="replace"), (kind.release, keys, args), 0.0)
 
     def _add(self, name: str, request: Request, ttl: float, fence: int = 0) -> None:

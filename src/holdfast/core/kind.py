@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from holdfast.core.token import has_permits
 from holdfast.keys import BARRIER as BARRIER_KIND
+from holdfast.keys import ELECTION as ELECTION_KIND
 from holdfast.keys import LATCH as LATCH_KIND
 from holdfast.keys import kind_in
 from holdfast.scripts import (
@@ -77,4 +78,6 @@ def kind_of(lock_key: bytes, token: str) -> Kind:
         return BARRIER
     if kind == LATCH_KIND:
         return LATCH
+    if kind == ELECTION_KIND:
+        return ELECTION
     return SHARED if has_permits(token) else EXCLUSIVE

@@ -37,7 +37,7 @@ from holdfast.core.lease_state import RELEASED, LeaseRef, LeaseState
 from holdfast.core.messages import NotNeeded, message_in
 from holdfast.core.spec import TOMBSTONE_MS
 from holdfast.core.subscribe import subscribe
-from holdfast.core.time_budget import seconds_to_end
+from holdfast.core.time_budget import check_remembered, seconds_to_end
 from holdfast.core.token import client_in
 from holdfast.core.wait_report import POSITION_TIMEOUT, WaitReport, place_in_queue
 from holdfast.core.waiter import NEVER
@@ -207,6 +207,8 @@ class _AttemptRunner:
     async def _request(self) -> None:
         port, spec, channel = self._session.port, self._spec, self._channel
         place, subscription = NO_PLACE, None
+        if spec.kind.is_party:
+            check_remembered(spec, self.attempt.sent_at, port.now())
         if channel is not None:
             subscription = channel.subscription
             if subscription is None or not subscription.is_counted:
@@ -371,6 +373,8 @@ class _AttemptRunner:
         elif tombstone:
             if spec.kind.is_party:
                 why = "timeout" if isinstance(error, AcquireTimeout) else "interrupted"
+                if isinstance(error, (NotNeeded, OutcomeUnknown)):  # if it waits, it breaks
+                    why = ""
                 tombstone = f"{TOMBSTONE_MS} {why}"
             await session.port.shielded(self._remove(tombstone))
         else:

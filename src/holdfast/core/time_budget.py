@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.errors import OutcomeUnknown
+
 if TYPE_CHECKING:
     from holdfast.core.spec import LockSpec
 
 GRACE = 0.1
 """Seconds after its timeout for which a caller waits for an outstanding reply, or to leave the
 queue. Slow replies increase it (`TimeBudget.after_reply`)."""
+
+REMEMBERED = 60.0
+"""Seconds after its last request in which a party of a barrier may request again, or its ttl if
+that is longer. The server remembers for twice as long (`memory` in `scripts/_barrier.lua`)."""
 
 LEAST_WAIT = 0.25
 """The shortest time limit of a whole acquire, in seconds, even if its timeout is shorter. So a
@@ -68,3 +74,20 @@ def seconds_to_end(spec: LockSpec, timeout: float | None) -> float:
         return math.inf
     grace = max(GRACE, LEAST_WAIT - timeout) if timeout else math.inf
     return timeout + min(spec.command_timeout, grace)
+
+
+def check_remembered(spec: LockSpec, sent_at: float, now: float) -> None:
+    """Check that a party of a barrier may send its request again.
+
+    The server remembers how the generation of a token has ended for twice this time. A request that
+    comes later would arrive a second time, in the wrong generation.
+
+    Raises:
+        OutcomeUnknown: the last request was sent too long ago.
+    """
+    if now - sent_at > max(REMEMBERED, spec.ttl):
+        raise OutcomeUnknown(
+            f"barrier {spec.name!r}: this process was stopped for {now - sent_at:.0f} s, so the "
+            "server may have forgotten whether the other parties have passed",
+            lock=spec.name,
+        )

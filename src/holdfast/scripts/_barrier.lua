@@ -68,7 +68,7 @@ local function end_broken(waiting, ttl)
   notify_all()
 end
 
--- Breaks the barrier, until it is reset or no client has used it for a day.
+-- Breaks the barrier, until it is reset, or for a day.
 local function break_barrier(waiting, reason, by, ttl)
   local mark = reason .. ' ' .. by
   call('ZADD', lock, 1e16, mark)

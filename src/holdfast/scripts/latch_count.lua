@@ -37,9 +37,9 @@ if counted < count then
   local number = ARGV[2] == '' and count or counted + 1
   if call('ZADD', lock, 'NX', number, token) == 1 then
     counted = number
-    if counted == count then
-      notify_all()
-    end
   end
+end
+if counted == count then
+  notify_all()  -- in a retry too: the server may have refused to publish before
 end
 return publish_error or {count - counted, serial}
