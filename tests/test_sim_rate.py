@@ -23,9 +23,12 @@ def clock(server: Server) -> int:
 def test_a_real_server_behaves_as_the_model(server: Server) -> None:
     chance = random.Random(3)  # noqa: S311 - it is a test
     exact = 0
+    # The key of the others may expire before it is read.
+    models = [each for each in RATES if each.span > SECOND // 10]
+    models.append(RateModel(17, 86_400.0, 1000))
     with holdfast.Client(server.url) as client:
         for _ in range(400):
-            model = chance.choice((*RATES, RateModel(17, 86_400.0, 1000)))
+            model = chance.choice(models)
             rate = client.rate("it", limit=model.limit, per=model.per, burst=model.burst)
             cost = chance.randint(1, model.burst)
             full_at = clock(server) + round(model.span * chance.uniform(0.05, 1.2))
