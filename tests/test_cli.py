@@ -170,6 +170,7 @@ def test_shell_completion_lists_the_commands() -> None:
     assert result.stdout.split() == [name for name in COMMANDS if name.startswith("d")]
 
 
+@pytest.mark.first
 @pytest.mark.usefixtures("runtime")
 def test_the_demo_runs_its_scenes() -> None:
     result = run("demo")

@@ -105,6 +105,7 @@ WORK = """
 """
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     "seconds", [pytest.param(4.0, id="4s"), pytest.param(60.0, marks=pytest.mark.long, id="60s")]
 )

@@ -124,6 +124,7 @@ RWLOCK = WORK.format(
 )
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("text", "limit"), [(SEMAPHORE, LIMIT), (RWLOCK, 1_000_000_000)], ids=["semaphore", "rwlock"]
 )
